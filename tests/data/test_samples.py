@@ -1,0 +1,122 @@
+"""Samples in memory and on demand say the same, views copy nothing, fingerprints tell data apart."""
+
+import re
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from unalike.data.samples import Lazy, Tensors, fingerprint, samples
+
+X, Y = torch.arange(40.0).reshape(10, 4), torch.arange(10)
+PICK = torch.tensor([7, 2, 2])
+
+
+class Stored(Dataset):
+    def __init__(self, *tensors):
+        self.tensors, self.read = tensors, []
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, row):
+        self.read.append(row)
+        item = tuple(tensor[row] for tensor in self.tensors)
+        return item if len(item) > 1 else item[0]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("held", [samples((X, Y)), samples(TensorDataset(X, Y)), samples(Stored(X, Y))])
+def test_rows_views_and_shape_agree(held):
+    assert len(held) == 10 and held.shape == (4,) and samples(held) is held
+    x, y = held.rows(PICK)
+    assert torch.equal(x, X[PICK]) and torch.equal(y, Y[PICK])
+    view = held.take(torch.tensor([9, 8, 7])).take(torch.tensor([2, 0]))
+    assert len(view) == 2 and torch.equal(view.rows(torch.tensor([0, 1]))[1], torch.tensor([7, 9]))
+
+
+def test_views_share_memory():
+    view = samples((X, Y)).take(PICK)
+    assert view.x is X and view.y is Y
+
+
+def test_a_dataset_is_read_only_where_asked():
+    stored = Stored(X, Y)
+    held = samples(stored).take(PICK)
+    assert stored.read == []
+    held.rows(torch.tensor([0, 1]))
+    assert stored.read == [7, 2]
+
+
+def test_labels_may_be_missing():
+    for held in (samples((X, None)), samples(TensorDataset(X)), samples(Stored(X))):
+        x, y = held.rows(PICK)
+        assert torch.equal(x, X[PICK]) and y is None
+
+
+def test_inputs_may_be_modalities():
+    held = samples(({"image": torch.zeros(3, 1, 2, 2), "text": torch.ones(3, 5)}, torch.arange(3)))
+    assert held.shape == {"image": (1, 2, 2), "text": (5,)} and len(held) == 3
+    x, y = held.take(torch.tensor([2, 1])).rows(torch.tensor([0]))
+    assert x["text"].shape == (1, 5) and y.tolist() == [2]
+
+
+def test_a_subset_of_tensors_stays_in_memory():
+    held = samples(Subset(TensorDataset(X, Y), [4, 1]))
+    assert isinstance(held, Tensors) and held.rows(torch.tensor([0]))[1].tolist() == [4]
+    assert isinstance(samples(Subset(Stored(X, Y), [4])), Lazy)
+
+
+def test_fingerprints_tell_data_apart():
+    changed = X.clone()
+    changed[9, 3] += 1
+    prints = [fingerprint(samples(data)) for data in (
+        (X, Y), (X, None), (changed, Y), (X, Y.flip(0)), (X.double(), Y), (X.reshape(10, 2, 2), Y), (X[:9], Y[:9]),
+        ({"a": X}, Y), ({"b": X}, Y), (torch.zeros(0, 4), None),
+    )]
+    assert len(set(prints)) == len(prints)
+    assert all(re.fullmatch("[0-9a-f]{16}", print) for print in prints)
+
+
+def test_fingerprints_depend_on_the_rows_alone():
+    assert fingerprint(samples((X, Y)).take(PICK)) == fingerprint(samples((X[PICK], Y[PICK])))
+    assert fingerprint(samples((X.T.contiguous().T, Y))) == fingerprint(samples((X, Y)))
+    assert fingerprint(samples(Stored(X, Y))) == fingerprint(samples((X, Y)))  # up to 64 rows
+    for dtype in (torch.bfloat16, torch.bool, torch.uint8):
+        fingerprint(samples((X.to(dtype), Y)))
+    many = torch.arange(3000)
+    assert fingerprint(samples((many, None))) != fingerprint(samples((many.flip(0), None)))
+
+
+def test_a_fingerprint_on_demand_reads_64_rows():
+    stored = Stored(torch.arange(500))
+    fingerprint(samples(stored))
+    assert stored.read == list(range(64))
+    assert fingerprint(samples(Stored(torch.arange(501)))) != fingerprint(samples(stored))
+
+
+@pytest.mark.parametrize(("data", "said"), [
+    ("digits", "got str"),
+    (X, "got Tensor"),
+    ((X, Y, Y), "got tuple of 3"),
+    (TensorDataset(X, Y, Y), "got tuple of 3"),
+    ((X, Y[:3]), "same number of rows, got .*'x': 10, 'y': 3"),
+    ((X.numpy(), Y), "got ndarray for x"),
+    (({}, None), "same number of rows"),
+    ((torch.tensor(1.0), None), "without rows"),
+    (Stream(), "Stream has not"),
+])
+def test_what_is_not_data_is_refused(data, said):
+    with pytest.raises(ValueError, match=said):
+        samples(data)
+
+
+def test_a_dataset_of_triples_or_no_rows_is_refused():
+    with pytest.raises(ValueError, match="yields 3 things"):
+        samples(Stored(X, Y, Y)).rows(PICK)
+    with pytest.raises(ValueError, match="0 rows"):
+        samples(Stored(X, Y)).rows(PICK[:0])

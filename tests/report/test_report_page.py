@@ -1,0 +1,150 @@
+"""The page: whole, self-contained, and deaf to what a run puts into its names."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as tree
+from html.parser import HTMLParser
+
+import pytest
+
+from unalike.report import picture, read, records, write
+from unalike.report.canvas import CLIENTS, settings
+from unalike.report.plots import draw
+
+FAILED = [{"client": "oak", "round": 3, "operation": "align", "reason": "<b>out of memory</b>"}]
+HOSTILE = {
+    "<script>alert(1)</script>": ("<img src=x onerror=alert(1)>", "classification", "accuracy", 50.0, 60.0),
+    "\"'><svg onload=alert(1)>": ("cnn", "</style><script>x</script>", "$\\frac{", 50.0, 40.0),
+    "_a $x$\x00\x1b\ud800 日本語": ("cnn", "classification", "", 50.0, 50.0),
+    "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
+}
+PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over the rounds|What the method wrote down|What was sent
+Who arrived when|What failed|oak failed at align in round 3: <b>out of memory</b>|unalike run digits --algorithm fedmuscle --seed 0
+commit abc1234|optimiser:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
+over all clients""".replace("\n", "|").split("|")
+TWO = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
+
+
+class Outline(HTMLParser):
+    """The elements of a page, with every opened one closed again."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.open, self.ids, self.words = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.words.append(text)
+
+
+def outline(folder):
+    path = write(folder)
+    assert path == folder / "report.html"
+    page = Outline(path.read_text())
+    assert page.open == [] and len(set(page.ids)) == len(page.ids)
+    return page
+
+
+def test_a_whole_run_shows_every_part_and_needs_no_network(make):
+    folder = make(arrivals=True, safeguard=True, failures=FAILED)
+    page = outline(folder)
+    written = (folder / "report.html").read_text()
+    assert "http:" not in written and "https:" not in written and "#a5f0" not in written
+    text = " ".join(page.words).replace("\N{NO-BREAK SPACE}", " ")
+    for part in PARTS:
+        assert part in text, part
+    assert page.tags.count("svg") == 5 and "script" not in page.tags
+    assert all(value for name, value in page.attributes if name == "aria-label")
+
+
+@pytest.mark.parametrize("how", [{"alone": False, "clients": {"x": ("m", "t", "m", 1.0, 2.0)}}, {"finished": False, "failures": FAILED}])
+def test_partial_runs_have_a_page_too(make, how):
+    page = outline(make(**{"clients": TWO} | how))
+    unfinished = "This run has not finished: eight rounds so far, and no results yet." in " ".join(page.words)
+    assert unfinished == (not how.get("finished", True))
+
+
+def bare(make):
+    """A run that has only just begun."""
+    folder = make(finished=False)
+    for file in ("events.jsonl", "ledger.csv"):
+        (folder / file).unlink()
+    return folder
+
+
+def test_nothing_to_show_is_left_out(make):
+    page = outline(bare(make))
+    assert "svg" not in page.tags and "figure" not in page.tags
+
+
+def test_hostile_names_stay_text(make):
+    failed = [{"client": "<script>", "round": None, "operation": None, "reason": "\x1b"}]
+    page = outline(make(clients=HOSTILE, scenario="a b; rm -rf <x>", arrivals=True, failures=failed))
+    assert "script" not in page.tags and "img" not in page.tags and page.tags.count("svg") == 5
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    text = " ".join(page.words)
+    assert "<script>alert(1)</script>" in text and "unalike run 'a b; rm -rf <x>' --algorithm" in text
+    assert "\x00" not in text and "\x1b" not in text
+
+
+def test_each_picture_is_well_formed_and_gives_a_client_one_colour(make):
+    run = read(make(clients=TWO, arrivals=True))
+    pictures = draw(run)
+    with settings():
+        assert pictures[3] == records.traffic(run)  # the same run, the same picture
+    for drawn in pictures:
+        assert tree.fromstring(drawn.svg).get("aria-label").endswith(".")
+    used = [{name for name in CLIENTS if f"var(--{name})" in drawn.svg} for drawn in pictures]
+    assert used == [{"c0", "c1"}, {"c0", "c1"}, {"c0", "c1"}, set(), {"c0", "c1"}]
+
+
+def test_a_run_from_python_gives_no_command_and_a_server_shows_its_figures(make):
+    folder = make(clients=TWO, python=True)
+    (folder / "events.jsonl").unlink()
+    results = json.loads((folder / "results.json").read_text()) | {"server": {"recall": {"at_1": 12.34}}, "bytes": {"up": 1000, "down": 0}}
+    (folder / "results.json").write_text(json.dumps(results))
+    text = " ".join(outline(folder).words)
+    assert "started from Python" in text and "unalike run" not in text
+    assert "recall at 1" in text and "12.34" in text
+    assert "The method's own share is 1 kB up and 0 B down; the rest is measuring." in text
+
+
+def test_pictures_of_a_method_are_shown_as_images(make):
+    folder = bare(make)
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "transport_plan.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>')
+    page = outline(folder)
+    assert ("alt", "transport plan") in page.attributes and "Transport plan" in page.words
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_many_clients_show_the_smallest_gains(make, monkeypatch):
+    for most in ("ROWS", "PANELS"):
+        monkeypatch.setattr(picture, most, 3)
+    monkeypatch.setattr(records, "CLIENTS", ["c0", "c1"])
+    many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place) for place in range(5)}
+    gains, courses, notes, _, arrivals = draw(read(make(clients=many, arrivals=True)))
+    assert "The 3 smallest gains of 5 clients." in gains.caption and "c4, accuracy" in gains.svg and "c0, accuracy" not in gains.svg
+    assert "The 3 clients with the smallest gain, of 5." in courses.caption and "c4, accuracy" in courses.svg
+    assert [text for _, _, text in notes.legend] == ["median of the clients", "from the lowest to the highest"]
+    assert "of 5" in arrivals.caption
+
+
+def test_importing_the_room_is_light():
+    heavy = "import sys, unalike.report; print([name for name in ('matplotlib', 'scipy', 'torch', 'numpy') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,67 @@
+"""The table in the terminal, and the verdict in words."""
+
+import doctest
+import io
+
+import pytest
+from rich.console import Console
+
+from unalike.report import show, words
+
+
+def printed(results, width=80):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    show(results, console)
+    return console.file.getvalue()
+
+
+def test_words_keep_their_examples():
+    assert doctest.testmod(words).failed == 0
+
+
+@pytest.mark.parametrize("how", [{}, {"safeguard": True}, {"alone": False}])
+def test_eighty_columns_hold_everything(told, how):
+    text = printed(told(**how))
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("leaf", "bert-mini", "classification", "accuracy", "83.0", "2.5 MB up, 2.55 MB down", "20.1 s"):
+        assert whole in text
+    assert ("+35.6 %" in text) == how.get("alone", True)
+
+
+def test_even_forty_columns_hold_every_number(told):
+    text = printed(told(safeguard=True), width=48)
+    assert max(map(len, text.splitlines())) <= 48
+    for whole in ("83.0", "61.2", "+35.6 %", "−4.8 %"):
+        assert whole in text
+
+
+def test_losers_worst_and_failures_are_named(told):
+    text = printed(told(failures=[{"client": "reed", "round": 3, "operation": "align", "reason": "out of memory"}], safeguard=True))
+    for whole in ("1 of 6: oak", "oak −4.8 %", "reed failed at align in round 3: out of memory", "52.0 alone"):
+        assert whole in text
+
+
+def test_many_clients_show_the_worst_first(told):
+    many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 50.0 + place) for place in range(100)}
+    text = printed(told(many))
+    assert "c0 " in text and "c39 " in text and "c99" not in text and "40 smallest gains of 100" in text
+
+
+def test_a_name_cannot_steer_the_terminal(told):
+    text = printed(told({"a\x1b[31m[bold]b\n": ("cnn", "classification", "accuracy", 50.0, 60.0)}))
+    assert "\x1b" not in text and "[bold]b" in text.replace("\n", "").replace(" ", "")
+
+
+def test_the_verdict_tells_who_gained(told):
+    six = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 60.0 + place) for place in range(6)}
+    assert words.verdict(told(six)) == "Six clients learnt together; all gained; Delta +25.0 %; the least gain is c0 +20.0 %."
+    assert words.verdict(told()) == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
+    assert "who gained is not known; the lowest is reed with mIoU 41.0" in words.verdict(told(alone=False))
+    level = told({"x": ("cnn", "t", "m", 50.0, 50.0)})
+    assert words.verdict(level) == "One client learnt together; none gained, one stayed level; Delta 0.0 %."
+
+
+def test_failures_of_one_kind_are_told_once():
+    again = [{"client": "a", "round": at, "operation": "fit", "reason": "gone"} for at in (1, 2, 2, 4)]
+    assert words.failures(again) == ["a failed at fit in rounds 1, 2 and 4: gone"]
+    assert words.failures([{**again[0], "round": at} for at in range(9)]) == ["a failed at fit in 9 rounds, 0 to 8: gone"]

@@ -1,0 +1,227 @@
+"""Losses, meters and checks of every task, against the formulas written out in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from unalike.tasks import TASKS, Classification, MultiLabel, Segmentation
+
+
+def batch(name, rows=12, classes=4, seed=0):
+    """A task, an output in float64 and labels, some unknown."""
+    draws = torch.Generator().manual_seed(seed)
+    task = TASKS[name](classes)
+    shape = (rows, classes, 3, 3) if task.dense else (rows, classes)
+    output = torch.randn(shape, generator=draws, dtype=torch.float64)
+    if name == "classification":
+        return task, output, torch.randint(classes, (rows,), generator=draws)
+    if name == "multilabel":
+        y = torch.randint(2, (rows, classes), generator=draws).double()
+        y[0, 1], y[1, 2] = -1, math.nan
+        return task, output, y
+    y = torch.randint(classes, (rows, 6, 6), generator=draws)
+    y[0, 0], y[1, :, 2] = 255, 255
+    return task, output, y
+
+
+def softmax(a, axis):
+    e = np.exp(a - a.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def measure(task, output, y, step=5):
+    meter = task.meter()
+    for start in range(0, len(y), step):
+        meter.add(output[start : start + step], y[start : start + step])
+    return meter.result()
+
+
+def test_classification_loss_and_meter_follow_the_formula():
+    task, output, y = batch("classification", rows=40)
+    p, truth = softmax(output.numpy(), 1), y.numpy()
+    nll = -np.log(p[np.arange(40), truth]).mean()
+    guess = p.argmax(1)
+    f1 = []
+    for k in set(truth) | set(guess):
+        hit = ((truth == k) & (guess == k)).sum()
+        f1.append(2 * hit / ((truth == k).sum() + (guess == k).sum()))
+    result = measure(task, output, y)
+    assert task.loss(output, y).item() == pytest.approx(nll)
+    assert result["log_loss"] == pytest.approx(nll)
+    assert result["accuracy"] == pytest.approx(100 * (guess == truth).mean())
+    assert result["macro_f1"] == pytest.approx(100 * np.mean(f1))
+    assert set(result) == {"accuracy", "macro_f1", "log_loss"}
+
+
+def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
+    task, output, y = batch("multilabel", rows=40)
+    y[2] = -1  # nothing known of this sample
+    y[:, 3] = torch.where(y[:, 3] == 1, 0.0, y[:, 3])  # never present
+    s, truth = output.numpy(), y.numpy()
+    known = np.isin(truth, (0, 1))
+    p = 1 / (1 + np.exp(-s))
+    entries = np.where(truth == 1, -np.log(p), -np.log(1 - p))
+    guess = p > 0.5
+    f1, precision, hits, given, present = [], [], 0, 0, 0
+    for k in range(4):
+        t, g, score = truth[known[:, k], k], guess[known[:, k], k], s[known[:, k], k]
+        hit = ((t == 1) & g).sum()
+        hits, given, present = hits + hit, given + g.sum(), present + t.sum()
+        f1.append(2 * hit / (t.sum() + g.sum()))
+        order = np.argsort(-score)
+        ranked = t[order]
+        if t.sum():
+            precision.append((np.cumsum(ranked) / np.arange(1, len(t) + 1))[ranked == 1].mean())
+    rows = [i for i in range(40) if known[i].any()]
+    exact = [all(guess[i, k] == truth[i, k] for k in range(4) if known[i, k]) for i in rows]
+    result = measure(task, output, y)
+    assert task.loss(output, y).item() == pytest.approx(entries[known].mean())
+    assert result == pytest.approx({
+        "micro_f1": 100 * 2 * hits / (given + present),
+        "macro_f1": 100 * np.mean(f1),
+        "exact": 100 * np.mean(exact),
+        "mAP": 100 * np.mean(precision),
+        "undefined_classes": 1,
+        "log_loss": entries[known].sum() / 39,
+    })
+
+
+def test_segmentation_loss_and_meter_follow_the_formula_on_known_pixels():
+    task, output, y = batch("segmentation", classes=5)
+    y[y == 3] = 0
+    output[:, 3] = -50.0  # class 3 is in neither truth nor guess: it must not pull the mean down
+    large = torch.nn.functional.interpolate(output, size=(6, 6), mode="bilinear").numpy()
+    p, truth = softmax(large, 1), y.numpy()
+    known, guess = truth != 255, large.argmax(1)
+    nll = np.mean([-np.log(p[i, truth[i, r, c], r, c]) for i, r, c in zip(*known.nonzero())])
+    t, g = truth[known], guess[known]
+    iou = [((t == k) & (g == k)).sum() / ((t == k) | (g == k)).sum() for k in (0, 1, 2, 4)]
+    result = measure(task, output, y)
+    assert task.loss(output, y).item() == pytest.approx(nll)
+    assert result == pytest.approx({"miou": 100 * np.mean(iou), "pixel_accuracy": 100 * (t == g).mean(), "log_loss": nll})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_meter_does_not_care_how_samples_are_batched(name):
+    task, output, y = batch(name)
+    assert measure(task, output, y, step=1) == pytest.approx(measure(task, output, y, step=12))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_right_output_measures_100(name):
+    task, output, y = batch(name)
+    if name == "multilabel":
+        output = torch.where(y == 1, 20.0, -20.0)
+    else:
+        output = 40 * torch.nn.functional.one_hot(y.clamp(max=3), 4).movedim(-1, 1).double()
+    result = measure(task, output, y)
+    assert result[task.metric] == 100
+    assert result["log_loss"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_losses_of_a_stack_equal_losses_one_by_one(name):
+    task, _, _ = batch(name)
+    outputs, ys = (torch.stack(each) for each in zip(*(batch(name, seed=seed)[1:] for seed in range(3))))
+    teachers = outputs.flip(0)
+    for loss, other in ((task.loss, ys), (task.imitate, teachers)):
+        together = vmap(grad(loss))(outputs, other)
+        alone = torch.stack([grad(loss)(a, b) for a, b in zip(outputs, other)])
+        torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(vmap(loss)(outputs, other), torch.stack([loss(a, b) for a, b in zip(outputs, other)]))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_nothing_known_costs_nothing(name):
+    task, output, y = batch(name)
+    unknown = torch.full_like(y, 255 if name == "segmentation" else -1)
+    slope, cost = torch.func.grad_and_value(task.loss)(output, unknown)
+    assert cost == 0 and (slope == 0).all()
+    with pytest.raises(ValueError, match="nothing to measure"):
+        measure(task, output, unknown)
+
+
+@pytest.mark.parametrize("name", ["classification", "segmentation"])
+def test_rows_that_fill_up_a_batch_change_nothing(name):
+    task, output, y = batch(name)
+    more = torch.cat([y, torch.full_like(y[:2], 255 if name == "segmentation" else -1)])
+    filled = torch.cat([output, output[:2]])
+    assert task.loss(filled, more).item() == pytest.approx(task.loss(output, y).item())
+    assert measure(task, filled, more) == pytest.approx(measure(task, output, y))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_imitation_is_lowest_at_the_teacher(name):
+    task, teacher, _ = batch(name)
+    assert grad(task.imitate)(teacher, teacher).abs().max() < 1e-12
+    assert task.imitate(teacher + 0.1 * torch.randn_like(teacher), teacher) > task.imitate(teacher, teacher)
+
+
+def test_a_sure_teacher_is_a_label():
+    task, output, y = batch("classification")
+    teacher = 1e4 * torch.nn.functional.one_hot(y, 4).double()
+    torch.testing.assert_close(task.imitate(output, teacher), task.loss(output, y))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_heads_give_one_output_a_label(name):
+    task = TASKS[name](3)
+    if not task.dense:
+        assert task.head(8)(torch.zeros(2, 8)).shape == (2, 3)
+        return
+    features = torch.zeros(2, 8, 4, 4)
+    assert task.head(8)(features).shape == (2, 3, 4, 4)
+    assert task.head(8, size=(9, 7))(features).shape == (2, 3, 9, 7)
+
+
+def test_labels_may_be_a_number_or_names():
+    assert Classification(3).labels == ("0", "1", "2")
+    assert MultiLabel(["a", "b"]) == MultiLabel(("a", "b"))
+    assert hash(Segmentation(2)) == hash(Segmentation(("0", "1")))
+
+
+def test_narrow_integers_are_labels_too():
+    task, output, y = batch("segmentation")
+    task.check(y.to(torch.uint8))
+    torch.testing.assert_close(task.loss(output, y.to(torch.uint8)), task.loss(output, y))
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: Classification(0), "at least one label"),
+    (lambda: Classification("cat"), "list of names or their number, got 'cat'"),
+    (lambda: Classification(2.5), "list of names or their number, got 2.5"),
+    (lambda: Classification(("a", "b", "a")), "more than once: a"),
+    (lambda: Segmentation(("a", "b"), ignore=1), "class 'b'"),
+])
+def test_wrong_tasks_are_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(("task", "y", "said"), [
+    (Classification(10), torch.tensor([3, 12]), "label 12 does not fit 10 classes: labels run from 0 to 9"),
+    (Classification(10), torch.tensor([-1]), "label -1"),
+    (Classification(10), torch.zeros(3), "whole numbers .*got torch.float32"),
+    (Classification(10), torch.zeros(3, 1, dtype=torch.int64), r"got shape \(3, 1\)"),
+    (MultiLabel(3), torch.zeros(5, 2), r"\(n, 3\), got \(5, 2\)"),
+    (MultiLabel(3), torch.zeros(5, 3, dtype=torch.int64), "floats .*got torch.int64"),
+    (MultiLabel(1), torch.tensor([[0.5]]), "got 0.5"),
+    (Segmentation(2), torch.full((1, 2, 2), 2), "pixel label 2 does not fit 2 classes"),
+    (Segmentation(2), torch.zeros(2, 2, dtype=torch.int64), "3 axes"),
+    (Segmentation(2), torch.zeros(1, 2, 2), "whole numbers"),
+])
+def test_labels_that_do_not_fit_are_refused(task, y, said):
+    with pytest.raises(ValueError, match=said):
+        task.check(y)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_labels_that_fit_pass(name):
+    task, _, y = batch(name)
+    task.check(y)
+    task.check(y[:0])
+    with pytest.raises(ValueError, match="nothing to measure"):
+        task.meter().result()

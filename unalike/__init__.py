@@ -1,0 +1,32 @@
+"""Unalike: federated learning for clients that are nothing alike.
+
+Names are loaded when first used, so that `import unalike` and the command's help are quick.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+HOMES = {
+    "Client": "unalike.client", "Card": "unalike.client",
+    "Federation": "unalike.federation", "Terms": "unalike.federation",
+    "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.algorithm", "question": "unalike.algorithm",
+    "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
+    "Training": "unalike.training",
+    "Classification": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
+    "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",
+    "run": "unalike.runs", "resume": "unalike.runs",
+}
+
+__all__ = [*HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
+    raise AttributeError(f"module 'unalike' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,205 @@
+"""What a method is: the server's program and the client's half, in one class. Knows nothing of engines."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from unalike.client import Client
+from unalike.message import Value
+from unalike.models.model import Model, width_of
+from unalike.randomness import scope, stream
+from unalike.safeguard import Kept, safeguard
+from unalike.training import Training, batches, optimiser_for, train
+
+if TYPE_CHECKING:
+    from unalike.federation import Federation, Replies
+
+State = dict[str, Any]
+
+
+def operation(method: Callable) -> Callable:
+    """Marks a method of a client's side that the server may call; nothing else can be called from outside."""
+    method.operation = "changes"
+    return method
+
+
+def question(method: Callable) -> Callable:
+    """An operation that leaves the client as it was: no new state to save."""
+    method.operation = "asks"
+    return method
+
+
+class ClientSide:
+    """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
+
+    Whatever must survive is in `model`, `optimisers` and `memory`; everything else is a cache that may be gone at the next call.
+    """
+
+    def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
+        self.client, self.algorithm, self.training, self.seed = client, algorithm, training, seed
+        encoder = client.encoder(seed)
+        with scope(seed, "build", client.id):
+            self.model = self.build(encoder).to(client.device, client.dtype)
+        self.memory: State = {}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.round = 0
+        self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
+
+    # what a method may change
+
+    def build(self, encoder: nn.Module) -> Model:
+        """The whole model around the scenario's encoder; the default adds the task's head."""
+        task = self.client.task
+        return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
+
+    def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+        """What the method's local training minimises on a batch."""
+        return self.task_loss(x, y)
+
+    def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+        """What a client alone would minimise."""
+        return self.client.task.loss(self.model(x), y)
+
+    # what it has to build with
+
+    def head(self, width: int) -> nn.Module:
+        import copy
+        return copy.deepcopy(self.client.head) if self.client.head is not None else self.client.task.head(width)
+
+    def encoder_width(self, encoder: nn.Module) -> int:
+        return width_of(encoder, self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0])
+
+    def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+        """The optimiser of that name, kept from call to call unless a fresh one is asked for."""
+        if fresh or name not in self.optimisers:
+            self.optimisers[name] = optimiser_for([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
+        return self.optimisers[name]
+
+    def learn(self, epochs: int | None = None, optimiser: torch.optim.Optimizer | None = None,
+              loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
+        """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
+        data, loss = self.client.train, loss or self.loss
+        orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
+        self.work += len(data) * len(orders)
+
+        def on(index: Tensor) -> Tensor:
+            x, y = data.rows(index)
+            return loss(self.client.place(x), self.client.place(y))
+
+        return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+
+    # what every client can do
+
+    @operation
+    def train(self) -> Value:
+        """The round's local epochs on the task alone."""
+        return self.learn(loss=self.task_loss)
+
+    @question
+    def evaluate(self, common: bool = False) -> Value:
+        """Every metric of the model on the client's own test set, or on the common one."""
+        data = self.client.common if common else self.client.test
+        return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
+
+    @question
+    def describe(self) -> Value:
+        """Size and hash of the model, for the results."""
+        return {"parameters": sum(p.numel() for p in self.model.parameters()),
+                "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
+
+    @operation
+    def safeguard(self, folds: int = 4) -> Value:
+        """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone."""
+        kept: Kept = safeguard(self, folds)
+        self.model.load_state_dict(kept.state)
+        return {"kept": kept.name, "log_loss": kept.log_loss}
+
+    @question
+    def export(self) -> Value:
+        """The client's parameters; for the client itself, asked by `unalike export` where the client lives."""
+        return dict(self.model.state_dict())
+
+    # its state, saved and loaded by the engine
+
+    def state(self) -> State:
+        return {"model": dict(self.model.state_dict()), "memory": self.memory,
+                "optimisers": {name: _optimiser_state(o) for name, o in self.optimisers.items()}}
+
+    def restore(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self.memory = state["memory"]
+        self.optimisers = {}
+        for name, saved in state["optimisers"].items():
+            optimiser = self.optimiser(name, rate=saved["rate"])
+            optimiser.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
+                                       "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+@dataclass
+class Algorithm:
+    """A method. Its fields are the hyperparameters that are its own, their defaults the paper's."""
+
+    personal: ClassVar[bool] = True        # clients end with models of their own, measured on their own test sets
+    evaluates: ClassVar[bool] = False      # serve() itself says when to measure
+    Side: ClassVar[type[ClientSide]] = ClientSide
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        """What does not fit this federation: (field, sentence) for each problem."""
+        return []
+
+    def serve(self, fed: "Federation") -> Iterator[int]:
+        """The server's program. Yields after each round: there the run is saved, and from there it can go on."""
+        raise NotImplementedError(f"{type(self).__name__} has no server program: write serve(fed)")
+        yield
+
+    def evaluate(self, fed: "Federation") -> "Replies":
+        """Each client's metrics, by default of its own model on its own test set."""
+        return fed.call("evaluate", clients=fed.everyone, quorum=0)
+
+    def finish(self, fed: "Federation") -> None:
+        """What is left to do after the last round, e.g. giving everyone the final model."""
+
+    def figures(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
+        """Figures of the whole federation from each client's metrics; by default the mean of each over those who have it."""
+        names = sorted({name for each in metrics.values() for name in each})
+        return {name: _mean([each[name] for each in metrics.values() if name in each]) for name in names}
+
+
+    def server_results(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
+        """What the server's own model achieved, where there is one."""
+        return None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
+    """All metrics of a model on some samples."""
+    meter = client.task.meter()
+    was = model.training
+    model.eval()
+    with torch.no_grad():
+        for index in batches(len(data), max(batch, 256)):
+            x, y = data.rows(index)
+            meter.add(model(client.place(x)).cpu(), y)
+    model.train(was)
+    return meter.result()
+
+
+def digest(model: nn.Module) -> str:
+    """Hash of every parameter and buffer, names included."""
+    out = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        out.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        out.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return out.hexdigest()[:32]
+
+
+def _optimiser_state(optimiser: torch.optim.Optimizer) -> State:
+    state = {str(k): {n: v for n, v in entry.items() if v is not None} for k, entry in optimiser.state_dict()["state"].items()}
+    return {"rate": optimiser.param_groups[0]["lr"], "state": state}

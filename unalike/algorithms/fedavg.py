@@ -1,0 +1,10 @@
+"""FedAvg (McMahan 2017): train from the shared parameters, average what comes back by number of samples."""
+
+from dataclasses import dataclass
+
+from unalike.averaging import Averaging
+
+
+@dataclass
+class FedAvg(Averaging):
+    """The plain average; all of it is `Averaging`."""

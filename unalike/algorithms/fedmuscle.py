@@ -1,0 +1,286 @@
+"""FedMuscle (Setayesh 2026): models of different architectures and tasks align their representations on a public set.
+
+Each round every client trains on its own labels, then all walk through the public set together: each sends the representations
+of a batch, and is pulled towards those of M peers by the Muscle loss (eq. 3). Three forms of the same update can travel: its
+gradient (as small as the representations, whatever M is), the peers' representations, or the paper's B^M aggregate.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from unalike.algorithm import Algorithm, ClientSide, operation
+from unalike.data.public import PublicOrder
+from unalike.federation import Federation
+from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
+from unalike.losses.muscle import aggregate, muscle_from_aggregate, positive_rows
+from unalike.message import Value
+from unalike.models.model import Model
+from unalike.randomness import scope, stream
+from unalike.training import move, step
+
+Temperature = float | list[list[float]]
+
+
+@dataclass
+class FedMuscle(Algorithm):
+    """Defaults are the paper's. E, R and the optimiser are the scenario's `training`."""
+
+    evaluates: ClassVar[bool] = True
+
+    peers: int = 3                                                   # M
+    width: int = 256                                                 # d
+    batch: int = 32                                                  # B, rows of the public set at a time
+    passes: int = 1                                                  # T, walks through the public set a round
+    temperature: Temperature = 0.2                                   # tau^(N); a matrix over the clients for one per pair
+    lower_temperature: Temperature | Literal["consistent"] = 0.15    # tau^(N-1); "consistent" solves eq. 22
+    loss: Literal["muscle", "pairwise", "gramian"] = "muscle"
+    exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
+    sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
+    choice: Literal["random", "relevance"] = "random"                # which peers
+    redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
+    projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
+    align_rate: float | None = None                                  # learning rate of the alignment, if not training.rate
+    optimisers: Literal["one", "two"] = "one"                        # shared by task and alignment, or one each
+    keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = []
+        if self.peers < 1 or clients < self.peers + 1:
+            problems.append(("peers", f"{self.peers} peers need {max(self.peers, 1) + 1} clients, the federation has {clients}. "
+                                      f"Lower algorithm.peers or add clients."))
+        if public_rows < self.batch:
+            problems.append(("batch", f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. "
+                                      "Lower algorithm.batch or raise public.size."))
+        for name in ("temperature", "lower_temperature"):
+            given = getattr(self, name)
+            if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
+                problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
+            elif not isinstance(given, str) and bool((torch.tensor(given) <= 0).any()):
+                problems.append((name, f"must be above 0, got {given}."))
+        if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
+            problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
+        return problems
+
+    # the server
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            fed.note("train_loss", dict(fed.call("train")))
+            fed.evaluate("after local")
+            if self.keep == "local" and round == fed.training.rounds:
+                fed.call("settle")
+            for epoch in range(self.passes):
+                losses = self.epoch(fed, round, epoch) if self.sync == "epoch" else self.batches(fed, round, epoch)
+                fed.note(f"{self.loss}_loss", losses)
+            fed.evaluate("after alignment")
+            yield round
+
+    def finish(self, fed: Federation) -> None:
+        if self.keep == "local":
+            fed.call("leave", clients=fed.everyone, quorum=0)
+
+    def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        """One pass with an exchange for every batch; returns each client's mean loss."""
+        total: dict[str, list[float]] = {}
+        for batch in range(len(fed.public(self.batch))):
+            views = dict(fed.call("represent", epoch=epoch, batch=batch))
+            drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
+            if not drawn:
+                continue
+            if self.exchange == "gradient":
+                pulls, losses = self.pulls(fed, views, drawn)
+                fed.call("align", epoch=epoch, batch=batch, each={c: {"gradient": pulls[c]} for c in drawn})
+            elif self.exchange == "peers":
+                losses = fed.call("align_to_peers", epoch=epoch, batch=batch, each={
+                    c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
+                    for c, peers in drawn.items()})
+            else:
+                losses = fed.call("align_to_aggregate", epoch=epoch, batch=batch, each={
+                    c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()})
+            for client, value in losses.items():
+                total.setdefault(client, []).append(value)
+        return {client: sum(values) / len(values) for client, values in total.items()}
+
+    def epoch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        """One pass with a single exchange: everyone's representations of the whole public set."""
+        views = dict(fed.call("represent_all", batch=self.batch))
+        drawn = self.draw(fed, views, round, epoch, 0)
+        return dict(fed.call("align_all", epoch=epoch, each={
+            c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
+            for c, peers in drawn.items()}))
+
+    def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
+        """M peers for each client among those who are here; fewer where fewer are here, nobody for a client left alone."""
+        everyone = list(views)
+        if self.choice == "relevance":
+            self.relate(fed, views)
+        drawn = {}
+        for client in everyone:
+            others = [c for c in everyone if c != client]
+            if self.choice == "relevance":
+                order = sorted(others, key=lambda c: -fed.state["relevance"][client][c])
+            else:
+                order = [others[i] for i in torch.randperm(len(others), generator=stream(fed.seed, "peers", round, epoch, batch, client))]
+            drawn[client] = order[:self.peers]
+        return {client: peers for client, peers in drawn.items() if peers}
+
+    def relate(self, fed: Federation, views: dict[str, Tensor]) -> None:
+        """A running mean of how alike two clients see the same rows (linear CKA)."""
+        relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
+        centred = {c: z - z.mean(0) for c, z in views.items()}
+        grams = {c: z @ z.mT for c, z in centred.items()}
+        for a in views:
+            for b in views:
+                if a != b:
+                    alike = float((grams[a] * grams[b]).sum() / (grams[a].norm() * grams[b].norm()).clamp_min(1e-12))
+                    relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike
+
+    def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
+        """Both temperatures for an anchor and its peers: numbers, or matrices whose row 0 is the anchor."""
+        order = [list(fed.cards).index(c) for c in (client, *peers)]
+        pick = lambda given: torch.tensor(given)[order][:, order].tolist() if isinstance(given, list) else given   # noqa: E731
+        upper = pick(self.temperature)
+        if self.lower_temperature != "consistent":
+            return {"temperature": upper, "lower_temperature": pick(self.lower_temperature)}
+        lower = consistent_lower(torch.tensor(upper, dtype=torch.float64) if isinstance(upper, list) else upper)
+        return {"temperature": upper, "lower_temperature": lower.tolist() if isinstance(lower, Tensor) else lower}
+
+    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any) -> Tensor:
+        """The loss of one anchor."""
+        as_given = lambda t: torch.tensor(t, dtype=z.dtype, device=z.device) if isinstance(t, list) else t   # noqa: E731
+        if self.loss == "muscle":
+            return muscle_loss(z, peers, as_given(temperature), as_given(lower_temperature))
+        per_peer = as_given(temperature)[0, 1:] if isinstance(temperature, list) else temperature
+        if self.loss == "pairwise":
+            return pairwise_loss(z, peers, per_peer)
+        return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
+
+    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]]) -> tuple[dict, dict]:
+        """dL/dZ of every client, and the losses. Clients with the same number of peers are computed as one."""
+        pulls, losses = {}, {}
+        for client, peers in drawn.items():
+            z = views[client].clone().requires_grad_()
+            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
+            pulls[client], = torch.autograd.grad(loss, z)
+            losses[client] = float(loss.detach())
+        return pulls, losses
+
+    def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
+        t = self.temperatures(fed, client, peers)
+        as_given = lambda g: torch.tensor(g, dtype=views[client].dtype) if isinstance(g, list) else g   # noqa: E731
+        return aggregate([views[p] for p in peers], as_given(t["temperature"]), as_given(t["lower_temperature"]))
+
+    # the client
+
+    class Side(ClientSide):
+        def build(self, encoder: nn.Module) -> Model:
+            d, wide, how = self.algorithm.width, self.encoder_width(encoder), self.algorithm.projection
+            if how == "never" and wide != d:
+                raise ValueError(f"its encoder gives {wide} features, the federation compares {d}; "
+                                 f"set algorithm.projection to auto or algorithm.width to {wide}")
+            projection = nn.Identity() if wide == d and how != "always" else nn.Linear(wide, d)
+            return Model(encoder, projection, self.head(d), self.client.task.dense)
+
+        @operation
+        def represent(self, epoch: int, batch: int) -> Value:
+            """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
+            self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
+            return self.graph[1].detach()
+
+        @operation
+        def align(self, epoch: int, batch: int, gradient: Tensor) -> Value:
+            """Backward from the gradient the server found, one step."""
+            z = self.recall(epoch, batch)
+            optimiser = self.aligner()
+            optimiser.zero_grad(set_to_none=True)
+            z.backward(gradient.to(z.device, z.dtype))
+            self.work += len(z)
+            move(optimiser, self.training.clip)
+
+        @operation
+        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Value:
+            """The same step from the peers' representations."""
+            z = self.recall(epoch, batch)
+            return self.descend(self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures), len(z))
+
+        @operation
+        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Value:
+            """The same step from the paper's S and alpha (eq. 5)."""
+            z = self.recall(epoch, batch)
+            rows = positive_rows(len(z), round(math.log(len(log_alpha), len(z))))
+            return self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
+
+        @operation
+        def represent_all(self, batch: int) -> Value:
+            """(|D|, d) of the whole public set."""
+            self.model.eval()
+            with torch.no_grad():
+                parts = [self.model.represent(self.public_rows(rows)) for rows in torch.arange(len(self.client.public)).split(256)]
+            self.work += len(self.client.public) / 3
+            return torch.cat(parts)
+
+        @operation
+        def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> Value:
+            """A walk through the public set towards representations that stay as they were when it began."""
+            total, count = 0.0, 0
+            for batch, rows in enumerate(self.walk(epoch)):
+                z = self.forward(epoch, batch)
+                pulled = [p[rows].to(z.device, z.dtype) for p in peers]
+                total += self.descend(self.algorithm.contrast(z, pulled, **temperatures), len(z))
+                count += 1
+            return total / count
+
+        @operation
+        def settle(self) -> Value:
+            """Remember this model: it is the one to leave with, whatever the last alignment does."""
+            self.memory["settled"] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+        @operation
+        def leave(self) -> Value:
+            """Go back to the model that was remembered."""
+            if (settled := self.memory.pop("settled", None)) is not None:
+                self.model.load_state_dict(settled)
+
+        def forward(self, epoch: int, batch: int) -> Tensor:
+            rows = self.walk(epoch)[batch]
+            self.model.train()
+            self.work += len(rows) / 3
+            with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
+                return self.model.represent(self.public_rows(rows))
+
+        def recall(self, epoch: int, batch: int) -> Tensor:
+            """The representations of a batch with their graph: kept, or computed again without counting statistics twice."""
+            key, z = getattr(self, "graph", (None, None))
+            self.graph = (None, None)
+            if key == (self.round, epoch, batch):
+                return z
+            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+            z = self.forward(epoch, batch)
+            for name, b in self.model.named_buffers():
+                b.copy_(buffers[name])
+            return z
+
+        def descend(self, loss: Tensor, rows: int) -> float:
+            self.work += rows
+            step(loss, self.aligner(), self.training.clip)
+            return float(loss.detach())
+
+        def aligner(self) -> torch.optim.Optimizer:
+            two = self.algorithm.optimisers == "two" or self.algorithm.align_rate is not None
+            return self.optimiser("align", self.algorithm.align_rate) if two else self.optimiser()
+
+        def walk(self, epoch: int) -> list[Tensor]:
+            """Row numbers of each batch of this pass."""
+            key = (self.round, epoch)
+            if getattr(self, "walked", (None,))[0] != key:
+                order = PublicOrder(len(self.client.public), self.algorithm.batch, self.seed)
+                self.walked = (key, order.batches(*key))
+            return self.walked[1]
+
+        def public_rows(self, rows: Tensor) -> Any:
+            return self.client.place(self.client.public.rows(rows)[0])

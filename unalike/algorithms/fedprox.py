@@ -1,0 +1,18 @@
+"""FedProx (Li 2020): FedAvg whose clients are held near the parameters they were sent."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from unalike.averaging import Averaging, AveragingSide
+
+
+@dataclass
+class FedProx(Averaging):
+    """Local loss + mu / 2 * ||w - w_sent||^2 (eq. 2)."""
+
+    mu: float = 0.01
+
+    class Side(AveragingSide):
+        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+            return super().loss(x, y) + self.algorithm.mu / 2 * self.drift()

@@ -1,0 +1,17 @@
+"""Local training: everybody alone. The reference every gain is measured against."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unalike.algorithm import Algorithm
+from unalike.federation import Federation
+
+
+@dataclass
+class Local(Algorithm):
+    """Each client trains on its own data; nothing but the order to do so travels."""
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            fed.note("train_loss", dict(fed.call("train")))
+            yield round

@@ -1,0 +1,121 @@
+"""Methods that send parameters, train and average: the loop they share, with the few things that differ left open. Knows no engine."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from unalike.algorithm import Algorithm, ClientSide, measure, operation, question
+from unalike.federation import Federation, Replies, mean_states
+from unalike.message import Value
+
+Parameters = dict[str, Tensor]
+
+
+class AveragingSide(ClientSide):
+    """Takes parameters, trains from there, gives them back."""
+
+    @question
+    def shape(self) -> Value:
+        """A word that is equal for clients whose shared parameters have equal names and shapes."""
+        told = sorted((name, tuple(tensor.shape)) for name, tensor in self.shared().items())
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else ""
+
+    @question
+    def begin(self) -> Value:
+        return self.shared()
+
+    @operation
+    def receive(self, parameters: Parameters) -> Value:
+        self.model.load_state_dict(parameters, strict=False)
+
+    @operation
+    def update(self, parameters: Parameters) -> Value:
+        self.receive(parameters)
+        self.start = parameters                     # where this round began, for those who measure how far they went
+        loss = self.learn(optimiser=self.optimiser(fresh=True))
+        return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
+
+    @question
+    def appraise(self, parameters: Parameters, common: bool) -> Value:
+        """Metrics of given parameters, leaving the client's own as they are."""
+        data = self.client.common if common else self.client.test
+        if data is None or not len(data):
+            return {}
+        own = {name: tensor.clone() for name, tensor in self.shared().items()}
+        self.receive(parameters)
+        result = measure(self.model, data, self.client, self.training.batch)
+        self.receive(own)
+        return result
+
+    def shared(self) -> Parameters:
+        return {name: tensor for name, tensor in self.model.state_dict().items() if self.algorithm.shares(name)}
+
+    def drift(self) -> Tensor:
+        """Squared distance of the shared parameters from where the round began."""
+        start = {name: self.start[name].to(p.device, p.dtype) for name, p in self.model.named_parameters() if name in self.start}
+        return sum(((p - start[name]) ** 2).sum() for name, p in self.model.named_parameters() if name in start)
+
+
+@dataclass
+class Averaging(Algorithm):
+    """FedAvg's loop. Clients whose shared parameters have the same shape average with each other; the others keep to themselves."""
+
+    personal: ClassVar[bool] = False
+    Side: ClassVar[type[ClientSide]] = AveragingSide
+
+    def shares(self, name: str) -> bool:
+        """Whether the parameter of that name travels."""
+        return True
+
+    def weights(self, replies: Replies) -> dict[str, float]:
+        """How much each client counts in the mean."""
+        return {client: float(reply["samples"]) for client, reply in replies.items()}
+
+    def merge(self, states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+        return mean_states(states, weights)
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            self.acquaint(fed)
+            models, group = fed.state["models"], fed.state["group"]
+            replies = fed.call("update", each={c: {"parameters": models[group[c]]} for c in fed.here})
+            weights = self.weights(replies)
+            for name in sorted({group[c] for c in replies}):
+                members = {c: reply["parameters"] for c, reply in replies.items() if group[c] == name}
+                models[name] = self.merge(members, weights)
+            fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
+            yield round
+
+    def acquaint(self, fed: Federation) -> None:
+        """Before the first round: who is alike, and where each group begins."""
+        if "group" in fed.state:
+            return
+        shapes = fed.call("shape", clients=fed.everyone)
+        fed.state["group"] = {client: shape or f"only {client}" for client, shape in shapes.items()}
+        firsts = {shape: client for client, shape in reversed(fed.state["group"].items())}
+        begins = fed.call("begin", clients=list(firsts.values()), quorum=1.0)
+        fed.state["models"] = {shape: begins[client] for shape, client in firsts.items()}
+
+    def evaluate(self, fed: Federation) -> Replies:
+        """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
+        group: dict[str, Any] = fed.state["group"]
+        there = [c for c in fed.everyone if c in group]
+        common = all(fed.cards[c].tested_on == "common" for c in there)
+        firsts = {(group[c], fed.cards[c].task, fed.cards[c].labels): c for c in reversed(there)} if common else {}
+        asked = list(firsts.values()) if common else there
+        replies = fed.call("appraise", clients=asked, quorum=0, common=common,
+                           each={c: {"parameters": fed.state["models"][group[c]]} for c in asked})
+        if not common:
+            return replies
+        by = {key: replies[c] for key, c in firsts.items() if c in replies}
+        keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
+        return Replies({c: by[keys[c]] for c in there if keys[c] in by}, replies.failures)
+
+    def finish(self, fed: Federation) -> None:
+        """Everyone leaves with the final model."""
+        group = fed.state["group"]
+        fed.call("receive", clients=[c for c in fed.everyone if c in group], quorum=0,
+                 each={c: {"parameters": fed.state["models"][group[c]]} for c in group})

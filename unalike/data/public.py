@@ -1,0 +1,30 @@
+"""The order in which everyone walks through the public set. Knows how many rows there are, not what they are."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unalike.randomness import stream
+from unalike.training import batches
+
+
+@dataclass(frozen=True)
+class PublicOrder:
+    """`rows` public samples in batches; the order is drawn afresh for each round and epoch and is the same for everyone."""
+
+    rows: int
+    batch: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rows < self.batch:
+            raise ValueError(f"the public set has {self.rows} rows, fewer than a batch of {self.batch}; "
+                             "lower algorithm.batch or give a larger public set")
+
+    def batches(self, round: int, epoch: int = 0) -> list[Tensor]:
+        """Row numbers of each batch."""
+        return list(batches(self.rows, self.batch, stream(self.seed, "public", round, epoch)))
+
+    def __len__(self) -> int:
+        return len(list(batches(self.rows, self.batch, torch.Generator())))

@@ -1,0 +1,127 @@
+"""A client's data: rows of inputs and, perhaps, labels, in memory or read on demand. Knows nothing of tasks or clients."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
+
+
+class Samples:
+    """Rows that can be counted, read and narrowed. Anything a client trains on is one of these. An `index` is row numbers (int64)."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        """Inputs and labels of these rows; labels are None where there are none."""
+        raise NotImplementedError
+
+    def take(self, index: Tensor) -> "Samples":
+        """Only these rows: a view, nothing is copied."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """The shape of one input, without the row; by name where inputs are modalities."""
+        raise NotImplementedError
+
+
+class Tensors(Samples):
+    """Samples in memory: `x` one tensor or a dict of them, `y` a tensor or None, all with one row a sample.
+
+    >>> Tensors(torch.zeros(5, 1, 8, 8), torch.arange(5)).take(torch.tensor([3, 4])).rows(torch.tensor([0]))[1]
+    tensor([3])
+    """
+
+    def __init__(self, x: Inputs, y: Tensor | None = None, index: Tensor | None = None):
+        named = {**(x if isinstance(x, dict) else {"x": x}), **({} if y is None else {"y": y})}
+        for name, tensor in named.items():
+            if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+                got = "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"samples are tensors with one row a sample, got {got} for {name}")
+        sizes = {name: len(tensor) for name, tensor in named.items()}
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"inputs and labels need the same number of rows, got {sizes}")
+        self.x, self.y, self.index = x, y, torch.arange(len(tensor)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        chosen = self.index[index]
+        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else self.y[chosen.to(self.y.device)]
+
+    def take(self, index: Tensor) -> "Tensors":
+        return Tensors(self.x, self.y, self.index[index])
+
+    @property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        return each(self.x, lambda x: tuple(x.shape[1:]))
+
+
+class Lazy(Samples):
+    """Samples read on demand from a map-style torch Dataset that yields (x, y) or x."""
+
+    def __init__(self, dataset: Dataset, index: Tensor | None = None):
+        if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise ValueError(f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: use a map-style one")
+        self.dataset, self.index = dataset, torch.arange(len(dataset)) if index is None else index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        if len(index) == 0:
+            raise ValueError("a dataset read on demand cannot give 0 rows: ask for one or more")
+        items = [self.dataset[row] for row in self.index[index].tolist()]
+        if not isinstance(items[0], (tuple, list)):
+            return default_collate(items), None
+        if len(items[0]) != 2:
+            raise ValueError(f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things")
+        x, y = zip(*items)
+        return default_collate(list(x)), default_collate(list(y))
+
+    def take(self, index: Tensor) -> "Lazy":
+        return Lazy(self.dataset, self.index[index])
+
+    @property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        return each(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
+
+
+def samples(obj: object) -> Samples:
+    """Samples of whatever holds data: Samples, (x, y), a TensorDataset, a Subset, or any map-style Dataset."""
+    if isinstance(obj, Samples):
+        return obj
+    if isinstance(obj, TensorDataset):
+        obj = (*obj.tensors, None) if len(obj.tensors) == 1 else obj.tensors
+    if isinstance(obj, tuple) and len(obj) == 2:
+        return Tensors(*obj)
+    if isinstance(obj, Subset):
+        return samples(obj.dataset).take(torch.as_tensor(obj.indices, dtype=torch.int64))
+    if isinstance(obj, Dataset):
+        return Lazy(obj)
+    got = f"{type(obj).__name__} of {len(obj)}" if isinstance(obj, (tuple, list)) else type(obj).__name__
+    raise ValueError(f"data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch Dataset, got {got}")
+
+
+def fingerprint(samples: Samples) -> str:
+    """16 hex digits that tell data apart: of every row in memory, or of the length and first 64 rows read on demand."""
+    step = 1024
+    stop = min(len(samples), 64) if isinstance(samples, Lazy) else len(samples)
+    digest = hashlib.sha256(f"{len(samples)} {stop}".encode())
+    for start in range(0, stop, step):
+        x, y = samples.rows(torch.arange(start, min(start + step, stop)))
+        named = x if isinstance(x, dict) else {"": x}
+        for name, tensor in [*sorted(named.items()), *([] if y is None else [("y", y)])]:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def each(x: Inputs, change):
+    """The change made to the input, or to every modality."""
+    return {name: change(tensor) for name, tensor in x.items()} if isinstance(x, dict) else change(x)

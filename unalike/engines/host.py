@@ -1,0 +1,92 @@
+"""Where clients live: builds their sides when first called, answers messages, keeps states. Every engine has one or more.
+
+Knows sides only as things with operations and a state.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from unalike.client import Card, Client
+from unalike.engines.store import Store
+from unalike.message import MessageError, Value
+from unalike.randomness import scope
+
+
+class Host:
+    """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory."""
+
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], store: Store, seed: int, alive: int = 256):
+        self.clients = {client.id: client for client in clients}
+        self.side, self.store, self.seed, self.alive = side, store, seed, alive
+        self.sides: OrderedDict[str, Any] = OrderedDict()
+        self.changed: set[str] = set()                 # since the last snapshot
+        self.spilled: set[str] = set()                 # changed, and on disk
+        self.answered: dict[str, tuple[int, dict]] = {}
+
+    def cards(self) -> dict[str, Card]:
+        return {id: client.card() for id, client in self.clients.items()}
+
+    def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
+        """Run one operation. A message seen before gets the same answer and changes nothing."""
+        number = message["number"]
+        if self.answered.get(client, (None,))[0] == number:
+            return self.answered[client][1]
+        try:
+            reply = {"number": number, **self._run(client, message)}
+        except Exception as error:
+            if os.environ.get("UNALIKE_DEBUG"):
+                raise
+            reply = {"number": number, "failure": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+        self.answered[client] = (number, reply)
+        return reply
+
+    def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
+        side, name, body = self._awake(client), message["operation"], message["body"]
+        method = getattr(type(side), name, None) if isinstance(name, str) else None
+        kind = getattr(method, "operation", None)
+        if kind is None:
+            raise MessageError(f"this client has no operation {name!r}; it has: {', '.join(operations(type(side)))}")
+        if kind == "changes":
+            self.changed.add(client)
+            self.spilled.discard(client)
+        side.round = message["round"]
+        with scope(self.seed, name, client, side.round, message["number"]):
+            body = method(side, **body)
+        work, side.work = side.work, 0.0
+        return {"body": body, "work": work}
+
+    def _awake(self, client: str) -> Any:
+        if client in self.sides:
+            self.sides.move_to_end(client)
+            return self.sides[client]
+        side = self.side(self.clients[client])
+        if (state := self.store.newest(client)) is not None:
+            side.restore(state)
+        self.sides[client] = side
+        while len(self.sides) > self.alive:
+            idle, sleeper = self.sides.popitem(last=False)
+            self.answered.pop(idle, None)
+            if idle in self.changed:
+                self.store.keep(idle, sleeper.state())
+                self.spilled.add(idle)
+        return side
+
+    def save(self, round: int) -> None:
+        """Snapshots of those that changed since the last one."""
+        for client in sorted(self.changed):
+            self.store.snapshot(client, None if client in self.spilled else self.sides[client].state(), round)
+        self.changed.clear()
+        self.spilled.clear()
+
+    def forget(self) -> None:
+        """Memory is a cache: drop it, and go on from the store."""
+        self.sides.clear()
+        self.changed.clear()
+        self.spilled.clear()
+        self.answered.clear()
+
+
+def operations(side: type) -> list[str]:
+    return sorted(name for name in dir(side) if getattr(getattr(side, name), "operation", None))

@@ -1,0 +1,118 @@
+"""The local engine: clients in this process, or alive in N worker processes, on a virtual clock. Knows nothing of methods."""
+
+import heapq
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unalike.client import Card, Client
+from unalike.engines.host import Host
+from unalike.engines.store import Store
+from unalike.engines.worker import Worker, collect
+from unalike.federation import Arrival
+from unalike.message import LIMIT, MessageError, Value, copy, decode, encode, size
+
+
+class LocalEngine:
+    """Carries calls on this machine. `workers=0`: clients run here, messages are copied and their size computed; N > 0: every
+    message is really encoded and goes to one of N processes that keep the clients alive.
+
+    A call lasts, on the virtual clock, latency + bytes / link each way + work / speed of the client; real time plays no part.
+    """
+
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, seed: int = 0, workers: int = 0,
+                 alive: int = 256, limit: int = LIMIT):
+        self.now, self.limit = 0.0, limit
+        self.store = Store(folder)
+        self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
+        self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
+        self.order = 0
+        count = min(workers, len(clients))
+        hosts = [Host([c for i, c in enumerate(clients) if i % max(count, 1) == k], side, self.store, seed, -(-alive // max(count, 1)))
+                 for k in range(max(count, 1))]
+        self.told: dict[str, Card] = {c.id: c.card() for c in clients}
+        self.home = {id: k for k, host in enumerate(hosts) for id in host.clients}
+        self.host = None if count else hosts[0]
+        self.workers: list[Worker] = []
+        for host in hosts if count else ():
+            self.workers.append(Worker(host, limit, self.workers))
+
+    def cards(self) -> dict[str, Card]:
+        return self.told
+
+    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        for client, message in messages.items():
+            if self.host is None:
+                data = encode(message, self.limit)
+                self.workers[self.home[client]].post(client, data)
+                self.sent[client] = (len(data), message)
+            else:
+                self.sent[client] = (size(message, self.limit), message)
+        return {client: self.sent[client][0] for client in messages}
+
+    def receive(self) -> list[Arrival]:
+        """All replies of the earliest instant, once everything under way has been computed; none if nothing is."""
+        self._settle()
+        if not self.queue:
+            return []
+        self.now = self.queue[0][0]
+        arrivals = []
+        while self.queue and self.queue[0][0] == self.now:
+            at, _, client, up, reply = heapq.heappop(self.queue)
+            arrivals.append(Arrival(client, at, up, reply))
+        return arrivals
+
+    def _settle(self) -> None:
+        """Compute what was sent, without letting time pass."""
+        for client, down, up, reply in self._compute():
+            card = self.told[client]
+            lasts = 2 * card.latency + (down + up) / card.link + reply.get("work", 0.0) / card.speed
+            heapq.heappush(self.queue, (self.now + lasts, self.order, client, up, reply))
+            self.order += 1
+
+    def _compute(self) -> list[tuple[str, int, int, dict]]:
+        sent, self.sent = self.sent, {}
+        if self.host is not None:
+            return [(client, down, *self._answer(client, message)) for client, (down, message) in sent.items()]
+        replies = {client: (len(data), decode(data, self.limit)) for client, data in collect(self.workers, len(sent))}
+        return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
+
+    def _answer(self, client: str, message: dict[str, Value]) -> tuple[int, dict]:
+        reply = self.host.handle(client, copy(message))
+        try:
+            return size(reply, self.limit), copy(reply)
+        except MessageError as error:
+            reply = {"number": reply["number"], "failure": str(error)}
+            return size(reply), reply
+
+    # what is saved after a round
+
+    def pending(self) -> list[dict[str, Value]]:
+        self._settle()
+        return [{"at": at, "order": order, "client": client, "size": up, "reply": reply}
+                for at, order, client, up, reply in sorted(self.queue, key=lambda entry: entry[:2])]
+
+    def save(self, round: int) -> None:
+        if self.host is not None:
+            self.host.save(round)
+        for worker in self.workers:
+            worker.tell("save", round)
+        for worker in self.workers:
+            worker.done()
+
+    def load(self, round: int, now: float, pending: list[dict[str, Value]]) -> None:
+        self.now = now
+        self.store.rewind(round)
+        self.queue = [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending]
+        self.order = 1 + max((p["order"] for p in pending), default=-1)
+        heapq.heapify(self.queue)
+        if self.host is not None:
+            self.host.forget()
+        for worker in self.workers:
+            worker.tell("forget", 0)
+        for worker in self.workers:
+            worker.done()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.stop()

@@ -1,0 +1,87 @@
+"""States on disk: numbered snapshots of clients and servers, each written whole or not at all. Knows nothing of what they mean."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from unalike.message import fill, tree
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read."""
+
+
+def save(path: Path, value: Any) -> None:
+    """Write a tree of tensors, numbers and strings as safetensors; a reader sees the old file or the new one, never a part."""
+    tensors: dict[str, Any] = {}
+
+    def put(name: str, tensor: Any) -> str:
+        tensors[name] = tensor.detach().cpu().contiguous().clone()
+        return name
+
+    described = json.dumps(tree(value, put))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    save_file(tensors, partial, metadata={"value": described})
+    partial.replace(path)
+
+
+def load(path: Path) -> Any:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return fill(json.loads(file.metadata()["value"]), file.get_tensor)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error}); it was cut short or is no checkpoint") from None
+
+
+class Store:
+    """Snapshots of many states in a folder: `name/000012.safetensors` as of round 12, `name/current.safetensors` since then."""
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+
+    def keep(self, name: str, state: Any) -> None:
+        """The state as it is now, in the middle of a round."""
+        save(self._path(name), state)
+
+    def snapshot(self, name: str, state: Any | None, round: int) -> None:
+        """The state at the end of a round; None: what was last kept."""
+        if state is not None:
+            save(self._path(name, round), state)
+            self._path(name).unlink(missing_ok=True)
+        else:
+            self._path(name).replace(self._path(name, round))
+        for older in self._rounds(name)[:-2]:
+            self._path(name, older).unlink()
+
+    def newest(self, name: str) -> Any | None:
+        """The latest state, None if nothing was ever saved."""
+        if self._path(name).exists():
+            return load(self._path(name))
+        rounds = self._rounds(name)
+        return load(self._path(name, rounds[-1])) if rounds else None
+
+    def rewind(self, round: int) -> None:
+        """Forget everything after a round, and everything that is not a round's end."""
+        for entry in self.folder.iterdir() if self.folder.exists() else ():
+            if entry.is_dir():
+                (entry / "current.safetensors").unlink(missing_ok=True)
+                for later in (r for r in self._rounds(entry.name, quoted=True) if r > round):
+                    (entry / f"{later:06d}.safetensors").unlink()
+
+    def _rounds(self, name: str, quoted: bool = False) -> list[int]:
+        folder = self.folder / (name if quoted else quote(name))
+        return sorted(int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit()) if folder.exists() else []
+
+    def _path(self, name: str, round: int | None = None) -> Path:
+        return self.folder / quote(name) / f"{'current' if round is None else f'{round:06d}'}.safetensors"
+
+
+def quote(name: str) -> str:
+    """A client's id as a folder name: whatever is not a plain character is written as its number."""
+    return re.sub(r"[^A-Za-z0-9_-]", lambda m: f"%{ord(m[0]):x}.", name)

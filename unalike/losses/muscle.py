@@ -1,0 +1,317 @@
+"""The Muscle loss: one anchor contrasted with all combinations of its peers' rows at once. Knows nothing of clients or models.
+
+z (B, d) is the anchor, peers are M matrices (B, d); rows are normalised here. With z_i, z_j^m unit rows, FedMuscle eq. 3 reads
+
+    L_i = -log  alpha(i, .., i) exp(sum_m z_i . z_i^m / t_m)  /  sum over j in [B]^M of alpha(j) exp(sum_m z_i . z_{j_m}^m / t_m)
+    alpha(j) = exp(-sum_{m<k} gamma_mk z_{j_m}^m . z_{j_k}^k),    gamma_mk = 1 / lower_mk - 1 / t_mk
+
+Temperatures, the same for every function of this file (t is the paper's tau^(N), lower its tau^(N-1)):
+
+    temperature        one number: every t_m and every t_mk;
+                       M numbers: t_m, anchor to peer m, and then t_mk = sqrt(t_m t_k);
+                       a symmetric (M+1, M+1) matrix, the anchor first: t_m in row 0, t_mk in the rest.
+    lower_temperature  one number: every lower_mk;
+                       a symmetric (M, M) matrix, or (M+1, M+1) with the anchor first (its row and column are not read).
+
+Infinity is allowed, diagonals are not read. Tensors may carry gradients; their values, unlike those of numbers and lists, are not checked.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from .contrastive import check_rows
+
+Temperature = float | Sequence | Tensor
+
+COLDEST = 0.003     # exp(2 / temperature) and its inverse must fit float64
+WARM = 0.05         # from here up they fit float32, and so do the digits of alpha
+BLOCK = 2**20       # combinations of peers' rows weighed at once: 4 MiB in float32
+
+
+def muscle_loss(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> Tensor:
+    """Mean over the batch of L_i (FedMuscle eq. 3), exact, without the B^M x d matrix of the paper. Returns a scalar.
+
+    Time grows as B^(M+1), memory as B^M up to `BLOCK` and no further. Any temperature from 0.003 up is safe: those below 0.05,
+    and tensors, whose values are not known beforehand, are worked out in float64 whatever the dtype of z.
+
+    >>> z = torch.eye(4)
+    >>> round(muscle_loss(z, [z, z, z]).item(), 3), round(muscle_loss(z, [z, -z, z]).item(), 3)
+    (1.041, 3.231)
+    """
+    check_rows(z, peers)
+    per_peer, gamma = _inverse(temperature, lower_temperature, len(peers), z.device)
+    dtype = torch.promote_types(z.dtype, torch.float32) if _is_warm(temperature) and _is_warm(lower_temperature) else torch.float64
+    anchor = normalize(z.to(dtype), dim=-1)
+    rows = normalize(torch.cat(list(peers)).to(dtype), dim=-1)                                      # (M B, d)
+    unary = (anchor @ rows.mT).unflatten(1, (len(peers), -1)).transpose(0, 1)                       # (M, B, B), anchor x peer m
+    pair = (rows @ rows.mT).unflatten(1, (len(peers), -1)).unflatten(0, (len(peers), -1)).transpose(1, 2)   # (M, M, B, B)
+    unary, pair = per_peer.to(dtype)[:, None, None] * unary, -gamma.to(dtype)[:, :, None, None] * pair
+    positive = unary.diagonal(dim1=1, dim2=2).sum(0) + pair.diagonal(dim1=2, dim2=3).sum((0, 1)) / 2
+    return (_log_sum(unary, pair) - positive).mean().to(z.dtype)
+
+
+def muscle_literal(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> Tensor:
+    """The same scalar as `muscle_loss`, by the paper's own sum over B^M rows: the reference, and the `paper` exchange in one place.
+
+    >>> z, *peers = torch.randn(4, 5, 8).double()
+    >>> bool((muscle_literal(z, peers) - muscle_loss(z, peers)).abs() < 1e-9)
+    True
+    """
+    check_rows(z, peers)
+    S, log_alpha = aggregate(peers, temperature, lower_temperature)
+    return muscle_from_aggregate(z, S, log_alpha, positive_rows(len(z), len(peers)))
+
+
+def aggregate(peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> tuple[Tensor, Tensor]:
+    """What the paper's server sends to the anchor: S (B^M, d) and log alpha (B^M,), in the peers' dtype.
+
+    Combination j = (j_1, .., j_M) is row j_1 B^(M-1) + .. + j_M; S is sum_m z_{j_m}^m / t_m (FedMuscle eq. 5).
+
+    >>> S, log_alpha = aggregate(list(torch.randn(3, 5, 8)))
+    >>> S.shape, log_alpha.shape
+    (torch.Size([125, 8]), torch.Size([125]))
+    """
+    check_rows(peers[0] if len(peers) else torch.empty(0, 0), peers)
+    per_peer, gamma = _inverse(temperature, lower_temperature, len(peers), peers[0].device)
+    per_peer, gamma = per_peer.to(peers[0].dtype), gamma.to(peers[0].dtype)
+    S, log_alpha = peers[0].new_zeros(1, peers[0].shape[1]), peers[0].new_zeros(1)
+    rows = [normalize(peer, dim=-1) for peer in peers]
+    for k, row in enumerate(rows):
+        # of all combinations of the peers before k, the part of log alpha that k's row brings: gamma-weighted likeness to each
+        before = [rows[m].repeat_interleave(len(row) ** (k - 1 - m), 0).repeat(len(row) ** m, 1) for m in range(k)]
+        links = sum((gamma[m, k] * before[m] for m in range(k)), torch.zeros_like(S))
+        log_alpha = (log_alpha[:, None] - links @ row.mT).flatten()
+        S = (S[:, None] + per_peer[k] * row).flatten(0, 1)
+    return S, log_alpha
+
+
+def muscle_from_aggregate(z: Tensor, S: Tensor, log_alpha: Tensor, positives: Tensor) -> Tensor:
+    """What the paper's client computes from the server's message (FedMuscle eq. 5): the mean over the batch, a scalar.
+
+    z (B, d); S (rows, d) and log_alpha (rows,) from `aggregate`; positives (B,), the row that matches each anchor: `positive_rows(B, M)`.
+    """
+    if z.ndim != 2 or S.shape != (len(log_alpha), z.shape[1]) or positives.shape != z.shape[:1]:
+        raise ValueError(
+            f"z (B, d) needs S (rows, d), log_alpha (rows,) and positives (B,), "
+            f"got {tuple(z.shape)}, {tuple(S.shape)}, {tuple(log_alpha.shape)} and {tuple(positives.shape)}."
+        )
+    logits = normalize(z, dim=-1) @ S.mT + log_alpha                                    # (B, rows)
+    return (logits.logsumexp(1) - logits.gather(1, positives.to(z.device)[:, None])[:, 0]).mean()
+
+
+def positive_rows(batch: int, peers: int) -> Tensor:
+    """The rows (i, .., i) of `aggregate`, one per sample: i (B^(M-1) + .. + B + 1).
+
+    >>> positive_rows(batch=3, peers=2)
+    tensor([0, 4, 8])
+    """
+    return torch.arange(batch) * sum(batch**power for power in range(peers))
+
+
+def consistent_lower(temperature: Temperature) -> float | Tensor:
+    """The lower temperature that eq. 22 (FedMuscle, appendix C) asks for: 1 / lower_mk = 1 / t_mk + 1 / (t_m t_k).
+
+    A number for a number; an (M, M) matrix for M numbers or for an (M+1, M+1) matrix, the anchor first. Its diagonal means nothing.
+
+    >>> round(consistent_lower(0.2), 4)
+    0.0333
+    >>> consistent_lower([0.2, 0.2])
+    tensor([[0.0333, 0.0333],
+            [0.0333, 0.0333]], dtype=torch.float64)
+    """
+    t = _read(temperature, "temperature", None)
+    peers = len(t) - (t.ndim == 2) if t.ndim else 1
+    per_peer, between = _anchor_and_pairs(temperature, peers, t.device)
+    lower = 1 / (1 / between + 1 / per_peer[:, None] / per_peer)
+    return lower if t.ndim else lower[0, 0] if isinstance(temperature, Tensor) else float(lower)
+
+
+def information_bound(loss: float | Tensor, batch: int, peers: int) -> float | Tensor:
+    """Nats that the anchor is known to share with its peers: M log B - L (FedMuscle, theorem 1). Holds in the mean over batches.
+
+    >>> information_bound(0.0, batch=32, peers=1) == math.log(32)
+    True
+    """
+    return peers * math.log(batch) - loss
+
+
+def _log_sum(unary: Tensor, pair: Tensor) -> Tensor:
+    """(B,): log sum over j in [B]^M of exp(sum_m unary[m, i, j_m] + sum_{m<k} pair[m, k, j_m, j_k]).
+
+    unary (M, B, B), anchor x peer; pair (M, M, B, B), peer x peer, read where m < k.
+    """
+    return unary[0].logsumexp(1) if len(unary) == 1 else _LogSum.apply(unary, pair)[0]
+
+
+class _LogSum(torch.autograd.Function):
+    """`_log_sum` of two peers or more, block by block. One block is kept for the backward pass; more are weighed again there.
+
+    The gradient is made of marginals of p_i(j), the share of combination j in anchor i's sum.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(unary: Tensor, pair: Tensor) -> tuple[Tensor, ...]:
+        blocks = _blocks(*unary.shape[:2])
+        if len(blocks) == 1:
+            weighed = _weigh(*_cut(unary, pair, blocks[0]))
+            return weighed[-1].logsumexp(1), *weighed
+        return (torch.stack([_weigh(*_cut(unary, pair, block))[-1].logsumexp(1) for block in blocks]).logsumexp(0),)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, *_) -> tuple[Tensor, Tensor | None]:
+        unary, pair, total, *weighed = ctx.saved_tensors
+        peers, batch = unary.shape[:2]
+        to_unary, to_pair = torch.zeros_like(unary), torch.zeros_like(pair) if ctx.needs_input_grad[1] else None
+        for block in _blocks(peers, batch):
+            around = [(part.start, batch - part.stop) for part in block]            # the rows that are not in this block
+            sizes = [part.stop - part.start for part in block]
+            per_peer, per_pair = _marginals(*(weighed or _weigh(*_cut(unary, pair, block))), total, grad, sizes, to_pair is not None)
+            to_unary = to_unary + torch.stack([pad(share, gap) for share, gap in zip(per_peer, around, strict=True)])
+            if to_pair is not None:
+                whole = {(m, k): pad(share, around[k] + around[m]) for (m, k), share in per_pair.items()}
+                none = torch.zeros_like(whole[0, 1])
+                to_pair = to_pair + torch.stack([whole.get(mk, none) for mk in product(range(peers), repeat=2)]).unflatten(0, (peers, peers))
+        return to_unary, to_pair
+
+
+def _head(peers: int) -> int:
+    """How many of the peers are summed out first, by the matrix product."""
+    return 1 if peers < 4 else 2
+
+
+def _blocks(peers: int, batch: int) -> list[tuple[slice, ...]]:
+    """The rows each peer takes part with, block by block: all of them where possible, fewer for the first peers after the head."""
+    room, ranges = BLOCK, {}
+    for m in (*range(_head(peers)), *reversed(range(_head(peers), peers))):
+        size = max(1, min(batch, room))
+        ranges[m] = [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+        room //= size
+    return list(product(*(ranges[m] for m in range(peers))))
+
+
+def _cut(unary: Tensor, pair: Tensor, block: tuple[slice, ...]) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
+    """M of (B, n_m) and, for each m < k, (n_m, n_k): the logits of one block."""
+    links = {(m, k): pair[m, k, block[m], block[k]] for m, k in combinations(range(len(block)), 2)}
+    return [unary[m, :, part] for m, part in enumerate(block)], links
+
+
+def _weigh(unary: list[Tensor], pair: dict[tuple[int, int], Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Part the peers into a head and a tail; one matrix product sums the head out for all anchors and all tails.
+
+    Returns reach (B, head), weights (head, tail), their product (B, tail), and what is left to sum, in logs (B, tail).
+    Only the product leaves the log domain. Each column of weights is shifted to a maximum of 1, and head logits stay within
+    2 / temperature of 0 because rows are unit vectors, so that no sum can overflow or vanish, whatever gamma is.
+    """
+    split = _head(len(unary))
+    weights = _joint(pair, len(unary)).flatten(0, split - 1).flatten(1)
+    shift = weights.amax(0)
+    weights, reach = weights.sub_(shift).exp_(), _outer(unary[:split]).exp()
+    summed = reach @ weights
+    return reach, weights, summed, summed.log() + shift + _outer(unary[split:])
+
+
+def _marginals(
+    reach: Tensor, weights: Tensor, summed: Tensor, logits: Tensor, total: Tensor, grad: Tensor, sizes: list[int], wants_pairs: bool
+) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
+    """grad_i p_i(j_m), M of (B, n_m), and sum_i grad_i p_i(j_m, j_k), (n_m, n_k) for each m < k, from what `_weigh` returns."""
+    split = _head(len(sizes))
+    tail = grad[:, None] * (logits - total[:, None]).exp()                                  # (B, tail)
+    ratio = tail / summed
+    head = reach * (ratio @ weights.mT)                                                     # (B, head)
+    per_peer = [_keep(head.unflatten(1, sizes[:split]), 0, 1 + m) for m in range(split)]
+    per_peer += [_keep(tail.unflatten(1, sizes[split:]), 0, 1 + m) for m in range(len(sizes) - split)]
+    if not wants_pairs:
+        return per_peer, {}
+    joint = (weights * (reach.mT @ ratio)).unflatten(0, sizes[:split])                      # (n_1[, n_2], tail)
+    with_tail = [_keep(joint, m, split).unflatten(1, sizes[split:]) for m in range(split)]  # (n_m, n_k, ..)
+    within_tail = with_tail[0].sum(0)                                                       # (n_k, ..)
+    per_pair = {(0, 1): joint.sum(-1)} if split == 2 else {}
+    for m, k in combinations(range(len(sizes)), 2):
+        if k >= split:
+            per_pair[m, k] = _keep(with_tail[m], 0, 1 + k - split) if m < split else _keep(within_tail, m - split, k - split)
+    return per_peer, per_pair
+
+
+def _joint(pair: dict[tuple[int, int], Tensor], peers: int) -> Tensor:
+    """(n_1, .., n_M), two peers or more: the pair logits of every combination, summed, in memory of its own."""
+    joint = pair[0, 1].clone()
+    for k in range(2, peers):
+        # pair[m, k] lies along axes m and k of the k + 1 axes so far
+        joint = sum(pair[m, k].unflatten(0, (*[1] * m, -1, *[1] * (k - 1 - m))) for m in range(k)).add_(joint[..., None])
+    return joint
+
+
+def _outer(logits: list[Tensor]) -> Tensor:
+    """M of (B, n_m) -> (B, n_1 .. n_M): the sum for every combination, last peer fastest."""
+    total = logits[0]
+    for more in logits[1:]:
+        total = (total[:, :, None] + more[:, None, :]).flatten(1)
+    return total
+
+
+def _keep(table: Tensor, *axes: int) -> Tensor:
+    """Sum out every axis but these."""
+    others = [axis for axis in range(table.ndim) if axis not in axes]
+    return table.sum(others) if others else table
+
+
+def _inverse(temperature: Temperature, lower_temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """1 / t_m (M,) and gamma_mk (M, M) with zeros on the diagonal, float64."""
+    per_peer, between = _anchor_and_pairs(temperature, peers, device)
+    lower = _read(lower_temperature, "lower_temperature", device)
+    if lower.shape == (peers + 1, peers + 1):
+        lower = lower[1:, 1:]
+    if lower.shape not in ((), (peers, peers)):
+        raise ValueError(
+            f"lower_temperature is one number, a ({peers}, {peers}) matrix between the peers, or ({peers + 1}, {peers + 1}) "
+            f"with the anchor first, got shape {tuple(lower.shape)}."
+        )
+    return 1 / per_peer, (1 / lower - 1 / between).masked_fill(torch.eye(peers, dtype=torch.bool, device=device), 0)
+
+
+def _anchor_and_pairs(temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """t_m (M,) and t_mk (M, M), float64."""
+    t = _read(temperature, "temperature", device)
+    if t.shape == ():
+        return t.expand(peers), t.expand(peers, peers)
+    if t.shape == (peers,):
+        return t, torch.outer(t, t).sqrt()
+    if t.shape == (peers + 1, peers + 1):
+        return t[0, 1:], t[1:, 1:]
+    raise ValueError(
+        f"temperature is one number, {peers} of them (one per peer), or a ({peers + 1}, {peers + 1}) matrix with the anchor first, "
+        f"got shape {tuple(t.shape)}."
+    )
+
+
+def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
+    """The temperature as a float64 tensor, with ones on the diagonal of a matrix; numbers and lists are checked."""
+    t = torch.as_tensor(value, dtype=torch.float64, device=device)
+    if t.ndim == 2 and t.shape[0] == t.shape[1]:
+        t = torch.where(torch.eye(len(t), dtype=torch.bool, device=t.device), 1.0, t)
+    if isinstance(value, Tensor):
+        return t
+    if name == "temperature" and not t.min() >= COLDEST:
+        raise ValueError(f"temperature must be at least {COLDEST}, got {value}.")
+    if not t.min() > 0:
+        raise ValueError(f"{name} must be above 0, got {value}.")
+    if t.ndim == 2 and not (t.shape[0] == t.shape[1] and torch.allclose(t, t.mT)):
+        raise ValueError(f"{name} as a matrix must be square and symmetric, got {value}.")
+    return t
+
+
+def _is_warm(value: Temperature) -> bool:
+    return not isinstance(value, Tensor) and bool((torch.as_tensor(value) >= WARM).all())

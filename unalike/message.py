@@ -1,0 +1,205 @@
+"""What may travel between server and client: a tree of named tensors, numbers and strings, its codec and its size.
+
+Knows nothing of who sends it. Nothing executable can be written in it, and reading it runs no code.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+Value = Tensor | int | float | str | bool | list | dict | None      # lists and dicts hold the same again
+
+MAGIC = b"UNALIKE1"
+FRAME = struct.Struct("<8sI")            # magic, length of the header
+BLOCK = 256                              # the header and every tensor start on a multiple of this
+LIMIT = 2 * 1024**3                      # bytes a message may have unless the caller says otherwise
+DEPTH = 32                               # how deep values may nest
+DTYPES = {str(d).removeprefix("torch."): d for d in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool)}
+
+
+class MessageError(ValueError):
+    """A message that cannot be sent, or bytes that are none."""
+
+
+def encode(value: Value, limit: int = LIMIT) -> bytearray:
+    """The bytes of a value: magic, header length, JSON header padded to a block, then each tensor padded to a block.
+
+    >>> decode(encode({"rows": [1, 2], "name": "ada"}))
+    {'rows': [1, 2], 'name': 'ada'}
+    """
+    header, tensors = _header(value)
+    _within(total := _size(header, tensors), limit)
+    out = bytearray(total)
+    FRAME.pack_into(out, 0, MAGIC, len(header))
+    out[FRAME.size:FRAME.size + len(header)] = header
+    at = _padded(FRAME.size + len(header))
+    for tensor in tensors:
+        if length := tensor.numel() * tensor.element_size():
+            raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+            torch.frombuffer(out, dtype=torch.uint8, count=length, offset=at).copy_(raw)
+        at += _padded(length)
+    return out
+
+
+def size(value: Value, limit: int = LIMIT) -> int:
+    """Length of `encode(value)` without copying a tensor."""
+    header, tensors = _header(value)
+    return _within(_size(header, tensors), limit)
+
+
+def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
+    """The value behind the bytes; its tensors are the receiver's own. Anything that is not a message is a MessageError."""
+    _within(len(data), limit)
+    if len(data) < FRAME.size:
+        raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
+    magic, length = FRAME.unpack_from(data)
+    if magic != MAGIC:
+        raise MessageError(f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}")
+    if FRAME.size + length > len(data):
+        raise MessageError(f"the message is cut short: its header needs {length} bytes, {len(data) - FRAME.size} are there")
+    try:
+        header = json.loads(bytes(data[FRAME.size:FRAME.size + length]))
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"the message's header cannot be read: {error}") from None
+    if not isinstance(header, dict) or set(header) != {"value", "tensors"} or not isinstance(header["tensors"], list):
+        raise MessageError("the message's header must hold exactly `value` and `tensors`")
+    own = bytearray(data[_padded(FRAME.size + length):])
+    tensors, at = [], 0
+    for described in header["tensors"]:
+        tensor, at = _tensor(described, own, at)
+        tensors.append(tensor)
+    if at != len(own):
+        raise MessageError(f"the message carries {len(own)} bytes of tensors, its header describes {at}")
+    left = dict(enumerate(tensors))
+
+    def take(name: object) -> Tensor:
+        if type(name) is not int or name not in left:
+            raise MessageError(f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once")
+        return left.pop(name)
+
+    return fill(header["value"], take)
+
+
+def copy(value: Value) -> Value:
+    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return {key: copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copy(item) for item in value]
+    return value
+
+
+def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
+    """Every tensor, number and string with its dotted path.
+
+    >>> list(leaves({"a": {"b": 1}, "c": [2]}))
+    [('a.b', 1), ('c.0', 2)]
+    """
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def broken(value: Value) -> str | None:
+    """Path of the first NaN or infinity, None where all is finite."""
+    for path, leaf in leaves(value):
+        if isinstance(leaf, Tensor):
+            # a sum is finite only where all parts are; one that overflows is looked at again
+            if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
+                return path or "the reply"
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            return path or "the reply"
+    return None
+
+
+def tree(value: Value, put: Callable[[str, Tensor], int | str], path: str = "", depth: int = 0) -> object:
+    """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place."""
+    if depth > DEPTH:
+        raise MessageError(f"{path} nests deeper than {DEPTH} levels")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        return {"$": put(path, value)}
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str) or key.startswith("$"):
+                raise MessageError(f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $")
+        return {key: tree(item, put, f"{path}/{key}" if path else key, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tree(item, put, f"{path}/{i}" if path else str(i), depth + 1) for i, item in enumerate(value)]
+    raise MessageError(f"{path or 'the message'} is a {type(value).__name__}; "
+                       "a message carries tensors, numbers, strings, lists and dicts")
+
+
+def fill(tree: object, take: Callable[[object], Tensor], depth: int = 0) -> Value:
+    """Undo `tree`: each {"$": name} becomes `take(name)`."""
+    if depth > DEPTH:
+        raise MessageError(f"the message nests deeper than {DEPTH} levels")
+    if isinstance(tree, dict):
+        if "$" in tree:
+            if len(tree) != 1:
+                raise MessageError("the message has a tensor's place with other keys beside it")
+            return take(tree["$"])
+        return {key: fill(item, take, depth + 1) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [fill(item, take, depth + 1) for item in tree]
+    return tree  # type: ignore[return-value]
+
+
+def _header(value: Value) -> tuple[bytes, list[Tensor]]:
+    tensors: list[Tensor] = []
+
+    def put(path: str, tensor: Tensor) -> int:
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+            raise MessageError(f"{path or 'the message'} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}")
+        tensors.append(tensor)
+        return len(tensors) - 1
+
+    described = tree(value, put)
+    table = [[str(t.dtype).removeprefix("torch."), *t.shape] for t in tensors]
+    return json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(), tensors
+
+
+def _tensor(described: object, own: bytearray, at: int) -> tuple[Tensor, int]:
+    match described:
+        case [str(name), *shape] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 16:
+            dtype = DTYPES[name]
+        case _:
+            raise MessageError(f"the message describes a tensor as {str(described)[:80]}; expected [dtype, *shape]")
+    count = math.prod(shape)
+    length = count * dtype.itemsize
+    if at + length > len(own):
+        raise MessageError(f"the message is cut short: a tensor of shape {shape} needs {length} bytes, {len(own) - at} are left")
+    if not count:
+        return torch.empty(shape, dtype=dtype), at
+    if dtype is torch.bool and any(byte > 1 for byte in own[at:at + length]):
+        raise MessageError("a bool tensor in the message holds bytes other than 0 and 1")
+    return torch.frombuffer(own, dtype=dtype, count=count, offset=at).reshape(shape), at + _padded(length)
+
+
+def _padded(length: int) -> int:
+    return -(-length // BLOCK) * BLOCK
+
+
+def _size(header: bytes, tensors: list[Tensor]) -> int:
+    return _padded(FRAME.size + len(header)) + sum(_padded(t.numel() * t.element_size()) for t in tensors)
+
+
+def _within(length: int, limit: int) -> int:
+    if length > limit:
+        raise MessageError(f"the message has {length:,} bytes, over the limit of {limit:,}")
+    return length

@@ -1,0 +1,5 @@
+"""What clients compute with. Knows nothing of tasks, clients or methods."""
+
+from unalike.models.encoders import CNN, ENCODERS, MLP, Transformer, build_encoder
+
+__all__ = ["CNN", "ENCODERS", "MLP", "Transformer", "build_encoder"]

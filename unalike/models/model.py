@@ -1,0 +1,42 @@
+"""What a client trains: encoder, projection, head. Knows nothing of clients or methods."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Model(nn.Module):
+    """Encoder -> projection -> head. `features` are what the head takes, `represent` one vector a sample for comparing models.
+
+    A dense task (segmentation) keeps the map: its features are (n, width, h, w), and the representation is their mean.
+    """
+
+    def __init__(self, encoder: nn.Module, projection: nn.Module, head: nn.Module, dense: bool = False):
+        super().__init__()
+        self.encoder, self.projection, self.head, self.dense = encoder, projection, head, dense
+
+    def features(self, x: Tensor | dict) -> Tensor:
+        if self.dense:
+            return self.projection(self.encoder.grid(x).movedim(1, -1)).movedim(-1, 1)
+        return self.projection(self.encoder(x))
+
+    def represent(self, x: Tensor | dict) -> Tensor:
+        """(n, width), unit length."""
+        z = self.features(x)
+        return nn.functional.normalize(z.mean((-2, -1)) if self.dense else z, dim=-1)
+
+    def forward(self, x: Tensor | dict) -> Tensor:
+        return self.head(self.features(x))
+
+
+def width_of(encoder: nn.Module, x: Tensor | dict) -> int:
+    """Width of an encoder's output: its attribute `width`, or found by a trial on the rows `x`."""
+    if isinstance(width := getattr(encoder, "width", None), int):
+        return width
+    was = encoder.training
+    with torch.no_grad():
+        out = encoder.eval()(x)
+    encoder.train(was)
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        raise ValueError(f"an encoder gives (n, width), {type(encoder).__name__} gave "
+                         f"{tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}")
+    return out.shape[1]

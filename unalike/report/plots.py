@@ -1,0 +1,127 @@
+"""The pictures of one run, first what came of it: gains and courses. Knows nothing of the page they stand on."""
+
+from math import ceil
+
+from unalike.report import history, picture, words
+from unalike.report.canvas import colour, figure, inline, settings
+from unalike.report.folder import Run
+from unalike.report.picture import Picture, colours, short, whole_rounds
+from unalike.report.records import arrivals, notes, traffic
+
+
+def draw(run: Run) -> list[Picture]:
+    """Every picture this run has something to show for."""
+    with settings():
+        drawn = [made(run) for made in (gains, courses, notes, traffic, arrivals)]
+    return [made for made in drawn if made]
+
+
+def gains(run: Run) -> Picture | None:
+    """A row per client: alone, together and, where there is one, safeguarded."""
+    told = {client: its for client, its in run.clients.items() if words.number(its.get("value")) is not None}
+    if not told:
+        return None
+    gained, tone_of = words.gains({"clients": run.clients}), colours(run)
+    shown = sorted(told, key=lambda client: (gained.get(client, float("inf")), told[client]["value"]))[: picture.ROWS]
+    has_alone = any(words.number(told[client].get("alone")) is not None for client in shown)
+    guarded = {client: words.number(told[client].get("safeguarded")) for client in shown}
+    guarded = {client: kept for client, kept in guarded.items() if kept not in (None, told[client]["value"])}
+
+    drawn, ((axis,),) = figure(0.75 + 0.3 * len(shown))
+    for row, client in enumerate(shown):
+        its, tone = told[client], colour(tone_of(client))
+        alone, value, gain = (words.number(its.get(key)) for key in ("alone", "value", "gain"))
+        if alone is not None:
+            axis.plot([alone, value], [row, row], color=tone, linewidth=2.6, alpha=0.45, solid_capstyle="round")
+            axis.plot(alone, row, "o", markersize=6.5, markerfacecolor=colour("paper"), markeredgecolor=tone, markeredgewidth=1.5)
+        if client in guarded:
+            axis.plot(guarded[client], row, "D", markersize=9.5, markerfacecolor="none", markeredgecolor=colour("ink"), markeredgewidth=1)
+        axis.plot(value, row, "o", markersize=7.5, color=tone)
+        mood = "soft" if not gain else "bad" if gain < 0 else "good"
+        aside = words.percent(value) if gain is None else words.signed(gain)
+        axis.text(1.015, row, aside, transform=axis.get_yaxis_transform(), va="center", ha="left", color=colour(mood))
+    axis.set_yticks(range(len(shown)), [f"{short(client)}, {short(told[client].get('metric') or 'value')}" for client in shown])
+    axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
+    axis.set_ylim(-0.6, len(shown) - 0.4)
+    axis.margins(x=0.06)
+    axis.grid(axis="y", visible=False)
+    axis.spines["left"].set_visible(False)
+    axis.set_xlabel("value of each client's own metric (%)")
+    legend = [("ring", "soft", "alone")] * has_alone + [("dot", "soft", "together")]
+    legend += [("diamond", "ink", "safeguarded, where it differs")] * bool(guarded)
+    caption = "On the right the gain, in percent of the value alone."
+    if not has_alone:
+        caption = "On the right the value; nothing was trained alone, so there is no gain."
+    if len(shown) < len(told):
+        caption += f" The {len(shown)} smallest gains of {len(told)} clients."
+    ends = [f"{client} {words.percent(told[client].get('alone'))} to {words.percent(told[client]['value'])}" for client in shown]
+    alt = f"Dots on a line for each client, {'alone against together' if has_alone else 'together'}, in percent: {words.listed(ends, 8)}."
+    title = "Alone and together" if has_alone else "Where each client ended"
+    return Picture(title, caption, inline(drawn, "gains", alt), legend)
+
+
+def courses(run: Run) -> Picture | None:
+    """A panel per client: its value over the rounds. Panels of one metric share their scale."""
+    together, alone, early = (history.courses(run, *which) for which in (("together",), ("alone",), ("together", "after local")))
+    known = [client for client in history.clients(run) if client in together or client in alone]
+    if not any(len(course) > 1 for course in [*together.values(), *alone.values()]):
+        return None
+    gained = words.gains({"clients": run.clients})
+    shown = known
+    if len(known) > picture.PANELS:
+        shown = sorted(known, key=lambda client: gained.get(client, float("inf")))[: picture.PANELS]
+    early = {client: {at: value for at, value in course.items() if value != together[client][at]} for client, course in early.items()}
+    reach = _reach(run, shown, [together, alone, early])
+
+    columns, tone_of = min(3, len(shown)), colours(run)
+    drawn, axes = figure(0.35 + 1.7 * ceil(len(shown) / columns), ceil(len(shown) / columns), columns, sharex=True)
+    for client, axis in zip(shown, axes.flat):
+        tone = colour(tone_of(client))
+        _curve(axis, together.get(client, {}), tone)
+        if len(alone.get(client, {})) > 1:
+            _curve(axis, alone[client], tone, dashed=True)
+        elif (level := _alone(run, client, alone)) is not None:
+            axis.axhline(level, color=tone, linestyle=(0, (4, 2.5)), linewidth=1.3)
+        before = early.get(client, {})
+        axis.plot(list(before), list(before.values()), "o", markersize=3, markeredgecolor=tone, markerfacecolor="none")
+        axis.set_title(f"{short(client)}, {short(history.metric(run, client))}")
+        axis.set_ylim(*reach[history.metric(run, client)])
+        whole_rounds(axis)
+    for axis in axes.flat[len(shown):]:  # fmt: skip
+        axis.set_visible(False)
+    for axis in axes.flat[max(0, len(shown) - columns):len(shown)]:  # fmt: skip
+        axis.tick_params(labelbottom=True)
+    drawn.supxlabel("round", fontsize=8.5, color=colour("soft"))
+    drawn.supylabel("value (%)", fontsize=8.5, color=colour("soft"))
+    has_alone = any(_alone(run, client, alone) is not None for client in shown)
+    has_early = any(early.get(client) for client in shown)
+    legend = [("line", "soft", "together")] + [("dash", "soft", "alone")] * has_alone
+    legend += [("ring", "soft", "together, after local training")] * has_early
+    caption = "Clients with the same metric share one scale."
+    if len(shown) < len(known):
+        caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
+    ends = [f"{client} {words.percent(list(together[client].values())[-1])}" for client in shown if client in together]
+    alt = f"A small line plot for each client: its value in percent over the rounds. Together they end at: {words.listed(ends, 8)}."
+    return Picture("Over the rounds", caption, inline(drawn, "courses", alt), legend)
+
+
+def _curve(axis, course: dict[int, float], tone: str, dashed: bool = False) -> None:
+    style = {"linestyle": (0, (4, 2.5)), "linewidth": 1.3} if dashed else {"marker": "o", "markersize": 3.2 if len(course) <= 30 else 0}
+    axis.plot(list(course), list(course.values()), color=tone, **style)
+
+
+def _alone(run: Run, client: str, alone: dict) -> float | None:
+    """Where a client ended alone: as the results say, or the last evaluation."""
+    told = words.number(run.clients.get(client, {}).get("alone"))
+    return told if told is not None else next(reversed(alone.get(client, {}).values()), None)
+
+
+def _reach(run: Run, shown: list[str], sets: list[dict]) -> dict[str, tuple[float, float]]:
+    """{metric: (lowest, highest)} over all clients shown, with some air."""
+    seen: dict[str, list[float]] = {}
+    for client in shown:
+        values = [value for courses in sets for value in courses.get(client, {}).values()]
+        level = _alone(run, client, sets[1])
+        seen.setdefault(history.metric(run, client), []).extend(values + ([level] if level is not None else []))
+    air = {metric: max(0.08 * (max(values) - min(values)), 0.5) for metric, values in seen.items()}
+    return {metric: (min(values) - air[metric], max(values) + air[metric]) for metric, values in seen.items()}

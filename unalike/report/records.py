@@ -1,0 +1,95 @@
+"""Pictures of what a run recorded besides its values: notes, traffic, arrivals. Knows nothing of the page they stand on."""
+
+from math import ceil
+from statistics import median
+
+from unalike.report import history, picture, words
+from unalike.report.canvas import CLIENTS, colour, figure, inline
+from unalike.report.folder import Run
+from unalike.report.picture import Picture, colours, short, whole_rounds
+
+
+def notes(run: Run) -> Picture | None:
+    """A panel per thing the method wrote down, a line per client. Many clients add their range and median; very many show only these."""
+    told = {name: its for name, its in history.notes(run).items() if any(len(course) > 1 for course in its.values())}
+    if not told:
+        return None
+    crowded = any(len(its) > len(CLIENTS) for its in told.values())
+    look = {"linewidth": 0.8, "alpha": 0.6} if crowded else {}
+    columns, tone_of = min(2, len(told)), colours(run)
+    drawn, axes = figure(0.3 + 2.3 * ceil(len(told) / columns), ceil(len(told) / columns), columns)
+    for (name, its), axis in zip(told.items(), axes.flat):
+        for client, course in its.items() if len(its) <= picture.ROWS else ():
+            axis.plot(list(course), list(course.values()), color=colour(tone_of(client)), **look)
+        if crowded:
+            rounds = sorted({at for course in its.values() for at in course})
+            low, middle, high = ([of(course[at] for course in its.values() if at in course) for at in rounds] for of in (min, median, max))
+            axis.fill_between(rounds, low, high, color=colour("up"), alpha=0.2, linewidth=0)
+            axis.plot(rounds, middle, color=colour("ink"), linewidth=2)
+        axis.set_xlabel("round")
+        axis.set_ylabel(short(name.replace("_", " ")))
+        whole_rounds(axis)
+    for axis in axes.flat[len(told):]:  # fmt: skip
+        axis.set_visible(False)
+    who = list(dict.fromkeys(client for its in told.values() for client in its))
+    legend = [("line", tone_of(client), client) for client in who]
+    if crowded:
+        legend = [("line", "ink", "median of the clients"), ("square", "down", "from the lowest to the highest")]
+    names = words.listed([name.replace("_", " ") for name in told])
+    alt = f"Line plots over the rounds, for each client: {names}."
+    return Picture("What the method wrote down", f"By round and client: {names}.", inline(drawn, "notes", alt), legend)
+
+
+def traffic(run: Run) -> Picture | None:
+    """A bar per operation: bytes from the clients up to the server, and from the server down."""
+    told = history.traffic(run)
+    if not any(sum(its.values()) for its in told.values()):
+        return None
+    shown, rest = dict(list(told.items())[:12]), list(told.values())[12:]
+    if rest:
+        shown[f"{len(rest)} others"] = {way: sum(its[way] for its in rest) for way in ("up", "down")}
+    scale, unit = words.unit_of(max(its["up"] + its["down"] for its in shown.values()))
+
+    drawn, ((axis,),) = figure(0.75 + 0.32 * len(shown))
+    for row, its in enumerate(shown.values()):
+        axis.barh(row, its["up"] / scale, height=0.58, color=colour("up"))
+        axis.barh(row, its["down"] / scale, left=its["up"] / scale, height=0.58, color=colour("down"))
+        total = its["up"] + its["down"]
+        axis.annotate(words.data(total), (total / scale, row), (5, 0), textcoords="offset points", va="center")
+    axis.set_yticks(range(len(shown)), [short(operation) for operation in shown])
+    axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
+    axis.set_ylim(len(shown) - 0.5, -0.5)
+    axis.margins(x=0.12)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel(f"sent in the whole run ({unit})")
+    up, down = (sum(its[way] for its in told.values()) for way in ("up", "down"))
+    legend = [("square", "up", f"up to the server, {words.data(up)} in all")]
+    legend += [("square", "down", f"down to the clients, {words.data(down)} in all")]
+    each = [f"{operation} {words.data(its['up'])} up and {words.data(its['down'])} down" for operation, its in shown.items()]
+    alt = f"Stacked bars of what was sent for each operation: {words.listed(each, 8)}."
+    caption, own = "By operation, as the ledger counts it.", (run.results or {}).get("bytes") or {}
+    if own and (own.get("up"), own.get("down")) != (up, down):
+        share = f"{words.data(own.get('up'))} up and {words.data(own.get('down'))} down"
+        caption += f" The method's own share is {share}; the rest is measuring."
+    return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
+
+
+def arrivals(run: Run) -> Picture | None:
+    """A row per client: a stroke for each reply that arrived."""
+    told = history.arrivals(run)
+    if not told:
+        return None
+    known, tone_of = [client for client in dict.fromkeys([*history.clients(run), *told]) if client in told], colours(run)
+    shown = known if len(known) <= picture.ROWS else sorted(known, key=lambda client: len(told[client]))[: picture.ROWS]
+    drawn, ((axis,),) = figure(0.75 + 0.27 * len(shown))
+    for row, client in enumerate(shown):
+        axis.plot(told[client], [row] * len(told[client]), "|", markersize=9, markeredgewidth=1.4, color=colour(tone_of(client)))
+    axis.set_yticks(range(len(shown)), [f"{short(client)}, {len(told[client])}" for client in shown])
+    axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_xlabel("clock of the run (s)")
+    caption = "A stroke for each reply; the number behind a name counts them."
+    if len(shown) < len(known):
+        caption += f" The {len(shown)} clients with the fewest, of {len(known)}."
+    alt = f"Timeline of arriving replies for each client: {words.listed([f'{client} {len(told[client])}' for client in shown], 8)}."
+    return Picture("Who arrived when", caption, inline(drawn, "arrivals", alt))

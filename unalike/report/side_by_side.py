@@ -1,0 +1,95 @@
+"""A comparison as tables in the terminal. Knows what `compare` returns, nothing of runs or files."""
+
+from string import ascii_uppercase
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from unalike.report import words
+
+
+def tables(result: dict, width: int = 80) -> list:
+    """The groups by letter, their averages, each client, and the differences against the first."""
+    groups = {_letter(place): group for place, group in enumerate(result["groups"])}
+    parts: list = [Text(words.printable(f"{result['scenario']}: {words.count(len(groups), 'group')}"), style="bold")]
+    for letter, group in groups.items():
+        seeds = f"seed{'s' * (group['n'] > 1)} {words.listed(group['seeds'], 12)}"
+        parts += [Text.assemble(f"  {letter}  ", (words.printable(group["label"]), "bold"), (f"  {seeds}", "dim"))]
+    parts += [_averages(groups), *_clients(groups, result["clients"], width)]
+    if result["differences"]:
+        parts += [_differences(result, groups)]
+    return parts + _footnotes(result, groups)
+
+
+def _averages(groups: dict) -> Table:
+    table = _table("", "Delta %", "mean value %", "losers", "up", "down", "time")
+    for letter, group in groups.items():
+        sent = [words.data(group["bytes"][way]["mean"]) for way in ("up", "down")]
+        losers = group["losers"]["mean"]
+        lost = Text(words.NOTHING if losers is None else f"{losers:.3g}", style="bold red" if losers else "")
+        averages = [_average(group["delta"], sign=True), _average(group["value"])]
+        table.add_row(letter, *averages, lost, *sent, words.duration(group["seconds"]["mean"]))
+    return table
+
+
+def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
+    """Each client's value in each group; as many groups side by side as fit."""
+    fit, parts = max(1, (width - 18) // 15), []
+    for start in range(0, len(groups), fit):
+        side = dict(list(groups.items())[start : start + fit])
+        table = _table("client", *side)
+        for client in clients:
+            cells = [_average(group["clients"][client], mark="bold red" if group["lost"][client] else "") for group in side.values()]
+            table.add_row(Text(words.printable(client)), *cells)
+        parts.append(table)
+    return parts
+
+
+def _differences(result: dict, groups: dict) -> Table:
+    letters = {group["label"]: letter for letter, group in groups.items()}
+    table = _table("", "mean difference %", "pairs", "worst client", "")
+    for told in result["differences"]:
+        verdict = {None: "too few seeds to say", True: "clear of 0", False: "not clear of 0"}[told["excludes_zero"]]
+        known = {client: its["mean"] for client, its in told["clients"].items() if its["mean"] is not None}
+        least = min(known, key=lambda client: known[client]) if known else None
+        worst = f"{words.printable(least)} {_change(known[least])}" if known else words.NOTHING
+        name = f"{letters[told['group']]} − {letters[told['reference']]}"
+        style = "" if not told["excludes_zero"] else "green" if told["mean"] > 0 else "red"
+        table.add_row(name, _average(told, sign=True), str(told["n"]), Text(worst), Text(verdict, style=style))
+    return table
+
+
+def _footnotes(result: dict, groups: dict) -> list[Text]:
+    notes = [f"± is half of the {result['level']:.0%} interval over seeds (Student's t); each stands alone, uncorrected for their number."]
+    single = [letter for letter, group in groups.items() if group["n"] == 1]
+    if single:
+        notes += [f"{words.listed(single)}: one seed only, so no interval."]
+    if any(count for group in groups.values() for count in group["lost"].values()):
+        notes += ["Red: this client lost against itself alone in at least one run."]
+    if result["left_out"]:
+        notes += [f"Left out, for want of a value in every run: {words.listed(result['left_out'])}."]
+    return [Text(words.printable(note), style="dim") for note in notes]
+
+
+def _average(told: dict, sign: bool = False, mark: str = "") -> Text:
+    if told["mean"] is None:
+        return Text(words.NOTHING)
+    half = "" if told["low"] is None else f" ±{(told['high'] - told['low']) / 2:.1f}"
+    return Text.assemble((_change(told["mean"]) if sign else f"{told['mean']:.1f}", mark), (half, "dim"))
+
+
+def _change(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def _letter(place: int) -> str:
+    return (ascii_uppercase[place // 26 - 1] if place >= 26 else "") + ascii_uppercase[place % 26]
+
+
+def _table(first: str, *names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right")
+    return table

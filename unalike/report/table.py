@@ -1,0 +1,91 @@
+"""The results of one run as a table in the terminal. Knows nothing of files or pictures."""
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from unalike.report import words
+
+MOST = 40  # rows; beyond that the worst are shown
+
+
+def show(results: dict, console: Console | None = None) -> None:
+    """Print the table of the clients and the lines below it."""
+    (console or Console()).print(summary(results))
+
+
+def summary(results: dict) -> Group:
+    """The table per client, then Delta, losers, the worst client, bytes, seconds and failures."""
+    told = words.failures(results.get("failures") or [])
+    lines = [_line(name, value) for name, value in _facts(results)]
+    failed = [Text(f"  {words.printable(sentence)}", style="red") for sentence in told]
+    return Group(_clients(results), *lines, *([Text("failures", style="bold"), *failed] if told else []))
+
+
+def _clients(results: dict) -> Table:
+    clients, gained = results["clients"], words.gains(results)
+    has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
+    has_safeguard = any("safeguarded" in its for its in clients.values())
+    shown = list(clients)
+    if len(shown) > MOST:  # the worst gains first, those without a gain after them
+        shown = [*gained, *(client for client in clients if client not in gained)][:MOST]
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left", title_style="bold")
+    table.title = Text(words.printable(f"{results.get('algorithm')} on {results.get('scenario')}, seed {results.get('seed')}"))
+    if len(shown) < len(clients):
+        table.caption = Text(f"the {len(shown)} smallest gains of {len(clients)} clients; results.json holds the rest")
+    for name in ("client", "model", "task", "metric"):
+        table.add_column(name, overflow="fold")
+    for name in ["alone"] * has_alone + ["together"] + ["gain"] * has_alone + ["safeguarded"] * has_safeguard:
+        table.add_column(name, justify="right", no_wrap=True)
+    for client in shown:
+        its = clients[client]
+        cells = [Text(words.printable(client), style="bold")]
+        cells += [Text(words.printable(its.get(key) or words.NOTHING)) for key in ("model", "task", "metric")]
+        cells += [Text(words.percent(its.get("alone")))] * has_alone + [Text(words.percent(its.get("value")))]
+        cells += [_gain(its.get("gain"))] * has_alone + [_safeguarded(its)] * has_safeguard
+        table.add_row(*cells)
+    return table
+
+
+def _gain(gain) -> Text:
+    gain = words.number(gain)
+    style = "dim" if not gain else "green" if gain > 0 else "bold red"
+    return Text(words.signed(gain), style=style)
+
+
+def _safeguarded(its: dict) -> Text:
+    """The value kept, and which model it is of unless it is the one learnt together."""
+    kept = "" if its.get("kept") in (None, "together") else f" {words.printable(its['kept'])}"
+    return Text.assemble(words.percent(its.get("safeguarded")), (kept, "dim"))
+
+
+def _facts(results: dict) -> list[tuple[str, Text]]:
+    gained, lost = words.gains(results), words.losers(results)
+    facts: list[tuple[str, Text]] = []
+    if words.number(results.get("delta")) is not None:
+        facts += [("Delta", Text.assemble(_gain(results["delta"]), ("  mean gain, each client against itself alone", "dim")))]
+    if gained:
+        named = f": {words.printable(words.listed(lost))}" if lost else ""
+        facts += [("losers", Text(f"{len(lost)} of {len(gained)}{named}", style="bold red" if lost else ""))]
+    else:
+        facts += [("gains", Text("not known: nothing was trained alone"))]
+    if words.worst(results):
+        facts += [("worst", Text(words.printable(words.worst(results))))]
+    safeguard = results.get("safeguard")
+    if isinstance(safeguard, dict):
+        left = f", losers {safeguard.get('losers', words.NOTHING)}"
+        facts += [("safeguard", Text.assemble("Delta ", _gain(safeguard.get("delta")), left))]
+    server = words.figures(results.get("server"))
+    if server:
+        facts += [("server", Text(words.printable(", ".join(f"{name} {value}" for name, value in server.items()))))]
+    sent = results.get("bytes") or {}
+    if sent:
+        facts += [("bytes", Text(f"{words.data(sent.get('up'))} up, {words.data(sent.get('down'))} down"))]
+    facts += [("time", Text(words.duration(results.get("seconds"))))]
+    return facts
+
+
+def _line(name: str, value: Text) -> Text:
+    return Text.assemble((f"{name:<10}", "bold"), value)

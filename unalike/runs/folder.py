@@ -1,0 +1,88 @@
+"""A run's folder: config, events, ledger, checkpoints, results. Knows nothing of what happens in the run."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unalike.engines.store import CheckpointError, Store, load
+from unalike.errors import UserError
+
+
+class Folder:
+    """The files of one run. Events are appended as they happen; everything else is written whole or not at all."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.server = Store(self.path / "checkpoints" / "server")
+        self.clients = self.path / "checkpoints" / "clients"
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any]) -> "Folder":
+        path = Path(path)
+        if (path / "config.yaml").exists():
+            raise UserError(f"{path} already holds a run; resume it with `unalike resume {path}` or choose another folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder = cls(path)
+            folder.write("config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise UserError(f"the run folder {path} cannot be written: {error.strerror or error}") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "Folder":
+        if not (Path(path) / "config.yaml").is_file():
+            raise UserError(f"{path} is no run folder: it has no config.yaml")
+        return cls(path)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return yaml.safe_load((self.path / "config.yaml").read_text())
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        return self.read_json("results.json")
+
+    def event(self, event: str, **facts: Any) -> None:
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        partial = self.path / f"{name}.{os.getpid()}.partial"
+        partial.write_text(text)
+        partial.replace(self.path / name)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, json.dumps(value))
+
+    def read_json(self, name: str) -> Any:
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def last(self) -> dict[str, Any] | None:
+        """The newest server state that can be read; a damaged one is told of, and the one before it serves."""
+        paths = sorted((self.path / "checkpoints" / "server" / "server").glob("*.safetensors"), reverse=True)
+        for path in paths:
+            try:
+                return load(path)
+            except CheckpointError as error:
+                self.event("damaged", reason=str(error))
+                damaged = error
+        if paths:
+            raise UserError(f"no checkpoint of {self.path} can be read: {damaged}")
+        return None
+
+
+def commit() -> str:
+    """The commit this code is at, with + where it was changed since; the version where it is no checkout."""
+    from unalike import __version__
+    here = Path(__file__).parents[2]
+    if not (here / ".git").exists():
+        return __version__
+    run = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True).stdout.strip()  # noqa: E731
+    return (run("rev-parse", "--short=12", "HEAD") or __version__) + ("+" if run("status", "--porcelain", "--", "unalike") else "")

@@ -1,0 +1,214 @@
+"""One execution: serve, save after each round, measure, write it down. Knows methods and engines only by what all of them share."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unalike.algorithm import Algorithm
+from unalike.client import Client
+from unalike.engines.local import LocalEngine
+from unalike.errors import Problems, UserError
+from unalike.federation import Federation, Terms
+from unalike.runs.folder import Folder, commit
+from unalike.training import Training
+
+Watch = Callable[..., None]
+
+
+class Run:
+    """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
+
+    def __init__(self, folder: Folder, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *, name: str,
+                 method: str, seed: int, workers: int = 0, threads: int = 1, alone: bool = True, safeguard: bool = False, checkpoint: int = 1,
+                 cache: bool = False, watch: Watch = lambda event, **facts: None):
+        self.folder, self.algorithm, self.clients, self.training, self.terms = folder, algorithm, clients, training, terms
+        self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
+        self.alone, self.guarded, self.cache, self.watch = alone, safeguard, cache, watch
+        if len({c.id for c in clients}) != len(clients):
+            raise UserError("two clients have the same id; ids must differ")
+        public = [len(c.public) for c in clients if c.public is not None]
+        if problems := algorithm.check(len(clients), min(public, default=0)):
+            raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
+
+    def go(self) -> dict[str, Any]:
+        """Run to the end, from the last finished round if there is one. Returns the results."""
+        if (done := self.folder.results) is not None:
+            return done
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return self.execute()
+        finally:
+            torch.set_num_threads(threads)
+
+    def execute(self) -> dict[str, Any]:
+        saved = self.folder.last()
+        begun = time.time()
+        before = saved["seconds"] if saved else 0.0
+        self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
+                  round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
+                  clients={c.id: c.card().as_dict() for c in self.clients})
+        alone = self.alone_values() if self.alone else None
+        engine = self.engine(self.folder.clients)
+        try:
+            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate)
+            if saved is not None:
+                fed.remember(saved["federation"])
+            else:
+                engine.load(0, 0.0, [])
+            self.serve(fed, lambda: before + time.time() - begun)
+            results = self.conclude(fed, alone)
+        finally:
+            engine.close()
+        results |= {"seconds": round(before + time.time() - begun, 3), "commit": commit()}
+        fed.ledger.write(self.folder.path / "ledger.csv")
+        self.folder.write_json("results.json", results)
+        self.tell("finish", seconds=results["seconds"])
+        return results
+
+    def serve(self, fed: Federation, seconds: Callable[[], float]) -> None:
+        started = time.time()
+        for finished in self.algorithm.serve(fed):
+            fed.finished = finished
+            self.tell("round", round=finished, seconds=time.time() - started, clock=fed.clock,
+                      bytes={way: fed.ledger.total(way) for way in ("up", "down")})
+            started = time.time()
+            if not self.algorithm.evaluates:
+                fed.evaluate()
+            if finished % self.checkpoint == 0 or finished == self.training.rounds:
+                self.save(fed, finished, seconds())
+
+    def save(self, fed: Federation, number: int, seconds: float) -> None:
+        """Clients first, then the server: the server's file is what makes the round count."""
+        federation = fed.memory()
+        fed.engine.save(number)
+        self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds}, number)
+        fed.ledger.write(self.folder.path / "ledger.csv")
+
+    def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
+        """What came of it, per client and in all."""
+        fed.round = self.training.rounds
+        self.algorithm.finish(fed)
+        together = self.algorithm.evaluate(fed)
+        self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together))
+        kept, guarded = {}, {}
+        if self.guarded:
+            if not self.algorithm.personal:
+                raise UserError(f"safeguard is for methods whose clients keep their own model; {self.method} gives all the same one")
+            self.tell("stage", text="each client decides what to keep")
+            kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
+            guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
+        about = fed.call("describe", clients=fed.everyone, quorum=0)
+        fed.engine.save(self.training.rounds + 1)
+        clients = {}
+        for id, card in fed.cards.items():
+            value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
+            entry = {"model": card.model, "task": card.task, "metric": card.metric, "samples": card.samples,
+                     "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
+                     "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None})}
+            if id in kept:
+                entry |= {"safeguarded": (safe := guarded.get(id, {}).get(card.metric)), "safeguarded_gain": gain(safe, before),
+                          "kept": kept[id]["kept"], "judged": kept[id]["log_loss"]}
+            clients[id] = entry
+        results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
+                   "metrics": self.algorithm.figures(fed, dict(together)), **summary(clients, "gain"),
+                   "bytes": {way: fed.ledger.total(way) for way in ("up", "down")}, "clock": fed.clock, "rounds": fed.finished,
+                   "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason} for f in fed.failures]}
+        if self.guarded:
+            results["safeguard"] = summary(clients, "safeguarded_gain")
+        if (server := self.algorithm.server_results(fed, dict(together))) is not None:
+            results["server"] = server
+        return results
+
+    # the same clients alone
+
+    def alone_values(self) -> dict[str, dict[str, float]]:
+        """Metrics of local training from the same first weights, with the same rows in the same order and as many local epochs."""
+        if (known := self.folder.read_json("alone.json")) is not None:
+            return known
+        from unalike.algorithms.local import Local
+        self.tell("stage", text="each client alone")
+        place = self.folder.path / "checkpoints" / "alone"
+        engine = self.engine(place)
+        try:
+            engine.load(0, 0.0, [])
+            terms = Terms(evaluations=self.terms.evaluations)
+            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone)
+            fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone, quorum=0, common=not self.algorithm.personal and all(
+                card.tested_on == "common" for card in fed.cards.values()))
+            first = fed.call("describe", clients=fed.everyone, quorum=0)
+            cached = self.cached(first)
+            if cached is not None and cached.exists():
+                kept = json.loads(cached.read_text())
+                for event in kept["evaluations"]:
+                    self.tell("evaluation", **event)
+                values = kept["values"]
+            else:
+                self.evaluations: list[dict] = []
+                for number in Local().serve(fed):
+                    fed.finished = number
+                    fed.evaluate()
+                    self.tell("alone", round=number)
+                values = dict(fed.evaluator(fed))
+                if cached is not None:
+                    cached.parent.mkdir(parents=True, exist_ok=True)
+                    partial = cached.with_suffix(f".{os.getpid()}")
+                    partial.write_text(json.dumps({"values": values, "evaluations": self.evaluations}))
+                    partial.replace(cached)
+        finally:
+            engine.close()
+            shutil.rmtree(place, ignore_errors=True)
+        self.folder.write_json("alone.json", values)
+        return values
+
+    def tell_alone(self, event: str, **facts: Any) -> None:
+        if event == "evaluation":
+            self.evaluations.append({**facts, "who": "alone"})
+            self.tell("evaluation", **self.evaluations[-1])
+        elif event == "failure":
+            self.tell(event, **facts)
+
+    def cached(self, first: dict[str, Any]) -> Path | None:
+        """Where the values of this very training are kept: same code, clients, data, budget, seed and first weights."""
+        if not self.cache:
+            return None
+        from unalike.data.samples import fingerprint
+        told = [self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.evaluations, source_hash(),
+                {c.id: [first.get(c.id), str(c.dtype), c.device, fingerprint(c.train), fingerprint(c.test) if c.test is not None else 0,
+                        fingerprint(c.common) if c.common is not None else 0] for c in self.clients}]
+        root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
+        return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
+
+    def engine(self, place: Path) -> LocalEngine:
+        side = lambda client: self.algorithm.Side(client, self.algorithm, self.training, self.seed)   # noqa: E731
+        return LocalEngine(self.clients, side, place, self.seed, self.workers)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        if event not in ("call", "alone", "stage"):
+            self.folder.event(event, **facts)
+        self.watch(event, **facts)
+
+
+def gain(value: float | None, alone: float | None) -> float | None:
+    """Relative to alone, in percent; none where there is nothing to compare with."""
+    return None if value is None or not alone else 100 * (value - alone) / alone
+
+
+def summary(clients: dict[str, dict], name: str) -> dict[str, Any]:
+    gains = [c[name] for c in clients.values() if c.get(name) is not None]
+    return {"delta": sum(gains) / len(gains) if gains else None, "losers": sum(g < 0 for g in gains) if gains else None}
+
+
+def source_hash() -> str:
+    """Hash of the package's code, so that what other code measured is never taken for this code's."""
+    out = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        out.update(path.read_bytes())
+    return out.hexdigest()[:16]

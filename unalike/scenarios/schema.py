@@ -1,0 +1,195 @@
+"""What a scenario file may say, checked all at once. Knows names and types; builds nothing."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from unalike.algorithm import Algorithm
+from unalike.errors import Problems, unknown
+from unalike.federation import Terms
+from unalike.training import Training
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A name and the options of the thing it names."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Data(Strict):
+    """A dataset, and how its labelled rows are dealt out."""
+
+    name: str
+    partition: Named = Named(name="iid")
+
+
+class Public(Strict):
+    """Unlabelled rows that every client holds, taken from the dataset's training rows before they are dealt out."""
+
+    size: Count
+    data: str | None = None               # a dataset of its own instead
+
+
+class Group(Strict):
+    """One client, or `count` of the same kind."""
+
+    id: str
+    count: Count = 1
+    model: Named
+    target: str | None = None             # which of the dataset's targets; needed where it has several
+    data: Data | None = None              # a dataset of its own
+    train: Count | None = None            # how many labelled rows it has at most
+    test: Count | None = None
+    capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
+    speed: Positive = 1000.0
+    link: Positive = 1e7
+    latency: Annotated[float, Field(ge=0)] = 0.01
+
+
+class Scenario(Strict):
+    """Who takes part, with what, and with what budget."""
+
+    name: str
+    summary: str = ""
+    algorithm: Named
+    training: Training = Training()
+    federation: Terms = Terms()
+    data: Data
+    public: Public | None = None
+    clients: Annotated[list[Group], Field(min_length=1)]
+    test: Literal["own", "common"] = "own"     # whether there is a test set for everyone
+    safeguard: bool = False
+    alone: bool = True
+    seed: int = 0
+    workers: Annotated[int, Field(ge=0)] = 0
+    threads: Count = 1                         # of this process; small models run fastest with one
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    checkpoint: Count = 1                      # rounds between checkpoints
+
+
+def read(raw: Any, source: str) -> tuple[Scenario, Algorithm]:
+    """The scenario and its algorithm, or every problem at once."""
+    problems: list[tuple[str, str]] = []
+    if not isinstance(raw, dict):
+        raise Problems(source, [("", f"a scenario is a mapping of names to values, got {type(raw).__name__}")])
+    scenario = None
+    try:
+        scenario = Scenario.model_validate(raw)
+    except ValidationError as error:
+        problems += [_sentence(e, raw) for e in error.errors()]
+    named = raw.get("algorithm")
+    algorithm = None
+    if isinstance(named, dict) and isinstance(named.get("name"), str):
+        algorithm, wrong = read_algorithm(named["name"], {k: v for k, v in named.items() if k != "name"})
+        problems += wrong
+    if scenario is not None:
+        problems += _names(scenario)
+        if algorithm is not None:
+            count = sum(group.count for group in scenario.clients)
+            found = algorithm.check(count, scenario.public.size if scenario.public else 0)
+            problems += [(f"algorithm.{field}", sentence) for field, sentence in found]
+    if problems:
+        raise Problems(source, problems)
+    return scenario, algorithm
+
+
+def read_algorithm(name: str, fields: dict[str, Any]) -> tuple[Algorithm | None, list[tuple[str, str]]]:
+    """An algorithm by name with its fields set, and what is wrong with them."""
+    from unalike.algorithms import ALGORITHMS
+    if name not in ALGORITHMS:
+        return None, [("algorithm.name", unknown("algorithm", name, ALGORITHMS))]
+    made = ALGORITHMS[name]
+    known = {field.name: field.type for field in dataclasses.fields(made)}
+    problems, good = [], {}
+    for key, value in fields.items():
+        if key not in known:
+            there = unknown("", key, known) if known else ""
+            near = there.split(". ")[1] + " " if "Did you mean" in there else ""
+            has = f"It has: {', '.join(known)}." if known else "It has none."
+            problems.append((f"algorithm.{key}", f'{made.__name__} has no field "{key}". {near.replace("?", "?")}{has}'))
+            continue
+        try:
+            good[key] = TypeAdapter(known[key]).validate_python(value)
+        except ValidationError as error:
+            problems.append((f"algorithm.{key}", f"{_plain(error.errors()[0])}, got {value!r}."))
+    return (None, problems) if problems else (made(**good), [])
+
+
+def _names(scenario: Scenario) -> list[tuple[str, str]]:
+    """Names that must be known and ids that must differ."""
+    from unalike.data import DATASETS
+    from unalike.data.partitions import PARTITIONS
+    from unalike.models import ENCODERS
+    problems = []
+    sets = [("data", scenario.data)] + [(f"clients.{i}.data", g.data) for i, g in enumerate(scenario.clients) if g.data]
+    for where, data in sets:
+        if data.name not in DATASETS:
+            problems.append((f"{where}.name", unknown("dataset", data.name, DATASETS)))
+        if data.partition.name not in PARTITIONS:
+            problems.append((f"{where}.partition.name", unknown("partition", data.partition.name, PARTITIONS)))
+    for i, group in enumerate(scenario.clients):
+        if group.model.name not in ENCODERS:
+            problems.append((f"clients.{i}.model.name", unknown("model", group.model.name, ENCODERS)))
+    ids = [group.id for group in scenario.clients]
+    problems += [(f"clients.{i}.id", f'two clients are called "{id}".') for i, id in enumerate(ids) if id in ids[:i]]
+    return problems
+
+
+def _sentence(error: Any, raw: Any) -> tuple[str, str]:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        owner: Any = Scenario
+        for part in error["loc"][:-1]:
+            owner = _inner(owner, part)
+        key = error["loc"][-1]
+        return where, unknown("field", str(key), owner.model_fields if owner else [])
+    if error["type"] == "missing":
+        return where, "is missing."
+    return where, f"{_plain(error)}, got {error['input']!r}."
+
+
+def _inner(owner: Any, part: Any) -> Any:
+    """The schema class behind a field or a list entry."""
+    if isinstance(part, int) or owner is None:
+        return owner
+    field = owner.model_fields.get(part)
+    found = [t for t in _types(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)] if field else []
+    return found[0] if found else None
+
+
+def _types(annotation: Any) -> list[Any]:
+    inside = getattr(annotation, "__args__", ())
+    return [annotation, *(t for a in inside for t in _types(a))]
+
+
+def _plain(error: Any) -> str:
+    """pydantic's message in our words."""
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than":
+            return f"must be above {context['gt']:g}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']:g}"
+        case "less_than":
+            return f"must be below {context['lt']:g}"
+        case "less_than_equal":
+            return f"must be at most {context['le']:g}"
+        case "literal_error":
+            return f"must be {context['expected']}"
+        case _:
+            message = error["msg"].removeprefix("Input ")
+            return message[0].lower() + message[1:]
