@@ -196,7 +196,7 @@ def digest(model: nn.Module) -> str:
     out = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         out.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        out.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        out.update(tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes())
     return out.hexdigest()[:32]
 
 

@@ -90,14 +90,16 @@ class Averaging(Algorithm):
             yield round
 
     def acquaint(self, fed: Federation) -> None:
-        """Before the first round: who is alike, and where each group begins."""
-        if "group" in fed.state:
+        """Who is alike, and where each group begins: asked before the first round, and of those who could not answer when next here."""
+        group, models = fed.state.setdefault("group", {}), fed.state.setdefault("models", {})
+        if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
             return
-        shapes = fed.call("shape", clients=fed.everyone)
-        fed.state["group"] = {client: shape or f"only {client}" for client, shape in shapes.items()}
-        firsts = {shape: client for client, shape in reversed(fed.state["group"].items())}
-        begins = fed.call("begin", clients=list(firsts.values()), quorum=1.0)
-        fed.state["models"] = {shape: begins[client] for shape, client in firsts.items()}
+        for client, told in fed.call("shape", clients=new, quorum=0 if group else None).items():
+            shape = told or f"only {client}"
+            if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
+                models[shape] = begun[client]
+            if shape in models:
+                group[client] = shape
 
     def evaluate(self, fed: Federation) -> Replies:
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unalike.client import VERSION, Card
 from unalike.data.public import PublicOrder
-from unalike.ledger import Ledger
+from unalike.ledger import FREE, Ledger
 from unalike.message import Value, broken
 from unalike.randomness import stream
 from unalike.training import Training
@@ -22,7 +22,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Terms(BaseModel):
     """Who takes part in a round and when a round counts; `federation:` in a scenario."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0     # share of the clients drawn for a round
     dropout: Share = 0.0                                         # chance that a drawn client is gone for the round
@@ -70,11 +70,11 @@ class Arrival:
 class Engine(Protocol):
     """What carries calls."""
 
-    now: float
+    now: float                                 # seconds; the server puts it back where nobody waits for the late
 
     def cards(self) -> dict[str, Card]: ...
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...      # sizes in bytes
-    def receive(self) -> list[Arrival]: ...                                            # all replies of the next instant
+    def receive(self, numbers: set[int] | None = None) -> list[Arrival]: ...           # all of the next instant, to these messages
     def pending(self) -> list[dict[str, Value]]: ...                                   # replies computed but not delivered
     def save(self, round: int) -> None: ...
     def load(self, round: int, now: float, pending: list[dict[str, Value]]) -> None: ...
@@ -160,17 +160,19 @@ class Federation:
         failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)
                     for c in chosen if clients is None and self._drops(c)}
         chosen = [c for c in chosen if c not in failures]
-        self._send(operation, {c: {**same, **(each or {}).get(c, {})} for c in chosen})
-        start, replies, waiting = self.engine.now, {}, set(chosen)
+        start, replies = self.engine.now, {}
+        waiting = self._send(operation, {c: {**same, **(each or {}).get(c, {})} for c in chosen})
         while waiting:
-            for arrival in self.engine.receive():
-                waiting.discard(arrival.client)
+            for arrival in self.engine.receive(waiting):
+                waiting.discard(arrival.reply["number"])
                 got = self._open(arrival, operation, start)
                 (failures if isinstance(got, Failure) else replies)[arrival.client] = got
+        lasts = 0.0 if operation in FREE else math.inf if self.terms.deadline is None else self.terms.deadline
+        self.engine.now = min(self.engine.now, start + lasts)
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        needed = math.ceil((self.terms.quorum if quorum is None else quorum) * (len(replies) + len(failures)))
+        needed = math.ceil((self.terms.quorum if quorum is None else quorum) * (len(replies) + len(failures)) - 1e-9)
         if len(replies) < needed:
             raise QuorumError(f"{operation}, round {self.round}: {len(replies)} of {len(replies) + len(failures)} clients replied, "
                               f"the quorum is {needed}. " + "; ".join(f"{f.client}: {f.reason}" for f in failures.values()))
@@ -183,11 +185,11 @@ class Federation:
 
         Yields the number of each instant: a method that yields it on lets the run be saved there, messages under way included.
         """
+        self.begin(1)
         if not self.state.get("driving"):
-            self.begin(1)
             self._send(operation, {c: message for c in self.here if (message := first(c)) is not None})
             self.state["driving"] = True
-            self.round = 0
+        self.round = 0
         while self.state["driving"]:
             arrivals = self.engine.receive()
             if not arrivals:
@@ -217,13 +219,17 @@ class Federation:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
         self.record("note", round=self.round, name=name, values=values)
 
-    def _send(self, operation: str, bodies: Messages) -> None:
+    def _send(self, operation: str, bodies: Messages) -> set[int]:
+        """Numbers of the messages sent."""
+        self.record("call", operation=operation, round=self.round)
         messages: Messages = {}
+        before = self.numbered
         for client, body in bodies.items():
             self.numbered += 1
             messages[client] = {"operation": operation, "number": self.numbered, "round": self.round, "body": body}
         for client, size in self.engine.send(messages).items():
             self.ledger.add(self.round, client, "down", operation, size)
+        return set(range(before + 1, self.numbered + 1))
 
     def _open(self, arrival: Arrival, operation: str, start: float) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in."""
@@ -231,7 +237,7 @@ class Federation:
         fail = lambda reason, lasting=True: Failure(arrival.client, operation, self.round, reason, lasting)   # noqa: E731
         if "failure" in arrival.reply:
             return fail(arrival.reply["failure"])
-        if self.terms.deadline is not None and arrival.at - start > self.terms.deadline:
+        if self.terms.deadline is not None and operation not in FREE and arrival.at - start > self.terms.deadline:
             return fail(f"late: {arrival.at - start:.3g} s, the deadline is {self.terms.deadline:g} s", lasting=False)
         if (path := broken(arrival.reply["body"])) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")

@@ -18,6 +18,9 @@ FRAME = struct.Struct("<8sI")            # magic, length of the header
 BLOCK = 256                              # the header and every tensor start on a multiple of this
 LIMIT = 2 * 1024**3                      # bytes a message may have unless the caller says otherwise
 DEPTH = 32                               # how deep values may nest
+AXES = 16                                # how many a tensor may have
+SPAN = 2**60                             # what the lengths of its axes above 0 may multiply to
+DIGITS = 10**4000                        # whole numbers stay below it: Python reads no more than 4300 digits
 DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool)}
@@ -40,10 +43,9 @@ def encode(value: Value, limit: int = LIMIT) -> bytearray:
     out[FRAME.size:FRAME.size + len(header)] = header
     at = _padded(FRAME.size + len(header))
     for tensor in tensors:
-        if length := tensor.numel() * tensor.element_size():
-            raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-            torch.frombuffer(out, dtype=torch.uint8, count=length, offset=at).copy_(raw)
-        at += _padded(length)
+        if tensor.numel():
+            torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape).copy_(tensor.detach())
+        at += _padded(tensor.numel() * tensor.element_size())
     return out
 
 
@@ -61,8 +63,8 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
     magic, length = FRAME.unpack_from(data)
     if magic != MAGIC:
         raise MessageError(f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}")
-    if FRAME.size + length > len(data):
-        raise MessageError(f"the message is cut short: its header needs {length} bytes, {len(data) - FRAME.size} are there")
+    if _padded(FRAME.size + length) > len(data):
+        raise MessageError(f"the message is cut short: its header has {length} bytes, padded; {len(data) - FRAME.size} are there")
     try:
         header = json.loads(bytes(data[FRAME.size:FRAME.size + length]))
     except (ValueError, RecursionError) as error:
@@ -83,7 +85,10 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
             raise MessageError(f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once")
         return left.pop(name)
 
-    return fill(header["value"], take)
+    value = fill(header["value"], take)
+    if left:
+        raise MessageError(f"the message never names tensor {next(iter(left))}; it must name each of its {len(tensors)} tensors once")
+    return value
 
 
 def copy(value: Value) -> Value:
@@ -130,6 +135,8 @@ def tree(value: Value, put: Callable[[str, Tensor], int | str], path: str = "", 
     """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place."""
     if depth > DEPTH:
         raise MessageError(f"{path} nests deeper than {DEPTH} levels")
+    if isinstance(value, int) and abs(value) >= DIGITS:
+        raise MessageError(f"{path or 'the message'} is a number of more than 4000 digits")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
@@ -154,6 +161,9 @@ def fill(tree: object, take: Callable[[object], Tensor], depth: int = 0) -> Valu
             if len(tree) != 1:
                 raise MessageError("the message has a tensor's place with other keys beside it")
             return take(tree["$"])
+        for key in tree:
+            if key.startswith("$"):
+                raise MessageError(f"the message has the key {key[:40]!r}; keys do not start with $")
         return {key: fill(item, take, depth + 1) for key, item in tree.items()}
     if isinstance(tree, list):
         return [fill(item, take, depth + 1) for item in tree]
@@ -166,6 +176,10 @@ def _header(value: Value) -> tuple[bytes, list[Tensor]]:
     def put(path: str, tensor: Tensor) -> int:
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             raise MessageError(f"{path or 'the message'} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}")
+        if tensor.layout is not torch.strided:
+            raise MessageError(f"{path or 'the message'} is a sparse tensor; send to_dense() of it, or its indices and values")
+        if tensor.dim() > AXES:
+            raise MessageError(f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {AXES}")
         tensors.append(tensor)
         return len(tensors) - 1
 
@@ -176,7 +190,8 @@ def _header(value: Value) -> tuple[bytes, list[Tensor]]:
 
 def _tensor(described: object, own: bytearray, at: int) -> tuple[Tensor, int]:
     match described:
-        case [str(name), *shape] if name in DTYPES and all(type(n) is int and n >= 0 for n in shape) and len(shape) <= 16:
+        case [str(name), *shape] if name in DTYPES and all(type(n) is int and 0 <= n <= SPAN for n in shape) \
+                and len(shape) <= AXES and math.prod(n or 1 for n in shape) <= SPAN:
             dtype = DTYPES[name]
         case _:
             raise MessageError(f"the message describes a tensor as {str(described)[:80]}; expected [dtype, *shape]")

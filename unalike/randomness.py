@@ -28,12 +28,14 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
 
     The global generator is put back as it was, so that nothing outside depends on what ran inside.
     """
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    before, cuda = torch.random.get_rng_state(), [torch.cuda.get_rng_state(d) for d in devices]
-    torch.manual_seed(number(seed, *names))
+    generators = [torch.default_generator]      # seeded directly: torch.manual_seed records a stack trace each time
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(number(seed, *names))
     try:
         yield
     finally:
-        torch.random.set_rng_state(before)
-        for device, state in zip(devices, cuda, strict=True):
-            torch.cuda.set_rng_state(state, device)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

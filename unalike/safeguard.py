@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from unalike.client import Client
+from unalike.data.samples import Samples
 from unalike.randomness import stream
 from unalike.training import batches, optimiser_for, step
 
 if TYPE_CHECKING:
     from unalike.algorithm import ClientSide
+
+
+STEPS, WIDE, RATE = 80, 48, 3e-3       # of a student; quick ones, since there are folds x candidates of them
 
 
 @dataclass(frozen=True)
@@ -42,43 +47,45 @@ def safeguard(side: "ClientSide", folds: int) -> Kept:
 
 def judge(side: "ClientSide", start: dict[str, Tensor], teacher: dict[str, Tensor], folds: int) -> float:
     """Mean log-loss of the students of one teacher, each on the fold it never saw."""
-    client, training, data = side.client, side.training, side.client.train
+    client, data = side.client, side.client.train
     inputs = client.public if client.public is not None else data
     model = copy.deepcopy(side.model)
     model.load_state_dict(teacher)
     answers = predict(model, inputs, client)
     order = torch.randperm(len(data), generator=stream(side.seed, "folds", client.id))
-    total, seen = 0.0, 0
-    for fold in range(min(folds, len(data))):
+    folds = min(folds, len(data))
+    total = 0.0
+    for fold in range(folds):
         held = order[fold::folds]
         kept = order[~torch.isin(order, held)]
-        if not len(kept):
-            continue
+        if not len(kept):                   # one sample only: nothing to learn from outside its fold
+            return float("inf")
         model.load_state_dict(start)
-        optimiser = optimiser_for([p for p in model.parameters() if p.requires_grad], training)
-        labelled: list[Tensor] = []
-        model.train()
-        for epoch in range(EPOCHS):
-            for rows in batches(len(inputs), training.batch, stream(side.seed, "imitate", client.id, fold, epoch)):
-                if not labelled:
-                    labelled = list(batches(len(kept), training.batch, stream(side.seed, "relabel", client.id, fold, epoch)))
-                x, y = (client.place(part) for part in data.rows(kept[labelled.pop()]))
-                loss = client.task.loss(model(x), y)
-                loss = loss + client.task.imitate(model(client.place(inputs.rows(rows)[0])), answers[rows].to(client.device))
-                step(loss, optimiser, training.clip)
-        x, y = data.rows(held)
+        teach(side, model, kept, inputs, answers, fold)
         meter = client.task.meter()
-        model.eval()
-        with torch.no_grad():
-            meter.add(model(client.place(x)).cpu(), y)
-        total, seen = total + meter.result()["log_loss"] * len(held), seen + len(held)
-    return total / max(seen, 1)
+        meter.add(predict(model, data.take(held), client), data.rows(held)[1])
+        total += meter.result()["log_loss"] * len(held)
+    return total / len(data)
 
 
-EPOCHS = 6      # passes of a student over the unlabelled inputs
+def teach(side: "ClientSide", model: nn.Module, kept: Tensor, inputs: Samples, answers: Tensor, fold: int) -> None:
+    """A student's training: in each step some labels, and the teacher's answers on some unlabelled inputs."""
+    client, data, training = side.client, side.client.train, side.training
+    optimiser = optimiser_for([p for p in model.parameters() if p.requires_grad], training, rate=RATE)
+    labelled: list[Tensor] = []
+    unlabelled: list[Tensor] = []
+    model.train()
+    for at in range(STEPS):
+        labelled = labelled or list(batches(len(kept), WIDE, stream(side.seed, "relabel", client.id, fold, at)))
+        unlabelled = unlabelled or list(batches(len(inputs), WIDE, stream(side.seed, "imitate", client.id, fold, at)))
+        rows, seen = kept[labelled.pop()], unlabelled.pop()
+        x, y = (client.place(part) for part in data.rows(rows))
+        answered = model(client.place(inputs.rows(seen)[0]))
+        loss = client.task.loss(model(x), y) + client.task.imitate(answered, client.place(answers[seen]))
+        step(loss, optimiser, training.clip)
 
 
-def predict(model: torch.nn.Module, data: object, client: object) -> Tensor:
+def predict(model: nn.Module, data: Samples, client: Client) -> Tensor:
     model.eval()
     with torch.no_grad():
         return torch.cat([model(client.place(data.rows(rows)[0])).cpu() for rows in batches(len(data), 256)])

@@ -24,6 +24,7 @@ from unalike.randomness import scope, stream
 from unalike.training import move, step
 
 Temperature = float | list[list[float]]
+STACKED = 3     # up to so many peers all anchors fit into one stacked computation
 
 
 @dataclass
@@ -53,6 +54,8 @@ class FedMuscle(Algorithm):
         if self.peers < 1 or clients < self.peers + 1:
             problems.append(("peers", f"{self.peers} peers need {max(self.peers, 1) + 1} clients, the federation has {clients}. "
                                       f"Lower algorithm.peers or add clients."))
+        if self.batch < 2:
+            problems.append(("batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."))
         if public_rows < self.batch:
             problems.append(("batch", f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. "
                                       "Lower algorithm.batch or raise public.size."))
@@ -143,7 +146,7 @@ class FedMuscle(Algorithm):
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor and its peers: numbers, or matrices whose row 0 is the anchor."""
         order = [list(fed.cards).index(c) for c in (client, *peers)]
-        pick = lambda given: torch.tensor(given)[order][:, order].tolist() if isinstance(given, list) else given   # noqa: E731
+        pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given   # noqa: E731
         upper = pick(self.temperature)
         if self.lower_temperature != "consistent":
             return {"temperature": upper, "lower_temperature": pick(self.lower_temperature)}
@@ -161,8 +164,17 @@ class FedMuscle(Algorithm):
         return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
 
     def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]]) -> tuple[dict, dict]:
-        """dL/dZ of every client, and the losses. Clients with the same number of peers are computed as one."""
+        """dL/dZ of every client, and the losses. Where all have as many peers and one temperature, they are computed as one."""
         pulls, losses = {}, {}
+        sizes = {len(peers) for peers in drawn.values()}
+        per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
+        if not per_pair and len(sizes) == 1 and max(sizes) <= STACKED:
+            anchors = torch.stack([views[c] for c in drawn]).requires_grad_()                               # (clients, B, d)
+            peers = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
+            settings = self.temperatures(fed, next(iter(drawn)), [])
+            each = torch.func.vmap(lambda z, others: self.contrast(z, others, **settings))(anchors, peers)  # (clients,)
+            gradients, = torch.autograd.grad(each.sum(), anchors)
+            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.tolist(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
             loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
@@ -259,10 +271,12 @@ class FedMuscle(Algorithm):
             self.graph = (None, None)
             if key == (self.round, epoch, batch):
                 return z
-            buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+            own = [(module, name, buffer) for module in self.model.modules() for name, buffer in module.named_buffers(recurse=False)]
+            for module, name, buffer in own:
+                setattr(module, name, buffer.clone())       # the graph holds on to these, so they cannot be changed back
             z = self.forward(epoch, batch)
-            for name, b in self.model.named_buffers():
-                b.copy_(buffers[name])
+            for module, name, buffer in own:
+                setattr(module, name, buffer)
             return z
 
         def descend(self, loss: Tensor, rows: int) -> float:

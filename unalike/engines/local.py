@@ -23,7 +23,7 @@ class LocalEngine:
     def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, seed: int = 0, workers: int = 0,
                  alive: int = 256, limit: int = LIMIT):
         self.now, self.limit = 0.0, limit
-        self.store = Store(folder)
+        self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
         self.order = 0
@@ -41,6 +41,8 @@ class LocalEngine:
         return self.told
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        if self.sent.keys() & messages.keys():
+            self._settle()                                                 # one message a client at a time
         for client, message in messages.items():
             if self.host is None:
                 data = encode(message, self.limit)
@@ -50,16 +52,24 @@ class LocalEngine:
                 self.sent[client] = (size(message, self.limit), message)
         return {client: self.sent[client][0] for client in messages}
 
-    def receive(self) -> list[Arrival]:
-        """All replies of the earliest instant, once everything under way has been computed; none if nothing is."""
+    def receive(self, numbers: set[int] | None = None) -> list[Arrival]:
+        """All replies of the earliest instant, once everything under way has been computed; none if nothing is.
+
+        With `numbers`, only replies to these messages: others stay under way.
+        """
         self._settle()
-        if not self.queue:
-            return []
-        self.now = self.queue[0][0]
-        arrivals = []
-        while self.queue and self.queue[0][0] == self.now:
-            at, _, client, up, reply = heapq.heappop(self.queue)
-            arrivals.append(Arrival(client, at, up, reply))
+        arrivals: list[Arrival] = []
+        others = []
+        while self.queue and (not arrivals or self.queue[0][0] == arrivals[0].at):
+            entry = heapq.heappop(self.queue)
+            at, _, client, up, reply = entry
+            if numbers is None or reply["number"] in numbers:
+                arrivals.append(Arrival(client, at, up, reply))
+            else:
+                others.append(entry)
+        for entry in others:
+            heapq.heappush(self.queue, entry)
+        self.now = max(self.now, arrivals[0].at) if arrivals else self.now
         return arrivals
 
     def _settle(self) -> None:

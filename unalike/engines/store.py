@@ -21,6 +21,8 @@ def save(path: Path, value: Any) -> None:
     tensors: dict[str, Any] = {}
 
     def put(name: str, tensor: Any) -> str:
+        while name in tensors or name == "__metadata__":       # "a/b" may be one key or two
+            name += "'"
         tensors[name] = tensor.detach().cpu().contiguous().clone()
         return name
 
@@ -42,8 +44,8 @@ def load(path: Path) -> Any:
 class Store:
     """Snapshots of many states in a folder: `name/000012.safetensors` as of round 12, `name/current.safetensors` since then."""
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, keeps: int = 2):
+        self.folder, self.keeps = Path(folder), keeps
 
     def keep(self, name: str, state: Any) -> None:
         """The state as it is now, in the middle of a round."""
@@ -56,7 +58,7 @@ class Store:
             self._path(name).unlink(missing_ok=True)
         else:
             self._path(name).replace(self._path(name, round))
-        for older in self._rounds(name)[:-2]:
+        for older in self._rounds(name)[:-self.keeps]:
             self._path(name, older).unlink()
 
     def newest(self, name: str) -> Any | None:
@@ -84,4 +86,4 @@ class Store:
 
 def quote(name: str) -> str:
     """A client's id as a folder name: whatever is not a plain character is written as its number."""
-    return re.sub(r"[^A-Za-z0-9_-]", lambda m: f"%{ord(m[0]):x}.", name)
+    return re.sub(r"[^A-Za-z0-9_-]", lambda m: f"%{ord(m[0]):x}.", name) or "%"

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 
-def infonce(z: Tensor, other: Tensor, temperature: float = 0.2) -> Tensor:
+def infonce(z: Tensor, other: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
     """Row i of `z` should find row i of `other`. Both (B, d), any length; returns a scalar, the mean over rows.
 
     >>> round(infonce(torch.eye(4), torch.eye(4), temperature=0.1).item(), 3)
@@ -36,7 +36,7 @@ def pairwise_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Seque
     temperatures = torch.as_tensor(temperature, dtype=z.dtype, device=z.device)
     if temperatures.shape not in ((), (len(peers),)):
         raise ValueError(f"temperature is one number or one per peer ({len(peers)}), got shape {tuple(temperatures.shape)}.")
-    return sum(infonce(z, peer, t) for peer, t in zip(peers, temperatures.expand(len(peers)), strict=True))
+    return torch.stack([infonce(z, peer, t) for peer, t in zip(peers, temperatures.expand(len(peers)), strict=True)]).sum()
 
 
 def gramian_loss(z: Tensor, peers: Sequence[Tensor], temperature: float = 0.2) -> Tensor:

@@ -13,7 +13,7 @@ Temperatures, the same for every function of this file (t is the paper's tau^(N)
     lower_temperature  one number: every lower_mk;
                        a symmetric (M, M) matrix, or (M+1, M+1) with the anchor first (its row and column are not read).
 
-Infinity is allowed, diagonals are not read. Tensors may carry gradients; their values, unlike those of numbers and lists, are not checked.
+Infinity is allowed, diagonals are not read. Tensors may carry gradients; unlike numbers and lists, their values are not checked.
 """
 
 import math
@@ -22,22 +22,24 @@ from itertools import combinations, product
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize, pad
 
 from .contrastive import check_rows
 
 Temperature = float | Sequence | Tensor
 
-COLDEST = 0.003     # exp(2 / temperature) and its inverse must fit float64
-WARM = 0.05         # from here up they fit float32, and so do the digits of alpha
+COLDEST = 0.006     # exp(4 / temperature), met in the gradient, must fit float64
+WARM = 0.06         # from here up it fits float32, and so do the digits of alpha
 BLOCK = 2**20       # combinations of peers' rows weighed at once: 4 MiB in float32
 
 
 def muscle_loss(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> Tensor:
     """Mean over the batch of L_i (FedMuscle eq. 3), exact, without the B^M x d matrix of the paper. Returns a scalar.
 
-    Time grows as B^(M+1), memory as B^M up to `BLOCK` and no further. Any temperature from 0.003 up is safe: those below 0.05,
-    and tensors, whose values are not known beforehand, are worked out in float64 whatever the dtype of z.
+    Time grows as B^(M+1), memory as B^M up to `BLOCK` and no further. Any temperature from 0.006 up is safe: those below 0.06,
+    and tensors, whose values are not known beforehand, are worked out in float64 whatever the dtype of z. Four peers or more can be
+    differentiated once only.
 
     >>> z = torch.eye(4)
     >>> round(muscle_loss(z, [z, z, z]).item(), 3), round(muscle_loss(z, [z, -z, z]).item(), 3)
@@ -93,7 +95,7 @@ def aggregate(peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_tem
 def muscle_from_aggregate(z: Tensor, S: Tensor, log_alpha: Tensor, positives: Tensor) -> Tensor:
     """What the paper's client computes from the server's message (FedMuscle eq. 5): the mean over the batch, a scalar.
 
-    z (B, d); S (rows, d) and log_alpha (rows,) from `aggregate`; positives (B,), the row that matches each anchor: `positive_rows(B, M)`.
+    z (B, d); S (rows, d) and log_alpha (rows,) from `aggregate`; positives (B,), each anchor's own row: `positive_rows(B, M)`.
     """
     if z.ndim != 2 or S.shape != (len(log_alpha), z.shape[1]) or positives.shape != z.shape[:1]:
         raise ValueError(
@@ -145,11 +147,16 @@ def _log_sum(unary: Tensor, pair: Tensor) -> Tensor:
 
     unary (M, B, B), anchor x peer; pair (M, M, B, B), peer x peer, read where m < k.
     """
-    return unary[0].logsumexp(1) if len(unary) == 1 else _LogSum.apply(unary, pair)[0]
+    if len(unary) == 1:
+        return unary[0].logsumexp(1)
+    blocks = _blocks(*unary.shape[:2])
+    if len(blocks) == 1 and len(unary) < 4:     # too small to repay the calls that a Function costs
+        return _weigh(*_cut(unary, pair, blocks[0]))[-1].logsumexp(1)
+    return _LogSum.apply(unary, pair)[0]
 
 
 class _LogSum(torch.autograd.Function):
-    """`_log_sum` of two peers or more, block by block. One block is kept for the backward pass; more are weighed again there.
+    """`_log_sum` with less memory than autograd takes. A single block is kept for the backward pass, several are weighed again there.
 
     The gradient is made of marginals of p_i(j), the share of combination j in anchor i's sum.
     """
@@ -171,31 +178,35 @@ class _LogSum(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor, Tensor | None]:
-        unary, pair, total, *weighed = ctx.saved_tensors
+        unary, pair, total, *kept = ctx.saved_tensors
         peers, batch = unary.shape[:2]
         to_unary, to_pair = torch.zeros_like(unary), torch.zeros_like(pair) if ctx.needs_input_grad[1] else None
         for block in _blocks(peers, batch):
             around = [(part.start, batch - part.stop) for part in block]            # the rows that are not in this block
             sizes = [part.stop - part.start for part in block]
-            per_peer, per_pair = _marginals(*(weighed or _weigh(*_cut(unary, pair, block))), total, grad, sizes, to_pair is not None)
+            reach, weights, summed, logits = kept or _weigh(*_cut(unary, pair, block))
+            ratio = grad[:, None] * (logits - total[:, None]).exp() / summed
+            per_peer, per_pair = _marginals(reach, weights, summed, ratio, sizes, _head(peers, batch), to_pair is not None)
             to_unary = to_unary + torch.stack([pad(share, gap) for share, gap in zip(per_peer, around, strict=True)])
             if to_pair is not None:
                 whole = {(m, k): pad(share, around[k] + around[m]) for (m, k), share in per_pair.items()}
                 none = torch.zeros_like(whole[0, 1])
-                to_pair = to_pair + torch.stack([whole.get(mk, none) for mk in product(range(peers), repeat=2)]).unflatten(0, (peers, peers))
+                table = [whole.get((m, k), none) for m in range(peers) for k in range(peers)]
+                to_pair = to_pair + torch.stack(table).unflatten(0, (peers, peers))
         return to_unary, to_pair
 
 
-def _head(peers: int) -> int:
-    """How many of the peers are summed out first, by the matrix product."""
-    return 1 if peers < 4 else 2
+def _head(peers: int, batch: int) -> int:
+    """How many of the peers are summed out first, by the matrix product: two where their combinations with the anchors fit a block."""
+    return 2 if peers > 2 and batch**3 <= BLOCK else 1
 
 
 def _blocks(peers: int, batch: int) -> list[tuple[slice, ...]]:
     """The rows each peer takes part with, block by block: all of them where possible, fewer for the first peers after the head."""
-    room, ranges = BLOCK, {}
-    for m in (*range(_head(peers)), *reversed(range(_head(peers), peers))):
+    room, ranges, split = BLOCK, {}, _head(peers, batch)
+    for m in (*range(split), *reversed(range(split, peers))):
         size = max(1, min(batch, room))
         ranges[m] = [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
         room //= size
@@ -215,43 +226,44 @@ def _weigh(unary: list[Tensor], pair: dict[tuple[int, int], Tensor]) -> tuple[Te
     Only the product leaves the log domain. Each column of weights is shifted to a maximum of 1, and head logits stay within
     2 / temperature of 0 because rows are unit vectors, so that no sum can overflow or vanish, whatever gamma is.
     """
-    split = _head(len(unary))
-    weights = _joint(pair, len(unary)).flatten(0, split - 1).flatten(1)
-    shift = weights.amax(0)
-    weights, reach = weights.sub_(shift).exp_(), _outer(unary[:split]).exp()
+    peers, split = len(unary), _head(len(unary), len(unary[0]))
+    across = [_outer([pair[m, k] for k in range(split, peers)]) for m in range(split)]      # (n_m, tail), head to tail
+    joint = across[0].clone() if split == 1 else (pair[0, 1][:, :, None] + across[0][:, None]).add_(across[1])
+    shift = joint.detach().amax(tuple(range(split)))                                        # (tail,)
+    weights, reach = joint.sub_(shift).exp_().flatten(0, split - 1), _outer(unary[:split]).exp()
     summed = reach @ weights
-    return reach, weights, summed, summed.log() + shift + _outer(unary[split:])
+    return reach, weights, summed, summed.log() + (shift + _within(pair, split, peers)) + _outer(unary[split:])
 
 
 def _marginals(
-    reach: Tensor, weights: Tensor, summed: Tensor, logits: Tensor, total: Tensor, grad: Tensor, sizes: list[int], wants_pairs: bool
+    reach: Tensor, weights: Tensor, summed: Tensor, ratio: Tensor, sizes: list[int], split: int, wants_pairs: bool
 ) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
-    """grad_i p_i(j_m), M of (B, n_m), and sum_i grad_i p_i(j_m, j_k), (n_m, n_k) for each m < k, from what `_weigh` returns."""
-    split = _head(len(sizes))
-    tail = grad[:, None] * (logits - total[:, None]).exp()                                  # (B, tail)
-    ratio = tail / summed
-    head = reach * (ratio @ weights.mT)                                                     # (B, head)
+    """grad_i p_i(j_m), M of (B, n_m), and sum_i grad_i p_i(j_m, j_k), (n_m, n_k) for each m < k, over one block that was weighed.
+
+    ratio (B, tail) is grad_i p_i(tail) / summed, so that grad_i p_i(head, tail) = reach x weights x ratio.
+    """
+    head, tail = reach * (ratio @ weights.mT), ratio * summed                               # (B, head), (B, tail)
     per_peer = [_keep(head.unflatten(1, sizes[:split]), 0, 1 + m) for m in range(split)]
     per_peer += [_keep(tail.unflatten(1, sizes[split:]), 0, 1 + m) for m in range(len(sizes) - split)]
     if not wants_pairs:
         return per_peer, {}
-    joint = (weights * (reach.mT @ ratio)).unflatten(0, sizes[:split])                      # (n_1[, n_2], tail)
-    with_tail = [_keep(joint, m, split).unflatten(1, sizes[split:]) for m in range(split)]  # (n_m, n_k, ..)
-    within_tail = with_tail[0].sum(0)                                                       # (n_k, ..)
-    per_pair = {(0, 1): joint.sum(-1)} if split == 2 else {}
-    for m, k in combinations(range(len(sizes)), 2):
-        if k >= split:
-            per_pair[m, k] = _keep(with_tail[m], 0, 1 + k - split) if m < split else _keep(within_tail, m - split, k - split)
+    per_pair = {(0, 1): head.sum(0).unflatten(0, sizes[:split])} if split == 2 else {}
+    within = tail.sum(0).unflatten(0, sizes[split:])                                        # (n_k, ..)
+    joint = (reach.mT @ ratio).mul_(weights).unflatten(0, sizes[:split])                    # (n_1[, n_2], tail)
+    across = [_keep(joint, m, split).unflatten(1, sizes[split:]) for m in range(split)]     # (n_m, n_k, ..)
+    for m, k in set(combinations(range(len(sizes)), 2)) - per_pair.keys():
+        per_pair[m, k] = _keep(across[m], 0, 1 + k - split) if m < split else _keep(within, m - split, k - split)
     return per_peer, per_pair
 
 
-def _joint(pair: dict[tuple[int, int], Tensor], peers: int) -> Tensor:
-    """(n_1, .., n_M), two peers or more: the pair logits of every combination, summed, in memory of its own."""
-    joint = pair[0, 1].clone()
-    for k in range(2, peers):
-        # pair[m, k] lies along axes m and k of the k + 1 axes so far
-        joint = sum(pair[m, k].unflatten(0, (*[1] * m, -1, *[1] * (k - 1 - m))) for m in range(k)).add_(joint[..., None])
-    return joint
+def _within(pair: dict[tuple[int, int], Tensor], first: int, peers: int) -> Tensor | float:
+    """(n_first .. n_M,): the pair logits between the peers from `first` on, for every combination; 0 where there is but one."""
+    total: Tensor | float = 0.0
+    for m, k in combinations(range(peers - first), 2):
+        # along axes m and k of one axis per peer
+        between = pair[first + m, first + k]
+        total = total + between.unflatten(0, (*[1] * m, -1, *[1] * (k - m - 1))).unflatten(-1, (-1, *[1] * (peers - first - k - 1)))
+    return total.flatten() if isinstance(total, Tensor) else total
 
 
 def _outer(logits: list[Tensor]) -> Tensor:
@@ -279,7 +291,8 @@ def _inverse(temperature: Temperature, lower_temperature: Temperature, peers: in
             f"lower_temperature is one number, a ({peers}, {peers}) matrix between the peers, or ({peers + 1}, {peers + 1}) "
             f"with the anchor first, got shape {tuple(lower.shape)}."
         )
-    return 1 / per_peer, (1 / lower - 1 / between).masked_fill(torch.eye(peers, dtype=torch.bool, device=device), 0)
+    gamma = (1 / lower - 1 / between).masked_fill(torch.eye(peers, dtype=torch.bool, device=device), 0)
+    return 1 / per_peer, (gamma + gamma.mT) / 2         # symmetric also where a learnt tensor is not quite
 
 
 def _anchor_and_pairs(temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -304,9 +317,10 @@ def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
         t = torch.where(torch.eye(len(t), dtype=torch.bool, device=t.device), 1.0, t)
     if isinstance(value, Tensor):
         return t
-    if name == "temperature" and not t.min() >= COLDEST:
+    coldest = float(t.min())
+    if name == "temperature" and not coldest >= COLDEST:
         raise ValueError(f"temperature must be at least {COLDEST}, got {value}.")
-    if not t.min() > 0:
+    if not coldest > 0:
         raise ValueError(f"{name} must be above 0, got {value}.")
     if t.ndim == 2 and not (t.shape[0] == t.shape[1] and torch.allclose(t, t.mT)):
         raise ValueError(f"{name} as a matrix must be square and symmetric, got {value}.")
@@ -314,4 +328,5 @@ def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
 
 
 def _is_warm(value: Temperature) -> bool:
-    return not isinstance(value, Tensor) and bool((torch.as_tensor(value) >= WARM).all())
+    """Float32 will do: known beforehand, and `WARM` throughout."""
+    return not isinstance(value, Tensor) and float(_read(value, "temperatures", None).min()) >= WARM

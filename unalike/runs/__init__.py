@@ -20,7 +20,7 @@ def quiet(event: str, **facts: Any) -> None:
 
 
 def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, training: Training | None = None,
-        terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, out: str | Path | None = None, alone: bool = True,
+        terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None, alone: bool = True,
         safeguard: bool = False, name: str = "own", watch: Watch = quiet) -> dict[str, Any]:
     """Run a method on clients of your own and return the results; the run's folder has everything else.
 
@@ -35,7 +35,7 @@ def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, trai
               "training": training.model_dump(), "federation": terms.model_dump(), "clients": [c.card().as_dict() for c in clients],
               "seed": seed, "python": True}
     folder = Folder.create(place(out, name, method, seed), config)
-    return report(Run(folder, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
+    return report(Run(folder, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads, alive=alive,
                       alone=alone, safeguard=safeguard, watch=watch))
 
 
@@ -75,10 +75,9 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
 
 def report(made: Run) -> dict[str, Any]:
     results = made.go()
-    if not (made.folder.path / "report.html").exists():
-        from unalike.report import write
-        made.watch("stage", text="the report")
-        write(made.folder.path)
+    from unalike.report import write
+    made.watch("stage", text="the report")
+    write(made.folder.path)
     return results
 
 

@@ -26,13 +26,15 @@ class Run:
     """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
 
     def __init__(self, folder: Folder, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *, name: str,
-                 method: str, seed: int, workers: int = 0, threads: int = 1, alone: bool = True, safeguard: bool = False, checkpoint: int = 1,
+                 method: str, seed: int, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True, safeguard: bool = False, checkpoint: int = 1,
                  cache: bool = False, watch: Watch = lambda event, **facts: None):
         self.folder, self.algorithm, self.clients, self.training, self.terms = folder, algorithm, clients, training, terms
         self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
-        self.alone, self.guarded, self.cache, self.watch = alone, safeguard, cache, watch
+        self.alone, self.guarded, self.cache, self.watch, self.alive = alone, safeguard, cache, watch, alive
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
+        if safeguard and not algorithm.personal:
+            raise UserError(f"safeguard is for methods whose clients keep their own model; {method} gives all the same one")
         public = [len(c.public) for c in clients if c.public is not None]
         if problems := algorithm.check(len(clients), min(public, default=0)):
             raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
@@ -100,8 +102,6 @@ class Run:
         self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together))
         kept, guarded = {}, {}
         if self.guarded:
-            if not self.algorithm.personal:
-                raise UserError(f"safeguard is for methods whose clients keep their own model; {self.method} gives all the same one")
             self.tell("stage", text="each client decides what to keep")
             kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
@@ -188,7 +188,7 @@ class Run:
 
     def engine(self, place: Path) -> LocalEngine:
         side = lambda client: self.algorithm.Side(client, self.algorithm, self.training, self.seed)   # noqa: E731
-        return LocalEngine(self.clients, side, place, self.seed, self.workers)
+        return LocalEngine(self.clients, side, place, self.seed, self.workers, self.alive)
 
     def tell(self, event: str, **facts: Any) -> None:
         if event not in ("call", "alone", "stage"):

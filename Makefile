@@ -1,0 +1,26 @@
+# make demo: the main job on a bare machine. make test: all tests. Both set everything up by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check bench clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/unalike run digits --workers 2 --safeguard
+
+test: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: .venv/installed
+	$(BIN)/ruff check unalike tests
+	$(BIN)/mypy
+
+bench: .venv/installed
+	for name in muscle engine memory digits; do $(BIN)/unalike bench $$name || exit 1; done
+
+clean:
+	rm -rf .venv runs build *.egg-info

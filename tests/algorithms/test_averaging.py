@@ -1,0 +1,162 @@
+"""FedAvg and FedProx against the loops written out by hand, in float64."""
+
+import pytest
+import torch
+
+from unalike import Terms
+from unalike.algorithms import FedAvg, FedProx
+from unalike.randomness import stream
+
+
+def beginning(toys, client, seed=0):
+    """A client's model before anything happened."""
+    return FedAvg.Side(client, FedAvg(), toys.training(), seed).model
+
+
+def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
+    """A client's local epochs: AdamW afresh, batches of 8 in the order of its stream. Changes the model."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
+    x, y = client.train.rows(torch.arange(len(client.train)))
+    model.train()
+    for epoch in range(epochs):
+        order = torch.randperm(len(x), generator=stream(seed, "order", client.id, round, epoch))
+        for rows in order.split(8):
+            loss = torch.nn.functional.cross_entropy(model(x[rows].double()), y[rows])
+            if mu:
+                loss = loss + mu / 2 * sum(((p - anchor[name]) ** 2).sum() for name, p in model.named_parameters())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+
+def rounds_by_hand(toys, clients, rounds, epochs=1, mu=0.0):
+    """Parameters of the global model after so many rounds."""
+    shared = {name: t.clone() for name, t in beginning(toys, clients[0]).state_dict().items()}
+    for round in range(1, rounds + 1):
+        trained = []
+        for client in clients:
+            model = beginning(toys, client)
+            model.load_state_dict(shared)
+            by_hand(model, client, round, epochs=epochs, anchor={name: t.clone() for name, t in shared.items()}, mu=mu)
+            trained.append(model.state_dict())
+        total = sum(len(c.train) for c in clients)
+        shared = {name: sum(len(c.train) * t[name] for c, t in zip(clients, trained, strict=True)) / total for name in shared}
+    return shared
+
+
+def alike(toys):
+    """Three clients of one shape and different size; no last batch of one."""
+    return [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36)]
+
+
+@pytest.mark.parametrize("rounds, epochs", [(1, 1), (3, 2)])
+def test_fedavg_is_the_loop_by_hand(rounds, epochs, toys, tmp_path):
+    fed = toys.federation(tmp_path, FedAvg(), alike(toys), rounds=rounds, epochs=epochs)
+    left = toys.serve(fed, FedAvg())
+    shared = rounds_by_hand(toys, alike(toys), rounds, epochs)
+    assert toys.apart(left, dict.fromkeys("abc", shared)) <= 1e-9
+    assert toys.apart(left, dict.fromkeys("abc", beginning(toys, alike(toys)[0]).state_dict())) > 1e-2
+
+
+def test_fedprox_is_the_loop_by_hand(toys, tmp_path):
+    left = toys.serve(toys.federation(tmp_path, FedProx(mu=0.5), alike(toys), rounds=2), FedProx(mu=0.5))
+    assert toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys), 2, mu=0.5))) <= 1e-9
+
+
+def test_fedprox_without_mu_is_fedavg(toys, tmp_path):
+    ends = [toys.serve(toys.federation(tmp_path / str(i), method, toys.clients()), method)
+            for i, method in enumerate((FedAvg(), FedProx(mu=0), FedProx(mu=1.0)))]
+    assert toys.apart(ends[0], ends[1]) == 0
+    assert toys.apart(ends[0], ends[2]) > 1e-4
+
+
+def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
+    """d/dw of mu / 2 ||w - w_sent||^2 is mu (w - w_sent)."""
+    gradients = {}
+    for mu in (0.0, 0.3):
+        side = FedProx.Side(toys.client("a"), FedProx(mu=mu), toys.training(), 0)
+        side.start = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
+        with torch.no_grad():
+            for p in side.model.parameters():
+                p += 0.1
+        x, y = side.client.train.rows(torch.arange(8))
+        side.loss(side.client.place(x), y).backward()
+        gradients[mu] = [p.grad for p in side.model.parameters()]
+    assert all(torch.allclose(held - free, torch.full_like(free, 0.3 * 0.1)) for free, held in zip(*gradients.values(), strict=True))
+
+
+def test_unlike_shapes_form_groups(toys, tmp_path):
+    """a and b average with each other; c, of another shape, goes on from its own parameters."""
+    clients = toys.clients()
+    left = toys.serve(toys.federation(tmp_path / "all", FedAvg(), clients, rounds=2), FedAvg())
+    assert toys.apart({"x": left["a"]}, {"x": left["b"]}) == 0
+    pair = toys.serve(toys.federation(tmp_path / "pair", FedAvg(), toys.clients(2), rounds=2), FedAvg())
+    assert toys.apart(pair, {c: left[c] for c in "ab"}) == 0
+    fed = toys.federation(tmp_path / "again", FedAvg(), toys.clients(), rounds=1)
+    toys.serve(fed, FedAvg())
+    assert fed.state["group"]["a"] == fed.state["group"]["b"] != fed.state["group"]["c"] and len(fed.state["models"]) == 2
+
+
+def test_a_group_of_one_trains_alone(toys, tmp_path):
+    from unalike.models import MLP
+    lone = toys.client("z", model=toys.partial(MLP, (6,), (5,), 8))
+    left = toys.serve(toys.federation(tmp_path, FedAvg(), [*alike(toys), lone], rounds=2), FedAvg())
+    model = beginning(toys, lone)
+    for round in (1, 2):
+        by_hand(model, lone, round)
+    assert toys.apart({"z": left["z"]}, {"z": model.state_dict()}) <= 1e-9
+
+
+def test_who_does_not_answer_does_not_count(toys, tmp_path):
+    """The mean is over those who replied: with one client too slow it is that of the other two."""
+    slow = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, speed=1e-3)]
+    fed = toys.federation(tmp_path, FedAvg(), slow, rounds=2, terms=Terms(deadline=60))
+    left = toys.serve(fed, FedAvg())
+    assert {f.client for f in fed.failures} == {"c"}
+    assert toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9, "c leaves with the global model too"
+
+
+def test_latecomers_join_when_they_can_be_reached(toys, tmp_path):
+    """c missed the introductions; its link is mended before the second round, and from then on it counts."""
+    clients = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, latency=100.0)]
+    fed = toys.federation(tmp_path, FedAvg(), clients, rounds=2, terms=Terms(deadline=60))
+    for round in FedAvg().serve(fed):
+        if round == 1:
+            assert set(fed.state["group"]) == {"a", "b"}
+            fed.engine.told["c"] = toys.client("c", rows=36).card()
+    assert set(fed.state["group"]) == {"a", "b", "c"} and len(fed.state["models"]) == 1
+    assert fed.ledger.total("up", round=2, client="c", operation="update") > 0
+
+
+def accuracy(model, samples):
+    x, y = samples.rows(torch.arange(len(samples)))
+    model.eval()
+    return 100 * float((model(x.double()).argmax(1) == y).double().mean())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+@pytest.mark.parametrize("test", ["own", "common"])
+def test_where_a_value_is_measured(name, test, toys, tmp_path):
+    """A global model on the common test set where there is one; a personal model always on the client's own."""
+    common = {"common": toys.blobs(60, 77)} if test == "common" else {}
+    # own test sets of one class each, so that the two cannot be confused
+    own = {id: (toys.blobs(40, 5)[0], torch.full((40,), k)) for k, id in enumerate("abc")}
+    clients = [toys.client(id, test=own[id], **common) for id in "abc"]
+    results = toys.execute(tmp_path / "run", toys.method(name), clients, rounds=2, alone=True)
+    states = toys.states(tmp_path / "run")
+    globally = name == "fedavg" and test == "common"
+    for client in clients:
+        entry, model = results["clients"][client.id], beginning(toys, client)
+        model.load_state_dict(states[client.id])
+        assert entry["value"] == pytest.approx(accuracy(model, client.common if globally else client.test))
+        assert entry["test"] == ("common" if globally else "own")
+        if name == "local":
+            assert entry["alone"] == entry["value"]
+    assert (len({entry["value"] for entry in results["clients"].values()}) == 1) == globally
+    if globally:       # alone is measured where together is
+        assert all(entry["alone"] > 40 for entry in results["clients"].values())
+
+
+def test_fedavg_ends_with_one_model(toys, tmp_path):
+    results = toys.execute(tmp_path / "run", FedAvg(), alike(toys), rounds=2, terms=Terms(participation=0.4))
+    assert len(set(toys.hashes(results).values())) == 1

@@ -1,0 +1,277 @@
+"""FedMuscle: three exchanges of one update, what travels, whom a client is pulled to, and what it leaves with."""
+
+import pytest
+import torch
+
+from unalike import Client, Terms
+from unalike.algorithms import FedMuscle
+from unalike.data import load_dataset
+from unalike.errors import Problems
+from unalike.federation import Failure
+from unalike.models import CNN, MLP
+
+
+@pytest.fixture
+def outcome(toys, tmp_path):
+    """Everyone's parameters after some rounds of FedMuscle with these fields."""
+    def made(clients=None, rounds=2, training=None, terms=None, **fields):
+        made.number += 1
+        algorithm = toys.method("fedmuscle", **fields)
+        clients = clients or [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c"), toys.client("d")]
+        made.fed = toys.federation(tmp_path / str(made.number), algorithm, clients, terms=terms, rounds=rounds, **(training or {}))
+        made.noted = []
+        made.fed.record = lambda event, **facts: made.noted.append(facts) if event == "note" else None
+        return toys.serve(made.fed, algorithm)
+
+    made.number = 0
+    return made
+
+
+def test_three_exchanges_one_update(outcome, toys):
+    """M = 2 and B = 6: the paper's aggregate has 36 rows."""
+    gradient, peers, paper = (outcome(exchange=how, batch=6, keep="aligned") for how in ("gradient", "peers", "paper"))
+    assert toys.apart(gradient, peers) <= 1e-9
+    assert toys.apart(gradient, paper) <= 1e-9
+    assert toys.apart(gradient, outcome(exchange="gradient", batch=6, keep="aligned", temperature=0.3)) > 1e-4
+
+
+@pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
+def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
+    """Forgetting it between the two calls changes nothing, batch statistics and dropout included."""
+    kept = outcome(exchange=exchange, keep="aligned")
+    represent = FedMuscle.Side.represent
+
+    def forgetful(self, epoch, batch):
+        z = represent(self, epoch, batch)
+        del self.graph
+        return z
+
+    forgetful.operation = "changes"
+    monkeypatch.setattr(FedMuscle.Side, "represent", forgetful)
+    assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
+
+
+def test_process_a_message_without_memory(outcome, toys, monkeypatch):
+    """At most one client stays in memory: each is saved and loaded between any two of its calls."""
+    from unalike.engines.host import Host
+    kept = outcome(keep="aligned")
+    init = Host.__init__
+    monkeypatch.setattr(Host, "__init__", lambda self, clients, side, store, seed, alive=1: init(self, clients, side, store, seed, 1))
+    assert toys.apart(kept, outcome(keep="aligned")) == 0
+
+
+def test_epoch_ignores_the_exchange(outcome, toys):
+    one, other = (outcome(sync="epoch", exchange=how, passes=2) for how in ("gradient", "peers"))
+    assert toys.apart(one, other) == 0
+    operations = {key[3] for key in outcome.fed.ledger.rows}
+    assert {"represent_all", "align_all"} <= operations and not {"represent", "align"} & operations
+    assert outcome.fed.ledger.rows[1, "a", "up", "represent_all"][0] == 2, "one exchange a pass"
+    assert toys.apart(one, outcome(sync="batch")) > 1e-4
+
+
+def test_down_is_up_whatever_the_number_of_peers(outcome, toys):
+    six = lambda: [toys.client(id) for id in "abcdef"]     # noqa: E731
+    totals = {}
+    for peers in (1, 5):
+        outcome(six(), peers=peers)
+        totals[peers] = [{way: outcome.fed.ledger.total(way, client=c) for way in ("up", "down")} for c in "abcdef"]
+    assert all(each["up"] == each["down"] > 0 for each in totals[1])
+    assert totals[1] == totals[5]
+    outcome(six(), peers=5, exchange="peers")
+    assert outcome.fed.ledger.total("down", client="a", operation="align_to_peers") > 3 * outcome.fed.ledger.total(
+        "up", client="a", operation="represent")
+
+
+@pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])
+@pytest.mark.parametrize("sync", ["batch", "epoch"])
+def test_losses_pull_clients_together(loss, sync, outcome, toys):
+    outcome(rounds=6, loss=loss, sync=sync, passes=2, training={"rate": 0.01})
+    course = [note["values"] for note in outcome.noted if note["name"] == f"{loss}_loss"]
+    assert len(course) == 12
+    mean = [sum(values.values()) / len(values) for values in course]
+    assert mean[-1] < 0.9 * mean[0]
+
+
+@pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])
+@pytest.mark.parametrize("exchange", ["gradient", "peers"])
+def test_matrix_of_equal_temperatures_is_the_number(loss, exchange, outcome, toys):
+    table = lambda t: [[t] * 4 for _ in range(4)]     # noqa: E731
+    number = outcome(loss=loss, exchange=exchange, keep="aligned")
+    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", temperature=table(0.2))) <= 1e-9
+    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", lower_temperature=table(0.15))) <= 1e-9
+    both = {"temperature": table(0.2), "lower_temperature": table(0.15)}
+    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", **both)) <= 1e-9
+
+
+def test_temperatures_belong_to_pairs(outcome, toys):
+    """A pair that is hot is hardly pulled together: only its two clients notice in the first step."""
+    cool = [[0.2] * 4 for _ in range(4)]
+    hot = [[5.0 if {i, j} == {0, 1} else 0.2 for j in range(4)] for i in range(4)]
+    fields = {"rounds": 1, "peers": 3, "loss": "pairwise", "keep": "aligned", "batch": 24}
+    one, other = (outcome(temperature=t, **fields) for t in (cool, hot))
+    moved = {c: toys.apart({c: one[c]}, {c: other[c]}) for c in one}
+    assert moved["a"] > 1e-4 and moved["b"] > 1e-4 and moved["c"] == moved["d"] == 0
+
+
+@pytest.mark.parametrize("temperature", [0.2, [[0.2, 0.3, 0.4, 0.2], [0.3, 0.2, 0.2, 0.3], [0.4, 0.2, 0.2, 0.3], [0.2, 0.3, 0.3, 0.2]]])
+def test_consistent_lower_temperature(temperature, outcome, toys):
+    gradient, paper = (outcome(temperature=temperature, lower_temperature="consistent", exchange=how, batch=6, keep="aligned")
+                       for how in ("gradient", "paper"))
+    assert toys.apart(gradient, paper) <= 1e-9
+    if temperature == 0.2:       # eq. 22: 1 / lower = 1 / 0.2 + 1 / 0.04 = 30
+        assert toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, keep="aligned")) <= 1e-9
+
+
+def test_peers_by_relevance_are_the_similar_ones(toys, tmp_path):
+    """a and b see the rows alike but for a rotation, c and d likewise; the two pairs have nothing in common."""
+    draws = torch.Generator().manual_seed(0)
+    shapes = {pair: torch.randn(24, 8, dtype=torch.float64, generator=draws) for pair in ("ab", "cd")}
+    turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=draws))[0]
+    views = {"a": shapes["ab"], "b": shapes["ab"] @ turn, "c": shapes["cd"], "d": shapes["cd"] @ turn}
+    algorithm = toys.method("fedmuscle", choice="relevance", peers=1)
+    fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
+    assert algorithm.draw(fed, views, 1, 0, 0) == {"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}
+    assert fed.state["relevance"]["a"]["b"] == pytest.approx(1) and fed.state["relevance"]["a"]["c"] < 0.7
+
+
+def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
+    algorithm = toys.method("fedmuscle", peers=2)
+    fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
+    views = {c: torch.zeros(2, 8) for c in "abcd"}
+    seen = [algorithm.draw(fed, views, round, 0, 0)["a"] for round in range(1, 30)]
+    assert all("a" not in peers and len(set(peers)) == 2 for peers in seen)
+    assert {frozenset(peers) for peers in seen} == {frozenset(p) for p in ("bc", "bd", "cd")}
+    assert algorithm.draw(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
+
+
+def test_redraw_once_a_pass(outcome, toys, monkeypatch):
+    asked = []
+    draw = FedMuscle.draw
+    monkeypatch.setattr(FedMuscle, "draw", lambda self, *a: asked.append(draw(self, *a)) or asked[-1])
+    outcome(rounds=1, redraw="pass")
+    assert len(asked) == 3 and all(drawn == asked[0] for drawn in asked)
+    asked.clear()
+    outcome(rounds=1, redraw="batch")
+    assert any(drawn != asked[0] for drawn in asked)
+
+
+def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
+    """Local: the model of the last round's local epochs, before the last alignment. Aligned: after it."""
+    after = {}
+    train = FedMuscle.Side.train
+
+    def spy(self):
+        loss = train(self)
+        after[self.client.id] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        return loss
+
+    spy.operation = "changes"
+    monkeypatch.setattr(FedMuscle.Side, "train", spy)
+    local = outcome(keep="local")
+    assert toys.apart(local, after) == 0
+    aligned = outcome(keep="aligned")
+    assert toys.apart({"a": aligned["a"]}, {"a": after["a"]}) > 1e-4
+
+
+@pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"loss": "gramian"}, {"lower_temperature": "consistent"},
+                                    {"peers": 1}, {"peers": 3}])
+def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
+    from unalike.algorithms import fedmuscle
+    algorithm = toys.method("fedmuscle", **fields)
+    fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
+    views = dict(zip("abcd", torch.randn(4, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), strict=True))
+    drawn = algorithm.draw(fed, views, 1, 0, 0)
+    pulls, losses = algorithm.pulls(fed, views, drawn)
+    monkeypatch.setattr(fedmuscle, "STACKED", 0)
+    alone, each = algorithm.pulls(fed, views, drawn)
+    assert list(pulls) == list(alone) == list("abcd")
+    assert losses == pytest.approx(each, abs=1e-12)
+    assert all(torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4 for c in pulls)
+
+
+def test_projection(toys, tmp_path):
+    wide = toys.client("a", model=toys.partial(MLP, (6,), (8,), 12))
+    fits = toys.client("b")
+    side = lambda client, how: FedMuscle.Side(client, toys.method("fedmuscle", projection=how), toys.training(), 0)    # noqa: E731
+    assert isinstance(side(wide, "auto").model.projection, torch.nn.Linear)
+    assert isinstance(side(fits, "auto").model.projection, torch.nn.Identity)
+    assert isinstance(side(fits, "always").model.projection, torch.nn.Linear)
+    assert isinstance(side(fits, "never").model.projection, torch.nn.Identity)
+    with pytest.raises(ValueError, match="12 features, the federation compares 8"):
+        side(wide, "never")
+    results = toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="auto"), [wide, fits, toys.client("c")])
+    assert not results["failures"]
+
+
+def test_width_that_does_not_fit_is_told(toys, tmp_path):
+    clients = [toys.client("a", model=toys.partial(MLP, (6,), (8,), 12)), toys.client("b"), toys.client("c")]
+    results = toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="never"), clients)
+    assert [f["client"] for f in results["failures"]] == ["a"] and "set algorithm.projection to auto" in results["failures"][0]["reason"]
+
+
+def test_segmentation_beside_classification(toys, tmp_path):
+    table = load_dataset("digits")
+    rows, public = table.train[:90].split(30), (table.x[table.train[200:224]], None)
+
+    def digits(id, mine, target, model):
+        given = [(table.x[r], table.targets[target][r]) for r in (mine, table.test[:40])]
+        return Client(id=id, model=model, task=table.tasks[target], train=given[0], test=given[1], public=public)
+
+    cnn = toys.partial(CNN, (1, 8, 8), (4, 8), 8)
+    clients = [digits("digit", rows[0], "digit", toys.partial(MLP, (1, 8, 8), (16,), 16)), digits("ink", rows[1], "ink", cnn),
+               digits("attributes", rows[2], "attributes", cnn)]
+    results = toys.execute(tmp_path / "run", toys.method("fedmuscle"), clients, rounds=3, alone=True)
+    assert not results["failures"]
+    metrics = {id: entry["metric"] for id, entry in results["clients"].items()}
+    assert metrics == {"digit": "accuracy", "ink": "miou", "attributes": "micro_f1"}
+    assert results["clients"]["ink"]["value"] > 40
+    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()]
+    assert {row[3] for row in rows if row[1] == "ink"} >= {"train", "represent", "align"}
+
+
+def test_two_optimisers_and_a_rate_of_its_own(outcome, toys):
+    one = outcome(optimisers="one", keep="aligned")
+    two = outcome(optimisers="two", keep="aligned")
+    own = outcome(align_rate=1e-9, keep="aligned")
+    still = outcome(optimisers="two", align_rate=1e-9, keep="local")
+    assert toys.apart(one, two) > 1e-4 and toys.apart(two, own) > 1e-4
+    assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, "at a rate of almost nothing alignment does almost nothing"
+
+
+def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypatch):
+    """A client that fails in align was a peer of the others all the same; from then on it is none."""
+    align = FedMuscle.Side.align
+
+    def breaks(self, **given):
+        if self.client.id == "b" and self.round == 2:
+            raise RuntimeError("gone")
+        return align(self, **given)
+
+    breaks.operation = "changes"
+    monkeypatch.setattr(FedMuscle.Side, "align", breaks)
+    left = outcome(rounds=3)
+    assert set(left) == {"a", "c", "d"}
+    assert outcome.fed.failures == [Failure("b", "align", 2, "RuntimeError: gone")]
+
+
+@pytest.mark.parametrize("fields, sentence", [
+    ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
+    ({"peers": 0}, "0 peers need 2 clients"),
+    ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
+    ({"batch": 1}, "at least 2"),
+    ({"temperature": 0.0}, "must be above 0"),
+    ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
+    ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be above 0"),
+    ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
+    ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
+])
+def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
+    with pytest.raises(Problems, match=sentence):
+        toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())
+
+
+def test_few_are_here(outcome):
+    """Fewer peers than asked for where fewer take part; a client alone in its round only trains."""
+    outcome(rounds=8, terms=Terms(dropout=0.6, quorum=0))
+    drawn = {f.round for f in outcome.fed.failures}
+    assert len(drawn) > 3 and all(f.reason == "dropped out" for f in outcome.fed.failures)

@@ -1,0 +1,120 @@
+"""Tiny federations for tests of whole methods: blobs in six dimensions, models of width 8. Knows no method by name."""
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from unalike import Classification, Client, Federation, Terms, Training
+from unalike.algorithms import ALGORITHMS
+from unalike.engines.local import LocalEngine
+from unalike.engines.store import Store
+from unalike.models import MLP
+from unalike.runs.folder import Folder
+from unalike.runs.run import Run
+
+CLASSES = 4
+CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
+SMALL = {"peers": 2, "width": 8, "batch": 8}      # fields of methods, by name: as small as the toy
+
+
+def blobs(rows, seed):
+    """x (rows, 6) around one centre a class, y (rows,)."""
+    y = torch.arange(rows) % CLASSES
+    return CENTRES[y] + torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed)), y
+
+
+def mlp():
+    return MLP((6,), (8,), 8)
+
+
+def noisy():
+    """An encoder with all that makes repeating hard: batch statistics and dropout."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8))
+
+
+def client(id, rows=20, model=mlp, dtype=torch.float64, **fields):
+    number = sum(map(ord, id))
+    given = {"task": Classification(CLASSES), "train": blobs(rows, number), "test": blobs(40, 1000 + number),
+             "public": (blobs(24, 2000)[0], None)}
+    return Client(id=id, model=model, dtype=dtype, **(given | fields))
+
+
+def clients(count=3, **fields):
+    """Two alike and the rest not: `c` has batch norm and dropout."""
+    return [client("abcdefgh"[i], model=noisy if i == 2 else mlp, **fields) for i in range(count)]
+
+
+def method(name, **changed):
+    """A method with its defaults, but as small as the toy."""
+    made = ALGORITHMS[name]
+    small = {f.name: SMALL[f.name] for f in fields(made) if f.name in SMALL}
+    return made(**(small | changed))
+
+
+def training(**changed):
+    return Training(**({"rounds": 3, "batch": 8, "rate": 0.02} | changed))
+
+
+def quiet(event, **facts):
+    pass
+
+
+def execute(folder, algorithm, clients, *, seed=0, workers=0, terms=None, rounds=3, watch=quiet, alone=False, **changed):
+    """A run in a folder, new or resumed; returns the results."""
+    options = {k: changed.pop(k) for k in ("safeguard", "checkpoint") if k in changed}
+    there = Folder(folder) if (Path(folder) / "config.yaml").exists() else Folder.create(folder, {"name": "toy"})
+    return Run(there, algorithm, clients, training(rounds=rounds, **changed), terms or Terms(), name="toy", method=type(algorithm).__name__,
+               seed=seed, workers=workers, alone=alone, watch=watch, **options).go()
+
+
+def federation(folder, algorithm, clients, *, seed=0, terms=None, **changed):
+    """The server's view of an engine in this process; its sides are in `fed.engine.host.sides`."""
+    budget = training(**changed)
+    engine = LocalEngine(clients, lambda c: algorithm.Side(c, algorithm, budget, seed), folder, seed)
+    return Federation(engine, budget, terms or Terms(), seed)
+
+
+def serve(fed, algorithm):
+    """All rounds; returns everyone's parameters."""
+    for finished in algorithm.serve(fed):
+        fed.finished = finished
+    algorithm.finish(fed)
+    return dict(fed.call("export", clients=fed.everyone))
+
+
+def states(folder):
+    """Parameters that each client has in the end, from its newest checkpoint."""
+    store = Store(Path(folder) / "checkpoints" / "clients")
+    return {entry.name: store.newest(entry.name)["model"] for entry in sorted(store.folder.iterdir())}
+
+
+def apart(one, other):
+    """The largest difference between two clients' worth of parameters; infinite where names or shapes differ."""
+    if one.keys() != other.keys() or any(one[c].keys() != other[c].keys() for c in one):
+        return float("inf")
+    return max(float((one[c][n].double() - other[c][n].double()).abs().max()) for c in one for n in one[c])
+
+
+def hashes(results):
+    return {id: entry["hash"] for id, entry in results["clients"].items()}
+
+
+@pytest.fixture(scope="session")
+def toys():
+    return SimpleNamespace(blobs=blobs, mlp=mlp, noisy=noisy, client=client, clients=clients, method=method, training=training,
+                           execute=execute, federation=federation, serve=serve, states=states, apart=apart, hashes=hashes,
+                           partial=partial, classes=CLASSES)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small models run fastest so, and forked processes with them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

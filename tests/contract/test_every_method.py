@@ -1,0 +1,207 @@
+"""What every method in the list must keep, whatever it does. A new method is tested here without a line of its own."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from unalike import Terms
+from unalike.algorithms import ALGORITHMS
+from unalike.engines import worker
+from unalike.engines.host import Host
+from unalike.errors import UserError
+from unalike.federation import QuorumError
+from unalike.ledger import FREE
+
+pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+
+class Stopped(BaseException):
+    """As rude as Ctrl-C."""
+
+
+def stop_at(event, count):
+    """A watcher that stops the run at the count-th event of a kind."""
+    seen = Counter()
+
+    def watch(told, **facts):
+        seen[told] += 1
+        if told == event and seen[told] == count:
+            raise Stopped
+
+    return watch
+
+
+def named(results, client):
+    """Why a client failed, each time."""
+    return [failure["reason"] for failure in results["failures"] if failure["client"] == client]
+
+
+def test_fits_the_toy(name, toys):
+    problems = toys.method(name).check(3, 24)
+    assert not problems, f"{name} refuses the toy federation: {problems}; make its field small in tests/conftest.py, SMALL"
+
+
+def test_learns(name, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(dtype=torch.float32), rounds=5, epochs=3)
+    values = {id: entry["value"] for id, entry in results["clients"].items()}
+    assert results["rounds"] == 5 and not results["failures"]
+    assert min(values.values()) > 60, f"chance is {100 / toys.classes:g}%, got {values}"
+
+
+def test_processes_equal_in_process_and_ledger_equals_what_was_encoded(name, toys, tmp_path, monkeypatch):
+    toys.execute(tmp_path / "here", toys.method(name), toys.clients(), rounds=2)
+    passed = Counter()
+    send, take = worker.Worker._send, worker.Worker.take
+
+    def count_down(self, order, data=None):
+        passed[order.get("client"), "down"] += len(data or b"")
+        send(self, order, data)
+
+    def count_up(self):
+        client, data = take(self)
+        passed[client, "up"] += len(data)
+        return client, data
+
+    monkeypatch.setattr(worker.Worker, "_send", count_down)
+    monkeypatch.setattr(worker.Worker, "take", count_up)
+    toys.execute(tmp_path / "there", toys.method(name), toys.clients(), rounds=2, workers=2)
+    assert toys.apart(toys.states(tmp_path / "here"), toys.states(tmp_path / "there")) <= 1e-9
+    ledger = (tmp_path / "here" / "ledger.csv").read_text()
+    assert ledger == (tmp_path / "there" / "ledger.csv").read_text()
+    counted = Counter()
+    for _, client, direction, _, _, size in (line.split(",") for line in ledger.splitlines()[1:]):
+        counted[client, direction] += int(size)
+    assert counted == {key: size for key, size in passed.items() if size}
+
+
+def test_same_seed_same_bytes_another_seed_others(name, toys, tmp_path):
+    first, again, other = (toys.execute(tmp_path / f"{i}", toys.method(name), toys.clients(dtype=torch.float32), rounds=2, seed=seed)
+                           for i, seed in enumerate((3, 3, 4)))
+    assert toys.hashes(first) == toys.hashes(again)
+    assert (tmp_path / "0" / "ledger.csv").read_bytes() == (tmp_path / "1" / "ledger.csv").read_bytes()
+    assert all(toys.hashes(first)[c] != toys.hashes(other)[c] for c in "abc")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
+    """Stopped after a round, in the middle of one, before the first checkpoint and after the last round, and resumed each time."""
+    terms = Terms(participation=0.7, dropout=0.1, quorum=0)
+    whole = toys.execute(tmp_path / "whole", toys.method(name), toys.clients(), rounds=4, terms=terms)
+    for event, count in (("call", 1), ("round", 2), ("call", 2), ("round", 3), ("call", 4)):
+        with pytest.raises(Stopped):
+            toys.execute(tmp_path / "cut", toys.method(name), toys.clients(), rounds=4, terms=terms, workers=workers,
+                         watch=stop_at(event, count))
+    cut = toys.execute(tmp_path / "cut", toys.method(name), toys.clients(), rounds=4, terms=terms, workers=workers)
+    same = ("clients", "bytes", "clock", "failures", "metrics", "rounds")
+    assert {key: cut[key] for key in same} == {key: whole[key] for key in same}
+    assert (tmp_path / "cut" / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+
+
+def test_client_that_breaks_is_named_and_left_out(name, toys, tmp_path, monkeypatch):
+    run = Host._run
+
+    def breaks(self, client, message):
+        if client == "b" and message["round"] == 2 and message["operation"] not in FREE:
+            raise RuntimeError("the battery is empty")
+        return run(self, client, message)
+
+    monkeypatch.setattr(Host, "_run", breaks)
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4)
+    assert named(results, "b") == ["RuntimeError: the battery is empty"]
+    assert [failure["round"] for failure in results["failures"]] == [2]
+    assert results["rounds"] == 4 and results["clients"]["a"]["value"] is not None and results["clients"]["b"]["value"] is None
+    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
+    assert not [row for row in rows if row[1] == "b" and int(row[0]) > 2], "a client in quarantine was called"
+
+
+def spoilt(toys):
+    """Three clients; the data of one hold NaN."""
+    x, y = toys.blobs(20, 5)
+    x[3] = float("nan")
+    return [toys.client("a"), toys.client("b", train=(x, y)), toys.client("c", model=toys.noisy)]
+
+
+def test_nan_is_named_and_left_out(name, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), alone=True)
+    assert len(named(results, "b")) == 1 and "nan" in named(results, "b")[0].lower()
+    assert not named(results, "a") and not named(results, "c")
+    assert all(torch.isfinite(t).all() for c in "ac" for t in toys.states(tmp_path / "run")[c].values() if t.is_floating_point())
+
+
+def test_nan_breaks_a_quorum_of_all(name, toys, tmp_path):
+    with pytest.raises(QuorumError, match=r"2 of 3 clients replied, the quorum is 3\. b: .*(nan|NaN)"):
+        toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), terms=Terms(quorum=1.0))
+
+
+def test_survives_dropouts(name, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=6, terms=Terms(dropout=0.3, quorum=0))
+    reasons = {failure["reason"] for failure in results["failures"]}
+    assert results["rounds"] == 6 and reasons == {"dropped out"}
+    assert all(entry["value"] is not None for entry in results["clients"].values())
+
+
+def test_survives_partial_participation(name, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(4), rounds=6, terms=Terms(participation=0.5))
+    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
+    for round in range(2, 6):           # in the first they get acquainted, in the last everyone leaves
+        called = {client for number, client, _, operation, *_ in rows if int(number) == round and operation not in FREE}
+        assert len(called) == 2
+    assert not results["failures"] and all(entry["hash"] for entry in results["clients"].values())
+
+
+@pytest.mark.parametrize("why", ["slow", "far"])
+def test_survives_a_late_client(name, why, toys, tmp_path):
+    late = toys.client("b", **({"speed": 1e-3} if why == "slow" else {"latency": 100.0}))
+    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), late, toys.client("c")], terms=Terms(deadline=60.0))
+    assert results["rounds"] == 3 and {failure["client"] for failure in results["failures"]} == {"b"}
+    assert all(reason.startswith("late: ") for reason in named(results, "b"))
+    assert {failure["round"] for failure in results["failures"]} >= {1, 2, 3}, "who is late once may come again"
+
+
+def test_one_client_runs_or_is_refused_in_a_sentence(name, toys, tmp_path):
+    try:
+        results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(1), rounds=2)
+    except UserError as error:
+        assert "1 client" in str(error) or "has 1" in str(error), error
+    else:
+        assert results["rounds"] == 2 and results["clients"]["a"]["hash"]
+
+
+def test_survives_a_client_with_one_class(name, toys, tmp_path):
+    x, _ = toys.blobs(20, 5)
+    single = toys.client("b", train=(x, torch.full((20,), 2)), test=(x, torch.full((20,), 2)))
+    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), single, toys.client("c", model=toys.noisy)], alone=True)
+    assert not results["failures"] and results["clients"]["b"]["alone"] is not None
+
+
+def test_survives_a_last_batch_of_one(name, toys, tmp_path):
+    """Batches of 8: 17 labelled rows, 25 public ones, 257 in the test set; batch statistics of one row do not exist."""
+    public = (toys.blobs(25, 2000)[0], None)
+    odd = [toys.client(id, rows=17, model=toys.noisy, public=public, test=toys.blobs(257, 7)) for id in "abc"]
+    results = toys.execute(tmp_path / "run", toys.method(name), odd, rounds=2, alone=True)
+    assert not results["failures"] and all(entry["value"] is not None for entry in results["clients"].values())
+
+
+def test_survives_a_client_with_one_sample(name, toys, tmp_path):
+    single = toys.client("b", rows=1, test=toys.blobs(1, 6))
+    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), single, toys.client("c", model=toys.noisy)], alone=True)
+    assert not results["failures"] and results["clients"]["b"]["samples"] == 1
+
+
+def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path):
+    small = [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]
+    if toys.method(name).personal:
+        results = toys.execute(tmp_path / "run", toys.method(name), small, rounds=1, safeguard=True, alone=True)
+        assert not results["failures"] and {entry["kept"] for entry in results["clients"].values()} <= {"alone", "together"}
+    else:
+        with pytest.raises(UserError, match="safeguard"):
+            toys.execute(tmp_path / "run", toys.method(name), small, rounds=1, safeguard=True, watch=stop_at("start", 1))
+
+
+def test_test_data_are_never_trained_on(name, toys, tmp_path):
+    """Other test labels, the same parameters."""
+    shuffled = [toys.client(c, test=(toys.blobs(40, 9)[0], torch.zeros(40, dtype=torch.int64))) for c in "abc"]
+    one = toys.execute(tmp_path / "one", toys.method(name), [toys.client(c) for c in "abc"], rounds=2)
+    other = toys.execute(tmp_path / "other", toys.method(name), shuffled, rounds=2)
+    assert toys.hashes(one) == toys.hashes(other)

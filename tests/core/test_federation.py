@@ -1,0 +1,438 @@
+"""The server's view of its clients: who is called, what comes back, who is left out and why. The engine is a fake in memory."""
+
+import heapq
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from unalike.client import VERSION, Card
+from unalike.federation import Arrival, Failure, Federation, QuorumError, Terms, mean_states
+from unalike.message import copy, size
+from unalike.training import Training
+
+
+class FakeEngine:
+    """Answers at once by `answer(client, operation, body)`; a reply takes `takes(client)` seconds. A string "!why" is a failure."""
+
+    def __init__(self, clients="abcd", answer=lambda client, operation, body: client, takes=lambda client: 1.0, **about):
+        self.told = {c: Card(id=c, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about) for c in clients}
+        self.answer, self.takes = answer, takes
+        self.now, self.queue, self.count, self.log = 0.0, [], itertools.count(), []
+
+    def cards(self):
+        return self.told
+
+    def send(self, messages):
+        for client, message in messages.items():
+            self.log.append((client, message))
+            got = self.answer(client, message["operation"], message["body"])
+            failed = isinstance(got, str) and got.startswith("!")
+            reply = {"number": message["number"], **({"failure": got[1:]} if failed else {"body": got, "work": 0.0})}
+            heapq.heappush(self.queue, (self.now + self.takes(client), next(self.count), client, size(reply), copy(reply)))
+        return {client: size(message) for client, message in messages.items()}
+
+    def receive(self, numbers=None):
+        wanted = [entry for entry in self.queue if numbers is None or entry[4]["number"] in numbers]
+        if not wanted:
+            return []
+        at = min(wanted)[0]
+        now = sorted(entry for entry in wanted if entry[0] == at)
+        self.queue = [entry for entry in self.queue if entry not in now]
+        heapq.heapify(self.queue)
+        self.now = max(self.now, at)
+        return [Arrival(client, at, up, reply) for at, _, client, up, reply in now]
+
+    def pending(self):
+        return [{"at": at, "order": order, "client": c, "size": up, "reply": reply} for at, order, c, up, reply in sorted(self.queue)]
+
+    def save(self, round): ...
+
+    def load(self, round, now, pending):
+        self.now, self.queue = now, [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending]
+        self.count = itertools.count(100)
+
+    def close(self): ...
+
+    @property
+    def called(self):
+        return [(client, message["operation"], message["body"]) for client, message in self.log]
+
+
+def federation(engine=None, **terms):
+    return Federation(engine or FakeEngine(), Training(rounds=50), Terms(**terms))
+
+
+# at the door
+
+
+def test_a_client_of_another_version_is_refused():
+    engine = FakeEngine()
+    engine.told["c"] = replace(engine.told["c"], version=VERSION + 1)
+    with pytest.raises(ValueError, match=f"client c speaks version {VERSION + 1} of the protocol, this server {VERSION}"):
+        federation(engine)
+
+
+def test_public_sets_of_different_length_are_refused():
+    engine = FakeEngine(public="f00", public_rows=80)
+    assert federation(engine).public_rows == 80
+    engine.told["d"] = replace(engine.told["d"], public=None, public_rows=0)          # who holds none may look on
+    assert federation(engine).public_rows == 80
+    engine.told["b"] = replace(engine.told["b"], public_rows=81)
+    with pytest.raises(ValueError, match=r"public sets of different length: .*'b': 81"):
+        federation(engine)
+
+
+def test_a_card_survives_being_told():
+    card = FakeEngine(public="f00", public_rows=3, modalities=("image", "text")).told["a"]
+    assert Card.from_dict(card.as_dict()) == card
+
+
+def test_public_batches_are_the_same_for_everyone_and_new_every_round():
+    one, other = (federation(FakeEngine(public="f00", public_rows=50)).public(16) for _ in range(2))
+    first = [rows.tolist() for rows in one.batches(1)]
+    assert first == [rows.tolist() for rows in other.batches(1)] and first != [rows.tolist() for rows in one.batches(2)]
+    assert sorted(sum(first, [])) == list(range(50)) and len(one) == len(first)
+    with pytest.raises(ValueError, match="the public set has 0 rows, fewer than a batch of 16"):
+        federation().public(16)
+
+
+# calling
+
+
+def test_a_call_reaches_everyone_and_replies_keep_the_order_of_the_cards():
+    takes = {"a": 3.0, "b": 1.0, "c": 2.0, "d": 1.0}.get
+    fed = federation(FakeEngine(takes=takes))
+    replies = fed.call("train", rate=0.5)
+    assert list(replies.items()) == [(c, c) for c in "abcd"] and not replies.failures
+    assert fed.engine.called == [(c, "train", {"rate": 0.5}) for c in "abcd"]
+    assert fed.clock == 3.0
+
+
+def test_what_differs_comes_before_what_is_the_same():
+    fed = federation()
+    fed.call("align", each={"c": {"x": 1}, "a": {"x": 2, "y": 5}}, y=0)
+    assert fed.engine.called == [("c", "align", {"y": 0, "x": 1}), ("a", "align", {"y": 5, "x": 2})]
+
+
+def test_named_clients_and_nobody_else():
+    fed = federation()
+    assert list(fed.call("train", clients=["d", "b"])) == ["b", "d"]
+    fed.call("align", clients=["b"], each={"b": {"x": 1}, "c": {"x": 2}})
+    assert fed.engine.called[2:] == [("b", "align", {"x": 1})]
+    assert dict(fed.call("train", clients=[])) == {} == dict(fed.call("train", each={}))
+
+
+def test_messages_are_numbered_once_each():
+    fed = federation()
+    fed.begin(3)
+    fed.call("train")
+    fed.call("align", clients=["b"])
+    assert [m["number"] for _, m in fed.engine.log] == [1, 2, 3, 4, 5]
+    assert {m["round"] for _, m in fed.engine.log} == {3}
+
+
+def test_every_message_is_in_the_ledger():
+    fed = federation(FakeEngine("ab", answer=lambda c, o, b: torch.zeros(100 if c == "a" else 1000)))
+    fed.begin(2)
+    fed.call("train", x=torch.zeros(64))
+    down = sum(size(m) for _, m in fed.engine.log)
+    assert fed.ledger.total("down") == fed.ledger.total("down", round=2) == down
+    assert fed.ledger.total("up", client="b") - fed.ledger.total("up", client="a") == (4096 - 512)    # padded to 256 each
+
+
+# failing
+
+
+def test_a_failure_is_named_and_lasts():
+    events = []
+    fed = federation(FakeEngine(answer=lambda c, o, b: "!its disk is full" if c == "b" else c))
+    fed.record = lambda event, **facts: events.append((event, facts))
+    fed.begin(1)
+    replies = fed.call("train")
+    assert list(replies) == ["a", "c", "d"]
+    assert str(replies.failures["b"]) == "b failed in train, round 1: its disk is full" and replies.failures["b"].lasting
+    assert ("failure", {"round": 1, "client": "b", "operation": "train", "reason": "its disk is full"}) in events
+    fed.begin(2)
+    assert fed.here == fed.everyone == ["a", "c", "d"]
+    fed.call("train")
+    fed.call("train", clients=["a", "b"])
+    fed.call("train", each={"b": {}, "c": {}})
+    assert [c for c, *_ in fed.engine.called].count("b") == 1
+
+
+@pytest.mark.parametrize("bad, path", [(math.nan, "the reply"), ({"loss": math.inf}, "loss"), ({"z": [torch.tensor([0.0, math.nan])]}, "z.0")])
+def test_a_reply_that_is_no_number_is_quarantined(bad, path):
+    fed = federation(FakeEngine(answer=lambda c, o, b: bad if c == "c" else 1.0))
+    fed.begin(1)
+    replies = fed.call("train")
+    assert list(replies) == ["a", "b", "d"] and replies.failures["c"].reason == f"its reply holds NaN or infinity ({path})"
+    assert "c" in fed.quarantined and [f.client for f in fed.failures] == ["c"]
+
+
+def test_too_few_replies_end_the_run_with_names_and_reasons():
+    fed = federation(FakeEngine(answer=lambda c, o, b: c if c == "a" else f"!{c} is ill"))
+    fed.begin(4)
+    with pytest.raises(QuorumError) as caught:
+        fed.call("train")
+    assert str(caught.value) == "train, round 4: 1 of 4 clients replied, the quorum is 2. b: b is ill; c: c is ill; d: d is ill"
+
+
+@pytest.mark.parametrize("quorum, failing, holds", [(0.5, 2, True), (0.5, 3, False), (1.0, 0, True), (1.0, 1, False), (0.0, 4, True), (0.75, 1, True)])
+def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
+    answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c   # noqa: E731
+    for fed, asked in ((federation(FakeEngine(answer=answer), quorum=quorum), None), (federation(FakeEngine(answer=answer), quorum=1), quorum)):
+        if holds:
+            assert len(fed.call("train", quorum=asked)) == 4 - failing
+        else:
+            with pytest.raises(QuorumError):
+                fed.call("train", quorum=asked)
+
+
+def test_a_quorum_is_not_raised_by_rounding():
+    """0.07 * 100 is a hair above 7 in floating point; 7 replies are enough."""
+    names = [f"c{i}" for i in range(100)]
+    fed = federation(FakeEngine(names, answer=lambda c, o, b: c if c in names[:7] else "!no"), quorum=0.07)
+    assert len(fed.call("train")) == 7
+
+
+def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
+    fed = federation(FakeEngine(takes=lambda c: 9.0 if c == "b" else 1.0), deadline=2.5)
+    fed.begin(1)
+    replies = fed.call("train")
+    assert list(replies) == ["a", "c", "d"] and replies.failures["b"].reason == "late: 9 s, the deadline is 2.5 s"
+    assert fed.clock == fed.engine.now == 2.5
+    assert fed.here == ["a", "c", "d"] and fed.everyone == list("abcd")
+    fed.begin(2)
+    assert fed.here == list("abcd")
+    fed.call("align")
+    assert fed.clock == 5.0
+
+
+def test_looking_on_takes_no_simulated_time_and_nobody_is_late_for_it():
+    fed = federation(FakeEngine(takes=lambda c: 9.0), deadline=2.5)
+    fed.begin(1)
+    assert list(fed.call("evaluate", clients=fed.everyone)) == list("abcd") and fed.clock == fed.engine.now == 0.0
+
+
+# who takes part
+
+
+def test_participation_draws_the_right_share_and_the_same_again():
+    names = [f"c{i}" for i in range(20)]
+    drawn = []
+    for _ in range(2):
+        fed = federation(FakeEngine(names), participation=0.3)
+        fed.training = Training(rounds=200)
+        drawn.append([list(fed.here) for _ in fed.rounds()])
+    assert drawn[0] == drawn[1] and all(len(here) == len(set(here)) == 6 for here in drawn[0])
+    assert all(here == sorted(here, key=names.index) for here in drawn[0])
+    counts = [sum(name in here for here in drawn[0]) for name in names]
+    assert 35 <= min(counts) and max(counts) <= 85                  # 200 * 0.3 = 60, four standard deviations either way
+    fed.seed = 1
+    fed.finished = 0
+    assert [list(fed.here) for _ in fed.rounds()] != drawn[0]
+
+
+def test_at_least_one_takes_part_and_only_they_are_called():
+    fed = federation(participation=0.01)
+    fed.begin(1)
+    assert len(fed.here) == 1
+    assert list(fed.call("train")) == fed.here
+    absent = next(c for c in "abcd" if c not in fed.here)
+    assert dict(fed.call("align", each={absent: {}})) == {}
+    assert list(fed.call("evaluate", clients=fed.everyone)) == list("abcd")
+
+
+def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
+    names = [f"c{i}" for i in range(20)]
+    gone = []
+    for _ in range(2):
+        fed = federation(FakeEngine(names), dropout=0.2, quorum=0)
+        out = []
+        for _ in fed.rounds():
+            first = fed.call("train")
+            assert all(f.reason == "dropped out" and not f.lasting for f in first.failures.values())
+            assert list(fed.call("align")) == list(first) == fed.here             # those who are gone are not asked again
+            out.append(sorted(first.failures))
+        gone.append(out)
+    assert gone[0] == gone[1] and not fed.quarantined
+    assert 0.15 < sum(map(len, gone[0])) / 1000 < 0.25
+    assert len(fed.call("evaluate", clients=fed.everyone)) == 20
+
+
+def test_dropouts_count_against_the_quorum():
+    fed = federation(dropout=1.0)
+    fed.begin(1)
+    with pytest.raises(QuorumError, match="0 of 4 clients replied, the quorum is 2. a: dropped out"):
+        fed.call("train")
+    assert not fed.engine.log
+
+
+def test_rounds_go_on_after_the_last_finished_one():
+    fed = federation()
+    fed.training = Training(rounds=5)
+    fed.finished = 3
+    assert list(fed.rounds()) == [4, 5]
+
+
+@pytest.mark.parametrize("wrong", [{"participation": 0}, {"participation": 1.1}, {"dropout": -0.1}, {"quorum": 2}, {"deadline": 0},
+                                   {"deadline": math.inf}, {"quorums": 1}, {"evaluations": 0}])
+def test_terms_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        Terms(**wrong)
+
+
+# nobody waits
+
+
+def driven(fed, steps=6, then=None):
+    """Every client gets its own count back, until `steps` of them have come; returns (instant, replies) in order."""
+    came = []
+
+    def onward(replies):
+        came.append((fed.clock, dict(replies)))
+        return then(replies) if then else {c: {"n": n + 1} for c, n in replies.items() if n < steps}
+
+    return came, fed.drive("work", lambda client: {"n": 1}, onward)
+
+
+def finish(fed, drive):
+    """Run a drive to its end, saying of each instant that it is finished."""
+    for number in drive:
+        fed.finished = number
+    return fed.finished
+
+
+def echo(client, operation, body):
+    return body.get("n", operation)
+
+
+def test_replies_come_in_the_order_of_the_clock_and_together_where_they_coincide():
+    """a needs 1 s, b 2 s, c 2.5 s: a alone at 1, a and b at 2, c at 2.5, ..."""
+    fed = federation(FakeEngine("abc", echo, {"a": 1.0, "b": 2.0, "c": 2.5}.get))
+    came, drive = driven(fed, steps=2)
+    assert finish(fed, drive) == 5
+    assert came == [(1.0, {"a": 1}), (2.0, {"a": 2, "b": 1}), (2.5, {"c": 1}), (4.0, {"b": 2}), (5.0, {"c": 2})]
+    assert fed.state["driving"] is False
+
+
+def test_then_may_write_to_anyone():
+    """Each reply passes the turn to the next client in the ring; only a is asked first."""
+    fed = federation(FakeEngine("abc", echo, {"a": 1.0, "b": 10.0, "c": 100.0}.get))
+    came = []
+
+    def then(replies):
+        came.append((fed.clock, dict(replies)))
+        (client, n), = replies.items()
+        return {"abc"[("abc".index(client) + 1) % 3]: {"n": n + 1}} if n < 5 else {}
+
+    assert finish(fed, fed.drive("work", lambda client: {"n": 1} if client == "a" else None, then)) == 5
+    assert came == [(1.0, {"a": 1}), (11.0, {"b": 2}), (111.0, {"c": 3}), (112.0, {"a": 4}), (122.0, {"b": 5})]
+    assert [m["round"] for _, m in fed.engine.log] == [1, 1, 2, 3, 4]
+
+
+def test_a_failure_while_driving_leaves_the_others_alone():
+    fed = federation(FakeEngine("abc", lambda c, o, b: "!gone" if c == "b" and b["n"] == 2 else b["n"]))
+    seen = []
+
+    def then(replies):
+        seen.append((dict(replies), sorted(replies.failures)))
+        return {c: {"n": n + 1} for c, n in replies.items() if n < 3} | ({"b": {"n": 9}} if len(seen) == 2 else {})
+
+    finish(fed, fed.drive("work", lambda client: {"n": 1}, then))
+    assert seen == [({"a": 1, "b": 1, "c": 1}, []), ({"a": 2, "c": 2}, ["b"]), ({"a": 3, "c": 3}, [])]
+    assert list(fed.quarantined) == ["b"]
+
+
+def test_a_call_between_instants_takes_nobody_elses_reply():
+    """Evaluating in the middle of an asynchronous run must leave the messages under way, and their times, as they are."""
+    takes = {"a": 1.0, "b": 2.0, "c": 2.5}.get
+    plain = federation(FakeEngine("abc", echo, takes))
+    expected, drive = driven(plain, steps=3)
+    finish(plain, drive)
+    fed = federation(FakeEngine("abc", echo, takes))
+    came, drive = driven(fed, steps=3)
+    for number in drive:
+        fed.finished = number
+        assert dict(fed.call("evaluate", clients=fed.everyone, quorum=1.0)) == {c: "evaluate" for c in "abc"}
+    assert came == expected
+
+
+def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way():
+    takes = {"a": 1.0, "b": 2.0, "c": 2.5}.get
+    plain = federation(FakeEngine("abc", echo, takes), participation=0.9)
+    expected, drive = driven(plain, steps=3)
+    finish(plain, drive)
+    for stop in range(1, len(expected) + 1):
+        first = federation(FakeEngine("abc", echo, takes))
+        came, drive = driven(first, steps=3)
+        for first.finished in itertools.islice(drive, stop):
+            pass
+        second = federation(FakeEngine("abc", echo, takes))
+        second.remember(copy(first.memory()))
+        rest, drive = driven(second, steps=3)
+        finish(second, drive)
+        assert came + rest == expected
+        assert second.numbered == plain.numbered and second.ledger.rows == plain.ledger.rows and second.clock == plain.clock
+
+
+def test_a_resumed_drive_knows_who_was_drawn():
+    names = [f"c{i}" for i in range(10)]
+    first = federation(FakeEngine(names, echo), participation=0.4)
+    _, drive = driven(first)
+    first.finished = next(drive)
+    second = federation(FakeEngine(names, echo), participation=0.4)
+    second.remember(copy(first.memory()))
+    _, drive = driven(second)
+    next(drive)
+    assert second.here == first.here and len(first.here) == 4
+
+
+# what is remembered
+
+
+def test_memory_comes_back_whole():
+    first = federation(FakeEngine(answer=lambda c, o, b: "!no" if c == "d" else c))
+    first.begin(1)
+    first.call("train")
+    first.state["w"] = torch.ones(3)
+    first.finished = 1
+    second = federation()
+    second.remember(copy(first.memory()))
+    assert second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
+    assert second.quarantined == {"d": Failure("d", "train", 1, "no")} and second.ledger.rows == first.ledger.rows
+    assert torch.equal(second.state["w"], torch.ones(3)) and next(second.rounds()) == 2
+
+
+def test_evaluations_are_spread_over_the_rounds():
+    fed = federation(evaluations=10)
+    fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone)
+    events = []
+    fed.record = lambda event, **facts: events.append(facts["round"]) if event == "evaluation" else None
+    for _ in fed.rounds():
+        fed.evaluate()
+    assert events == [1, *range(5, 51, 5)]
+    fed.evaluator = None
+    assert fed.evaluate() is None
+
+
+# averaging
+
+
+def test_the_mean_is_weighted_and_keeps_every_dtype():
+    states = {"a": {"w": torch.tensor([1.0, 2.0]), "d": torch.tensor(1.0, dtype=torch.float64), "n": torch.tensor(3), "h": torch.ones(2).half()},
+              "b": {"w": torch.tensor([5.0, 6.0]), "d": torch.tensor(2.0, dtype=torch.float64), "n": torch.tensor(6), "h": torch.zeros(2).half()}}
+    mean = mean_states(states, {"a": 3.0, "b": 1.0, "absent": 9.0})
+    assert mean["w"].tolist() == [2.0, 3.0] and mean["d"].item() == 1.25 and mean["n"].item() == 4 and mean["h"].tolist() == [0.75, 0.75]
+    assert {name: t.dtype for name, t in mean.items()} == {name: t.dtype for name, t in states["a"].items()}
+    assert states["a"]["w"].tolist() == [1.0, 2.0]
+
+
+def test_the_mean_of_one_is_itself():
+    state = {"w": torch.randn(50), "n": torch.tensor(7), "flag": torch.tensor([True, False])}
+    for name, tensor in mean_states({"a": state}, {"a": 12.0}).items():
+        assert torch.equal(tensor, state[name])

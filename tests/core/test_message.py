@@ -1,0 +1,275 @@
+"""A message survives the journey whole, its size is known beforehand, and bytes that are none give one clear error."""
+
+import ast
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unalike
+from unalike.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, leaves, size
+
+quick = settings(deadline=None, max_examples=150)
+
+
+@st.composite
+def tensors(draw):
+    """Every dtype, 0 to 3 axes, lengths from 0, contiguous or not, NaN and infinity among the floats."""
+    dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    numbers = draw(st.lists(st.integers(-128, 127), min_size=math.prod(shape), max_size=math.prod(shape)))
+    made = torch.tensor(numbers, dtype=torch.int16).reshape(shape).to(dtype)
+    if dtype.is_floating_point and made.numel():
+        made.view(-1)[0] = draw(st.sampled_from([0.5, math.nan, math.inf, -math.inf, -0.0]))
+    if made.dim() > 1 and draw(st.booleans()):
+        made = made.transpose(0, -1)
+    if made.dim() and draw(st.booleans()):
+        made = made[::2]
+    return made
+
+
+keys = st.text(max_size=6).filter(lambda key: not key.startswith("$"))
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12)
+
+
+def same(a, b):
+    """Equal in type and content; NaN equals NaN, and a tensor's bits count."""
+    if isinstance(a, torch.Tensor):
+        bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(same(*pair) for pair in zip(a, b, strict=True))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
+
+
+def held(value):
+    """(start, end) of the memory of every tensor."""
+    return [(t.data_ptr(), t.data_ptr() + t.untyped_storage().nbytes()) for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()]
+
+
+@quick
+@given(values)
+def test_a_message_survives_the_journey(value):
+    assert same(value, decode(encode(value)))
+    assert same(value, decode(bytes(encode(value)))) and same(value, decode(memoryview(encode(value))))
+
+
+@quick
+@given(values)
+def test_the_size_is_the_length_of_the_bytes(value):
+    assert size(value) == len(encode(value)) and size(value) % BLOCK == 0
+
+
+@quick
+@given(values)
+def test_a_copy_is_equal_and_shares_no_memory(value):
+    received = copy(value)
+    assert same(value, received)
+    for start, end in held(value):
+        assert all(b <= start or end <= a for a, b in held(received))
+
+
+def test_what_is_decoded_is_the_receivers_own():
+    data = encode({"w": torch.ones(3)})
+    received = decode(data)
+    data[:] = bytes(len(data))
+    received["w"] += 1
+    assert received["w"].tolist() == [2, 2, 2]
+    given = {"w": torch.ones(3, requires_grad=True)}
+    assert not copy(given)["w"].requires_grad and not decode(encode(given))["w"].requires_grad
+
+
+def test_tuples_arrive_as_lists_in_both_ways():
+    assert decode(encode({"a": (1, (2, 3))})) == copy({"a": (1, (2, 3))}) == {"a": [1, [2, 3]]}
+
+
+@pytest.mark.parametrize("value", ["äöü 漢字 🦆", "\ud800", "\x00\n\x1f", "", {"ключ": {"": 1}}])
+def test_any_text_travels(value):
+    assert decode(encode(value)) == value and size(value) == len(encode(value))
+
+
+def test_the_limit_holds_both_ways():
+    value = {"w": torch.zeros(1000)}
+    exact = size(value)
+    assert same(decode(encode(value, exact), exact), value)
+    data = encode(value)
+    for refuse in (lambda: encode(value, exact - 1), lambda: size(value, exact - 1), lambda: decode(data, exact - 1)):
+        with pytest.raises(MessageError, match=f"{exact:,} bytes, over the limit of {exact - 1:,}"):
+            refuse()
+
+
+@pytest.mark.parametrize("value, names", [
+    ({"a": object()}, "a is a object"),
+    ({"a": [1, {2, 3}]}, "a/1 is a set"),
+    (b"bytes", "the message is a bytes"),
+    ({"f": print}, "f is a builtin_function"),
+    ({1: 2}, "key 1"),
+    ({"a": {"$": 0}}, r"a has the key '\$'"),
+    ({"$x": 0}, r"the message has the key '\$x'"),
+    ({"z": torch.zeros(2, dtype=torch.complex64)}, "z has dtype torch.complex64"),
+    (torch.zeros(2, dtype=torch.uint16), "the message has dtype torch.uint16"),
+    ({"s": torch.eye(3).to_sparse()}, "s is a sparse tensor"),
+    ({"n": 10**5000}, "n is a number of more than"),
+])
+def test_what_cannot_travel_is_named_in_a_sentence(value, names):
+    for door in (encode, size):
+        with pytest.raises(MessageError, match=names) as caught:
+            door(value)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def nested(levels):
+    value = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_nesting_has_an_end():
+    assert decode(encode(nested(DEPTH))) == nested(DEPTH)
+    with pytest.raises(MessageError, match=f"deeper than {DEPTH}"):
+        encode(nested(DEPTH + 1))
+    circle = []
+    circle.append(circle)
+    with pytest.raises(MessageError, match=f"deeper than {DEPTH}"):
+        size(circle)
+
+
+# bytes that are none
+
+
+SMALL = {"w": torch.arange(6.0).reshape(2, 3), "on": torch.tensor([True, False]), "name": "ada", "rows": [1, 2.5, None]}
+
+
+def test_every_way_to_cut_it_short_is_refused():
+    for value in (SMALL, {"name": "ada"}):
+        data = bytes(encode(value))
+        for length in range(len(data)):
+            with pytest.raises(MessageError):
+                decode(data[:length])
+        with pytest.raises(MessageError):
+            decode(data + bytes(BLOCK))
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.tuples(st.integers(0, len(encode(SMALL)) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_changed_bytes_are_refused_or_give_a_value(changes):
+    data = encode(SMALL)
+    for at, by in changes:
+        data[at] ^= by
+    refused_or_sound(data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from(list(b'0123456789[]{}",:$-.eNtf\\'))), min_size=1, max_size=6))
+def test_a_changed_header_is_refused_or_gives_a_value(changes):
+    data = encode(SMALL)
+    length = FRAME.unpack_from(data)[1]
+    for at, byte in changes:
+        data[FRAME.size + at % length] = byte
+    refused_or_sound(data)
+
+
+@quick
+@given(st.binary(max_size=600))
+def test_noise_is_refused(noise):
+    with pytest.raises(MessageError):
+        decode(noise)
+
+
+def refused_or_sound(data):
+    """Either a MessageError, or a value that could have been sent."""
+    try:
+        value = decode(data)
+    except MessageError as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
+    else:
+        assert same(value, decode(encode(value)))
+
+
+def with_header(header, tail=b""):
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    start = FRAME.pack(MAGIC, len(header)) + header
+    return start + bytes(-len(start) % BLOCK) + tail
+
+
+@pytest.mark.parametrize("shape", [
+    [2**40], [2**20, 2**20, 2**20], [10**4000] * 16, [0, 2**70], [0, 2**62, 2**62], [2**62, 2**62, 0], [-1], [1.0], [True], ["2"], [None],
+    [[2]], [1] * 17, [0] * 100,
+])
+def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
+    for dtype in ("float64", "bool"):
+        with pytest.raises(MessageError) as caught:
+            decode(with_header({"value": {"$": 0}, "tensors": [[dtype, *shape]]}, bytes(BLOCK)))
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("header, says", [
+    ([], "exactly"),
+    ({"value": 1}, "exactly"),
+    ({"value": 1, "tensors": [], "code": "x"}, "exactly"),
+    ({"value": 1, "tensors": 3}, "exactly"),
+    ({"value": 1, "tensors": [3]}, r"\[dtype, \*shape\]"),
+    ({"value": 1, "tensors": [["float7", 1]]}, r"\[dtype, \*shape\]"),
+    ({"value": {"$": 0}, "tensors": []}, "names tensor 0"),
+    ({"value": {"$": [0]}, "tensors": []}, "names tensor"),
+    ({"value": {"$": True}, "tensors": [["float32", 0]]}, "names tensor True"),
+    ({"value": [{"$": 0}, {"$": 0}], "tensors": [["float32", 0]]}, "once"),
+    ({"value": {"$": 0, "b": 1}, "tensors": [["float32", 0]]}, "other keys"),
+    ({"value": {"$b": 1}, "tensors": []}, r"\$b"),
+    ({"value": 1, "tensors": [["float32", 0]]}, "once"),
+    (b'{"value": ' + b"[" * 100_000, "header cannot be read"),
+    (b'{"value": ' + b"[" * 50 + b"]" * 50 + b', "tensors": []}', "deeper"),
+    (b"\xff\xfe\x00", "header cannot be read"),
+    (b'{"value": ' + b"9" * 5000 + b', "tensors": []}', "header cannot be read"),
+])
+def test_a_header_that_lies_is_refused(header, says):
+    with pytest.raises(MessageError, match=says):
+        decode(with_header(header))
+
+
+def test_a_bool_is_zero_or_one():
+    with pytest.raises(MessageError, match="bool"):
+        decode(with_header({"value": {"$": 0}, "tensors": [["bool", 2]]}, b"\x01\x02" + bytes(BLOCK - 2)))
+
+
+def test_another_programs_bytes_are_named():
+    with pytest.raises(MessageError, match="no unalike message"):
+        decode(b"PK\x03\x04" + bytes(600))
+
+
+# what is not a number
+
+
+@pytest.mark.parametrize("value, path", [
+    ({"a": 1.0, "b": [torch.zeros(2), torch.tensor([1.0, math.nan])]}, "b.1"),
+    (math.inf, "the reply"),
+    ({"loss": -math.inf}, "loss"),
+    (torch.tensor(math.nan, dtype=torch.bfloat16), "the reply"),
+    ({"big": torch.full((4,), 3e38), "half": torch.full((4,), 6e4, dtype=torch.float16), "n": torch.tensor([2**62]), "e": torch.zeros(0)}, None),
+    ({"opposite": torch.tensor([math.inf, -math.inf])}, "opposite"),
+])
+def test_what_is_not_finite_is_found(value, path):
+    assert broken(value) == path
+
+
+# nothing executable
+
+
+def test_nothing_in_the_package_pickles():
+    """Pickle and what rests on it: its own modules, torch.load and torch.save, and a pipe's send and recv."""
+    for path in Path(unalike.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {n.split(".")[0] for n in names} & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}, path
+            if isinstance(node, ast.Attribute):
+                on = ast.unparse(node.value)
+                assert not (on == "torch" and node.attr in ("load", "save")), path
+                assert not (on.endswith("pipe") and node.attr in ("send", "recv")), path

@@ -1,0 +1,140 @@
+"""Batches cover every row once, optimisers do what torch's plain ones do, and a loss that is no number stops the training."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import nn
+
+from unalike.randomness import stream
+from unalike.training import Diverged, Training, batches, move, optimiser_for, step, train
+
+
+@settings(deadline=None)
+@given(st.integers(0, 70), st.integers(1, 20), st.booleans())
+def test_every_row_comes_once_and_no_batch_is_one_row_without_need(rows, batch, shuffled):
+    parts = list(batches(rows, batch, stream(0, "order") if shuffled else None))
+    assert sorted(torch.cat(parts).tolist() if parts else []) == list(range(rows))
+    sizes = [len(part) for part in parts]
+    assert all(size == batch for size in sizes[:-1])
+    if len(sizes) > 1:
+        assert 2 <= sizes[-1] <= batch + 1
+    if not shuffled and parts:
+        assert torch.cat(parts).tolist() == list(range(rows))
+
+
+def test_a_last_batch_of_one_joins_the_one_before():
+    assert [len(b) for b in batches(33, 16)] == [16, 17]
+    assert [len(b) for b in batches(1, 16)] == [1] and [len(b) for b in batches(17, 16)] == [17]
+    assert [len(b) for b in batches(34, 16)] == [16, 16, 2] and [len(b) for b in batches(16, 16)] == [16]
+
+
+def test_the_order_belongs_to_the_generator():
+    a, b, c = (torch.cat(list(batches(50, 8, stream(0, name)))) for name in ("a", "a", "b"))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def regression(dtype=torch.float64):
+    x = torch.randn(20, 3, generator=stream(0, "x"), dtype=torch.float64).to(dtype)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=dtype) + 0.3
+    model = nn.Linear(3, 1, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel(), dtype=dtype).view_as(parameter))
+    return model, lambda index: ((model(x[index]) - y[index]) ** 2).mean()
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("adamw", lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=False, foreach=False)),
+    ("adam", lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, fused=False, foreach=False)),
+    ("sgd", lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.1, momentum=0.9, fused=False, foreach=False)),
+])
+def test_optimisers_do_what_torchs_plain_ones_do(name, plain):
+    ours, theirs = regression(), regression()
+    training = Training(optimiser=name, rate=0.01, weight_decay=0.1, momentum=0.9)
+    optimisers = optimiser_for(list(ours[0].parameters()), training), plain(list(theirs[0].parameters()))
+    for _ in range(15):
+        for (_, loss), optimiser in zip((ours, theirs), optimisers, strict=True):
+            step(loss(torch.arange(20)), optimiser)
+    for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_rate_of_its_own_comes_before_the_trainings():
+    made = optimiser_for([nn.Parameter(torch.zeros(2))], Training(rate=0.5), rate=0.125)
+    assert made.param_groups[0]["lr"] == 0.125
+
+
+def test_the_loop_is_the_plain_loop():
+    """Two epochs in batches of 8: as written out by hand."""
+    (model, loss), (other, other_loss) = regression(), regression()
+    training = Training(optimiser="sgd", rate=0.05, weight_decay=0.0)
+    orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]   # noqa: E731
+    mean = train(model, 20, loss, optimiser_for(list(model.parameters()), training), orders(), 8)
+    total = 0.0
+    for order in orders():
+        for index in torch.randperm(20, generator=order).split(8):
+            value = other_loss(index)
+            other.zero_grad()
+            value.backward()
+            with torch.no_grad():
+                for parameter in other.parameters():
+                    parameter -= 0.05 * parameter.grad
+            total += float(value.detach()) * len(index)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert mean == pytest.approx(total / 40, rel=1e-12)
+
+
+def test_training_learns_and_leaves_the_model_in_training_mode():
+    model, loss = regression()
+    model.eval()
+    optimiser = optimiser_for(list(model.parameters()), Training(rate=0.05))
+    first = train(model, 20, loss, optimiser, [stream(0, 1)], 8)
+    last = train(model, 20, loss, optimiser, [stream(0, e) for e in range(40)], 8)
+    assert last < first / 3 and model.training
+
+
+def test_batch_statistics_survive_a_last_batch_of_one():
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    x = torch.randn(9, 2, generator=stream(0, "x"))
+    assert math.isfinite(train(model, 9, lambda i: model(x[i]).square().mean(), optimiser_for(list(model.parameters()), Training()), [stream(0)], 4))
+
+
+def test_gradients_are_clipped_to_a_norm():
+    weight = nn.Parameter(torch.tensor([0.0, 0.0], dtype=torch.float64))
+    optimiser = torch.optim.SGD([weight], lr=1.0)
+    step((weight * torch.tensor([300.0, 400.0])).sum(), optimiser, clip=1.0)
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64))     # 3-4-5, to length 1
+    weight.grad = torch.tensor([0.1, 0.0], dtype=torch.float64)
+    move(optimiser, clip=1.0)                                                                        # short ones stay as they are
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.7, -0.8], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
+    model, loss = regression()
+    optimiser = optimiser_for(list(model.parameters()), Training(rate=0.25))
+    with pytest.raises(Diverged, match=r"training loss became (nan|inf); lower training.rate \(now 0.25\)"):
+        train(model, 20, lambda index: loss(index) * bad, optimiser, [stream(0)], 8)
+
+
+def test_a_rate_far_too_high_diverges():
+    model, loss = regression(torch.float32)
+    with pytest.raises(Diverged):
+        train(model, 20, loss, optimiser_for(list(model.parameters()), Training(optimiser="sgd", rate=1e9)), [stream(0, e) for e in range(9)], 4)
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"epochs": 0}, {"batch": -1}, {"rate": 0}, {"weight_decay": -1}, {"momentum": 1.0}, {"clip": 0},
+                                   {"optimiser": "lion"}, {"epoch": 3}, {"rounds": 1.5}, {"rate": math.nan}, {"rate": math.inf}, {"clip": math.nan}])
+def test_a_budget_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Training(**wrong)
+
+
+def test_a_budget_stays_as_it_is():
+    with pytest.raises(ValidationError):
+        Training().rounds = 3

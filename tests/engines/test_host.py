@@ -1,0 +1,201 @@
+"""A host runs what may be called and nothing else, once per message, and clients that were spilled come back as they were."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unalike.algorithm import operation, question
+from unalike.algorithms import Local
+from unalike.engines.host import Host, operations
+from unalike.engines.store import Store
+from unalike.training import Training
+
+
+class Counter:
+    """A side that counts; what must survive is in `memory`."""
+
+    def __init__(self, client):
+        self.client, self.memory, self.work, self.round = client, {"n": 0}, 0.0, 0
+        self.secret = "not for the server"
+
+    @operation
+    def add(self, by=1):
+        self.memory["n"] += by
+        self.work += 10 * by
+        return self.memory["n"]
+
+    @question
+    def ask(self):
+        return [self.memory["n"], self.round]
+
+    @question
+    def draw(self):
+        return torch.rand(3)
+
+    @operation
+    def fail(self, how):
+        raise {"value": ValueError("its labels are gone"), "key": KeyError("labels"), "type": RuntimeError("a bug")}[how]
+
+    def hidden(self):
+        return "never"
+
+    def state(self):
+        return {"memory": self.memory}
+
+    def restore(self, state):
+        self.memory = state["memory"]
+
+
+@pytest.fixture
+def made():
+    """Names of the sides built, in order."""
+    return []
+
+
+def host(folder, made=None, clients="abc", alive=256):
+    def side(client):
+        if made is not None:
+            made.append(client.id)
+        return Counter(client)
+
+    return Host([SimpleNamespace(id=c, card=lambda c=c: c) for c in clients], side, Store(folder), 0, alive)
+
+
+def message(operation, number, round=1, **body):
+    return {"operation": operation, "number": number, "round": round, "body": body}
+
+
+def test_sides_are_built_when_first_called(tmp_path, made):
+    there = host(tmp_path, made)
+    assert there.cards() == {"a": "a", "b": "b", "c": "c"} and made == []
+    assert there.handle("b", message("add", 1, by=3)) == {"number": 1, "body": 3, "work": 30.0}
+    assert there.handle("b", message("ask", 2, round=4)) == {"number": 2, "body": [3, 4], "work": 0.0}
+    assert made == ["b"]
+
+
+def test_a_repeated_message_gets_the_same_answer_and_changes_nothing(tmp_path):
+    there = host(tmp_path)
+    first = there.handle("a", message("add", 7))
+    assert there.handle("a", message("add", 7)) == first == {"number": 7, "body": 1, "work": 10.0}
+    assert there.handle("a", message("ask", 8))["body"][0] == 1
+    assert there.handle("b", message("add", 7))["body"] == 1              # another client's message of that number is another message
+
+
+def test_a_repeated_message_is_harmless_after_a_snapshot_and_a_failure_too(tmp_path):
+    there = host(tmp_path)
+    there.handle("a", message("add", 1))
+    there.save(1)
+    assert there.handle("a", message("add", 1))["body"] == 1
+    failed = there.handle("a", message("fail", 2, how="value"))
+    assert there.handle("a", message("fail", 2, how="key")) == failed
+
+
+@pytest.mark.parametrize("name", ["hidden", "state", "restore", "secret", "__init__", "__class__", "nothing", "", 3, None])
+def test_only_operations_can_be_called(tmp_path, name):
+    reply = host(tmp_path).handle("a", message(name, 1))
+    assert reply == {"number": 1, "failure": f"this client has no operation {name!r}; it has: add, ask, draw, fail"}
+    assert operations(Counter) == ["add", "ask", "draw", "fail"]
+
+
+@pytest.mark.parametrize("how, says", [("value", "its labels are gone"), ("key", "KeyError: 'labels'"), ("type", "RuntimeError: a bug")])
+def test_an_exception_becomes_a_failure(tmp_path, how, says):
+    there = host(tmp_path)
+    assert there.handle("a", message("fail", 1, how=how)) == {"number": 1, "failure": says}
+    assert there.handle("b", message("add", 2))["body"] == 1
+
+
+def test_wrong_arguments_become_a_failure(tmp_path):
+    there = host(tmp_path)
+    assert "unexpected keyword argument 'to'" in there.handle("a", message("add", 1, to=3))["failure"]
+    assert "TypeError" in there.handle("a", {**message("add", 2), "body": [1]})["failure"]
+    assert "failure" in there.handle("nobody", message("add", 3))
+
+
+def test_a_failed_client_is_not_saved_half_changed_over_others(tmp_path):
+    there = host(tmp_path)
+    there.handle("a", message("add", 1))
+    there.handle("b", message("fail", 2, how="key"))
+    there.save(1)
+    assert there.store.newest("a")["memory"]["n"] == 1
+
+
+def test_an_exception_shows_itself_to_those_who_debug(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNALIKE_DEBUG", "1")
+    with pytest.raises(KeyError):
+        host(tmp_path).handle("a", message("fail", 1, how="key"))
+
+
+def test_randomness_belongs_to_the_message_not_to_the_process(tmp_path):
+    there, other = host(tmp_path / "1"), host(tmp_path / "2", clients="a")
+    there.handle("b", message("draw", 1))
+    torch.rand(5)
+    state = torch.get_rng_state()
+    drawn = there.handle("a", message("draw", 2))["body"]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(drawn, other.handle("a", message("draw", 2))["body"])
+    assert not torch.equal(drawn, other.handle("a", message("draw", 3))["body"])
+
+
+# spilling
+
+
+def test_the_idlest_are_spilled_and_come_back(tmp_path, made):
+    there = host(tmp_path, made, "abcd", alive=2)
+    for number, client in enumerate("abcabcd" * 3):
+        there.handle(client, message("add", number))
+        assert len(there.sides) <= 2
+    assert [there.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [6, 6, 6, 3]
+    assert len(made) > 8
+    there.save(1)
+    assert [there.store.newest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
+    assert not list(tmp_path.rglob("current.safetensors"))
+
+
+def test_who_was_only_asked_leaves_nothing_on_disk(tmp_path):
+    there = host(tmp_path, alive=1)
+    for number, client in enumerate("abcabc"):
+        there.handle(client, message("ask", number))
+    there.save(1)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
+    there = host(tmp_path, alive=1)
+    for number, (client, what) in enumerate([("a", "add"), ("b", "ask"), ("a", "ask"), ("b", "ask"), ("a", "add"), ("b", "add"), ("a", "ask")]):
+        there.handle(client, message(what, number))
+    there.save(1)
+    assert there.store.newest("a")["memory"]["n"] == 2 and there.store.newest("b")["memory"]["n"] == 1
+    there.handle("a", message("add", 10))
+    there.handle("b", message("ask", 11))
+    there.forget()
+    there.store.rewind(1)
+    assert there.handle("a", message("ask", 12))["body"][0] == 2
+
+
+def test_a_repeated_message_is_harmless_to_a_spilled_client(tmp_path):
+    there = host(tmp_path, alive=1)
+    first = there.handle("a", message("add", 1))
+    there.handle("b", message("ask", 2))
+    assert there.handle("a", message("add", 1)) == first
+    assert there.handle("a", message("ask", 3))["body"][0] == 1
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
+def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimiser):
+    """Weights, buffers and optimiser states, float64, exactly; sgd has momentum."""
+    ends = {}
+    for alive in (1, 256):
+        training = Training(rounds=3, batch=8, rate=0.02, optimiser=optimiser, momentum=0.9)
+        method, clients = Local(), toys.clients(3)
+        there = Host(clients, lambda c, m=method, t=training: m.Side(c, m, t, 0), Store(tmp_path / str(alive)), 0, alive)
+        number = 0
+        for round in (1, 2, 3):
+            for _ in range(2):
+                for client in clients:
+                    number += 1
+                    assert "failure" not in there.handle(client.id, message("train", number, round))
+            there.save(round)
+        ends[alive] = {c.id: there.handle(c.id, message("export", 100 + i))["body"] for i, c in enumerate(clients)}
+        assert len(there.sides) == min(alive, 3)
+    assert toys.apart(ends[1], ends[256]) == 0

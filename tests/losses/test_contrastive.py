@@ -1,0 +1,87 @@
+"""Pairwise and Gramian contrast against their formulas, their limits and their bad inputs."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from unalike.losses import gramian_loss, infonce, pairwise_loss
+
+
+def draw(batch, width, peers, seed=0):
+    z, *others = torch.randn(1 + peers, batch, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return z.requires_grad_(), [other.requires_grad_() for other in others]
+
+
+def naive_gramian(z, peers, temperature):
+    """One determinant for each anchor i and each j."""
+    z, peers = normalize(z, dim=-1), [normalize(peer, dim=-1) for peer in peers]
+    tuples = [[torch.stack([z[i], *(peer[j] for peer in peers)]) for j in range(len(z))] for i in range(len(z))]
+    volume = torch.stack([torch.stack([torch.linalg.det(rows @ rows.mT).sqrt() for rows in line]) for line in tuples])
+    return cross_entropy(-volume / temperature, torch.arange(len(z)))
+
+
+def test_infonce_is_cross_entropy_on_cosines():
+    z, (peer,) = draw(6, 4, 1)
+    cosines = torch.nn.functional.cosine_similarity(z[:, None], peer[None], dim=-1)
+    torch.testing.assert_close(infonce(z, peer, 0.3), cross_entropy(cosines / 0.3, torch.arange(6)))
+
+
+def test_infonce_limits():
+    z, (peer,) = draw(6, 4, 1)
+    torch.testing.assert_close(infonce(z, peer, math.inf), torch.tensor(math.log(6)).double())
+    torch.testing.assert_close(infonce(z, peer), infonce(5 * z, 0.1 * peer))
+    assert infonce(torch.eye(6), torch.eye(6), 0.01) < 1e-6
+
+
+def test_pairwise_sums_over_peers():
+    z, peers = draw(6, 4, 3)
+    torch.testing.assert_close(pairwise_loss(z, peers, 0.3), sum(infonce(z, peer, 0.3) for peer in peers))
+    each = [0.1, 0.3, 100.0]
+    torch.testing.assert_close(pairwise_loss(z, peers, each), sum(infonce(z, peer, t) for peer, t in zip(peers, each, strict=True)))
+    torch.testing.assert_close(pairwise_loss(z, peers), pairwise_loss(z, peers[::-1]))
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 5])
+def test_gramian_is_one_determinant_per_pair(peers):
+    z, others = draw(5, 8, peers)
+    ours, naive = gramian_loss(z, others, 0.2), naive_gramian(z, others, 0.2)
+    torch.testing.assert_close(ours, naive, atol=1e-9, rtol=1e-9)
+    for a, b in zip(torch.autograd.grad(ours, [z, *others]), torch.autograd.grad(naive, [z, *others]), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["equal peers", "peers equal to the anchor", "more peers than dimensions"])
+def test_gramian_gradient_is_finite_at_zero_volume(kind):
+    z, (a, b, c) = draw(5, 3, 3)
+    peers = {"equal peers": [a, a], "peers equal to the anchor": [z, z], "more peers than dimensions": [a, b, c]}[kind]
+    loss = gramian_loss(z, peers)
+    gradients = torch.autograd.grad(loss, [z, a], allow_unused=True)
+    assert loss.isfinite() and all(g.isfinite().all() for g in gradients if g is not None)
+
+
+def test_gramian_falls_with_the_volume_of_the_positives():
+    z, peers = draw(6, 8, 2)
+    near = [z + 0.1 * peers[0], peers[1]]
+    assert gramian_loss(z, near[:1], 0.05) < gramian_loss(z, near, 0.05) < gramian_loss(z, peers, 0.05)
+    torch.testing.assert_close(gramian_loss(z, peers), gramian_loss(2 * z, peers[::-1]))
+
+
+def test_many_clients_at_once():
+    z, peers = torch.randn(3, 4, 5).double(), torch.randn(3, 2, 4, 5).double()
+    for loss in (pairwise_loss, gramian_loss):
+        one_by_one = torch.stack([loss(a, list(b)) for a, b in zip(z, peers, strict=True)])
+        torch.testing.assert_close(torch.func.vmap(lambda a, b, loss=loss: loss(a, b.unbind()))(z, peers), one_by_one)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda z: infonce(z, z[:3]), r"\(4, 5\) and \(3, 5\)"),
+    (lambda z: pairwise_loss(z, []), "at least one peer"),
+    (lambda z: gramian_loss(z, []), "at least one peer"),
+    (lambda z: gramian_loss(z, [z, z[:, :2]]), r"\(4, 2\)"),
+    (lambda z: pairwise_loss(z, [z, z], [0.1]), r"one per peer \(2\), got shape \(1,\)"),
+])
+def test_says_what_is_wrong(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(torch.randn(4, 5))

@@ -1,0 +1,256 @@
+"""Kill a run at any moment, resume it, and the end is the same. Really killed, and stopped at chosen points."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from unalike import runs
+from unalike.engines import store
+from unalike.engines.store import Store
+from unalike.errors import UserError
+from unalike.scenarios import load
+
+ROUNDS = 40
+SAME = ("clients", "metrics", "delta", "losers", "bytes", "clock", "rounds", "failures")      # all but seconds and commit
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """What was trained alone is not taken from an earlier run."""
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def draws():
+    """Moments at random; the seed is printed, and UNALIKE_KILL_SEED takes it back."""
+    seed = int(os.environ.get("UNALIKE_KILL_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"UNALIKE_KILL_SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """A file: three unlike clients on digits, some dropping out, some not drawn."""
+    told = {
+        "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 2, "width": 8, "batch": 8},
+        "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01}, "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
+        "data": {"name": "digits"}, "public": {"size": 24}, "dtype": "float64",
+        "clients": [{"id": "mlp", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 20, "test": 40},
+                    {"id": "cnn", "model": {"name": "cnn", "channels": [4], "width": 8, "norm": "batch"}, "target": "digit",
+                     "train": 20, "test": 40},
+                    {"id": "many", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 20, "test": 40}],
+    }
+    (path := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(told))
+    return path
+
+
+def undisturbed(scenario, folder):
+    return runs.run_scenario(*load(str(scenario)), out=folder)[0]
+
+
+def written(folder):
+    """How many events a run has told so far."""
+    events = folder / "events.jsonl"
+    return events.read_bytes().count(b"\n") if events.exists() else 0
+
+
+def kill(pid, alive, folder, lines, pause):
+    """SIGKILL some time after the run has told so many events; False if it was over by then."""
+    while alive() and written(folder) < lines:
+        time.sleep(0.002)
+    time.sleep(pause)
+    if running := alive():
+        os.kill(pid, signal.SIGKILL)
+    return running
+
+
+def command(*words):
+    return subprocess.Popen([sys.executable, "-m", "unalike.cli", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True)
+
+
+@pytest.mark.parametrize("workers, kills", [(0, 2), (2, 1)])
+def test_killed_command(workers, kills, scenario, tmp_path, draws):
+    """`unalike run`, kill -9, `unalike resume`, kill -9, ..., `unalike resume --json`."""
+    whole = undisturbed(scenario, tmp_path / "whole")
+    folder, struck = tmp_path / "cut", 0
+    for attempt in range(kills):
+        words = ["resume", folder] if attempt else ["run", scenario, "--workers", workers, "--out", folder]
+        process = command(*words)
+        lines = written(folder) + draws.randint(1, 2 * ROUNDS // (attempt + 1))
+        struck += kill(process.pid, lambda p=process: p.poll() is None, folder, lines, draws.uniform(0, 0.05))
+        process.communicate()
+    process = command("resume", folder, "--json")
+    out, problems = process.communicate(timeout=120)
+    assert process.returncode == 0, problems
+    told = json.loads(out.splitlines()[-1])
+    assert struck, "the run was over before it could be killed"
+    assert {key: told[key] for key in SAME} == {key: whole[key] for key in SAME}
+    assert told == json.loads((folder / "results.json").read_text())
+    assert (folder / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_many_times(workers, scenario, tmp_path, draws):
+    """The same with processes forked from this one, which are quick to start: many more moments, early ones among them."""
+    whole = undisturbed(scenario, tmp_path / "whole")
+    folder, struck = tmp_path / "cut", 0
+    fork = multiprocessing.get_context("fork")
+    first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)      # noqa: E731
+    for _ in range(8):
+        process = fork.Process(target=(lambda: runs.resume(folder)) if (folder / "config.yaml").exists() else first)
+        process.start()
+        struck += kill(process.pid, process.is_alive, folder, written(folder) + draws.randint(0, ROUNDS // 2), draws.uniform(0, 0.05))
+        process.join()
+    results = runs.resume(folder)
+    assert struck >= 4
+    assert {key: results[key] for key in SAME} == {key: whole[key] for key in SAME}
+    assert (folder / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+
+
+class Cut(BaseException):
+    """Power is gone."""
+
+
+def cut_at(monkeypatch, owner, name, count, after=False):
+    """The count-th call of a function does not happen, or is the last thing that happens."""
+    original, calls = getattr(owner, name), []
+
+    def counted(*given, **named):
+        calls.append(1)
+        if len(calls) == count and not after:
+            raise Cut
+        result = original(*given, **named)
+        if len(calls) == count:
+            raise Cut
+        return result
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+def stop_after(rounds):
+    """A watcher that stops a run when it tells of the next round, before that one is saved."""
+    def watch(event, round=0, **facts):
+        if event == "round" and round == rounds + 1:
+            raise Cut
+
+    return watch
+
+
+@pytest.fixture
+def pieces(toys, tmp_path):
+    """Runs that are cut and resumed in this process: `go(name)` runs on to the end, or to where it is cut."""
+    def go(name, rounds=5, watch=lambda event, **facts: None, **options):
+        return toys.execute(tmp_path / name, toys.method("fedmuscle"), toys.clients(), rounds=rounds, watch=watch, **options)
+
+    return go
+
+
+def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
+    """A round has four snapshots: a, b, c and the server's, which makes it count. Cut before and after each of them in turn."""
+    whole = pieces("whole")
+    for count, after in [(1, False), (1, True), (3, True), (4, False), (4, True), (6, True), (8, False)]:
+        with monkeypatch.context() as patch, pytest.raises(Cut):
+            cut_at(patch, Store, "snapshot", count, after)
+            pieces("cut")
+    assert toys.hashes(pieces("cut")) == toys.hashes(whole)
+
+
+def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):
+    """Half a file under its partial name is no file."""
+    whole, save = pieces("whole"), store.save_file
+    for count in (2, 4, 7, 8):
+        calls = []
+
+        def half(tensors, path, metadata, count=count, calls=calls):
+            calls.append(1)
+            save(tensors, path, metadata=metadata)
+            if len(calls) == count:
+                path.write_bytes(path.read_bytes()[:200])
+                raise Cut
+
+        with monkeypatch.context() as patch, pytest.raises(Cut):
+            patch.setattr(store, "save_file", half)
+            pieces("cut")
+    assert toys.hashes(pieces("cut")) == toys.hashes(whole)
+
+
+@pytest.mark.parametrize("checkpoint", [1, 2])
+def test_cut_after_the_last_round(checkpoint, pieces, toys, monkeypatch):
+    """What happens after the last round happens again: leaving, the safeguard, the last snapshots, the results."""
+    from unalike.runs.folder import Folder
+    options = {"rounds": 3, "checkpoint": checkpoint, "safeguard": True}
+    whole = pieces("whole", **options)
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        cut_at(patch, Folder, "write_json", 1)
+        pieces("cut", **options)
+    cut = pieces("cut", **options)
+    assert {key: cut[key] for key in SAME} == {key: whole[key] for key in SAME}
+    assert pieces("cut", **options) == cut, "a finished run is not run again"
+
+
+def spoil(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def checkpoints(folder, *names):
+    return sorted((folder / "checkpoints").joinpath(*names).glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_damaged_server_checkpoint_falls_back_to_the_one_before(late, pieces, toys, tmp_path, monkeypatch):
+    """`late`: the clients had already saved the round after it too."""
+    whole = pieces("whole")
+    if late:
+        with monkeypatch.context() as patch, pytest.raises(Cut):
+            cut_at(patch, Store, "snapshot", 4 * 4, after=False)        # the server's fourth
+            pieces("cut")
+    else:
+        with pytest.raises(Cut):
+            pieces("cut", watch=stop_after(3))
+    spoil(checkpoints(tmp_path / "cut", "server", "server")[-1])
+    heard = []
+    results = pieces("cut", watch=lambda event, **facts: heard.append((event, facts.get("round"))))
+    assert ("resume", 2) in heard
+    assert toys.hashes(results) == toys.hashes(whole)
+    assert "damaged" in (tmp_path / "cut" / "events.jsonl").read_text()
+
+
+def test_damaged_client_checkpoint_falls_back_to_the_round_before(pieces, toys, tmp_path):
+    whole = pieces("whole")
+    with pytest.raises(Cut):
+        pieces("cut", watch=stop_after(3))
+    spoil(checkpoints(tmp_path / "cut", "clients", "b")[-1])
+    results = pieces("cut")
+    assert toys.hashes(results) == toys.hashes(whole) and not results["failures"]
+
+
+@pytest.mark.parametrize("whose", [("server", "server"), ("clients", "b")])
+def test_all_damaged_is_one_clear_sentence(whose, pieces, tmp_path):
+    with pytest.raises(Cut):
+        pieces("cut", watch=stop_after(3))
+    for path in checkpoints(tmp_path / "cut", *whose):
+        spoil(path)
+    before = {path: path.read_bytes() for path in checkpoints(tmp_path / "cut", "clients", "a")}
+    with pytest.raises(UserError, match=r"no checkpoint of .*cut can be read: .*safetensors cannot be read") as caught:
+        pieces("cut")
+    assert len(str(caught.value).splitlines()) == 1
+    assert {path: path.read_bytes() for path in before} == before, "nothing is lost"
+
+
+def test_resume_from_python_says_where_to_go(toys, tmp_path):
+    runs.run(toys.method("local"), toys.clients(), training=toys.training(rounds=1), out=tmp_path / "own", alone=False)
+    assert runs.resume(tmp_path / "own")["rounds"] == 1, "a finished run gives its results"
+    (tmp_path / "own" / "results.json").unlink()
+    with pytest.raises(UserError, match="started from Python"):
+        runs.resume(tmp_path / "own")
+    with pytest.raises(UserError, match="is no run folder"):
+        runs.resume(tmp_path / "nowhere")

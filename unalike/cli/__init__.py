@@ -1,0 +1,141 @@
+"""The command `unalike`. Reads words, calls the rooms, prints; every import that takes time waits until it is needed."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
+                  help="Federated learning for clients that are nothing alike.")
+
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any part of the scenario; dotted path, or a bare field name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON, last.")]
+
+
+@app.command()
+def run(
+    scenario: Annotated[str, typer.Argument(help="A shipped scenario or a YAML file.")],
+    algorithm: Annotated[str | None, typer.Option(help="Another method than the scenario's.")] = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Number all randomness comes from.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that keep the clients; 0: this one.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of this process.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    data_dir: Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where datasets lie.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    alone: Annotated[bool, typer.Option("--alone/--no-alone", help="Train every client alone too, to compare.")] = True,
+    safeguard: Annotated[bool, typer.Option("--safeguard", help="Let each client keep what its own data speak for.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a scenario and show what each client gained."""
+    from unalike.cli.progress import progress
+    from unalike.runs import run_scenario
+    from unalike.scenarios import load
+    made, method = load(scenario, algorithm, settings, seed=seed, workers=workers, threads=threads, device=device, dtype=dtype,
+                        alone=None if alone else False, safeguard=safeguard or None)
+    with progress(quiet=as_json) as watch:
+        results, path = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
+    tell(results, path, as_json)
+
+
+@app.command()
+def resume(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], as_json: Json = False) -> None:
+    """Go on with a run that was stopped, from its last finished round."""
+    from unalike import runs
+    from unalike.cli.progress import progress
+    with progress(quiet=as_json) as watch:
+        results = runs.resume(path, watch)
+    tell(results, path, as_json)
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Scenarios, algorithms, datasets, models and benches there are."""
+    from unalike.cli.lists import show
+    show()
+
+
+@app.command()
+def check(file: Annotated[str, typer.Argument(help="A scenario file, or a shipped scenario's name.")], settings: Settings = None) -> None:
+    """Every problem of a scenario at once."""
+    from unalike.scenarios import build, load
+    scenario, algorithm = load(file, settings=settings)
+    clients = build.clients(scenario)
+    typer.echo(f"{file} is fine: {len(clients)} clients, {type(algorithm).__name__}, {scenario.training.rounds} rounds.")
+
+
+@app.command()
+def compare(paths: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+            as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False) -> None:
+    """Runs side by side, paired over seeds, with confidence intervals."""
+    from unalike import report
+    result = report.compare(paths)
+    if as_json:
+        print_json(result)
+    else:
+        report.show_comparison(result)
+
+
+@app.command()
+def report(path: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+    """Write a run's report.html again."""
+    from unalike.report import write
+    typer.echo(write(path))
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN")],
+    client: Annotated[str, typer.Option(help="Whose model.")],
+    to: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also write ONNX, where the model exports.")] = True,
+) -> None:
+    """A client's model to take home: safetensors, a config that rebuilds it, ONNX."""
+    from unalike.runs.export import export as write
+    for line in write(path, client, to or Path(path) / "exports" / client, onnx):
+        typer.echo(line)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="One of those in `unalike list`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, to see that it works.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("results"),
+) -> None:
+    """Make a number again: runs a bench and writes its JSON."""
+    from unalike.cli.benches import run as run_bench
+    run_bench(name, quick, out)
+
+
+def tell(results: dict, path: Path, as_json: bool) -> None:
+    from unalike.report import show
+    if as_json:
+        print_json(results)
+        return
+    show(results)
+    typer.echo(f"report   {Path(path) / 'report.html'}")
+
+
+def print_json(value: dict) -> None:
+    import json
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def main() -> None:
+    """Exit code 2 and one sentence for the user's mistakes, 1 where a run could not go on."""
+    try:
+        app()
+    except ValueError as error:                       # UserError and what the rooms say of bad input
+        fail(error, 2)
+    except (RuntimeError, OSError) as error:          # quorum lost, worker died, disk full
+        fail(error, 1)
+
+
+def fail(error: Exception, code: int) -> None:
+    import os
+    if os.environ.get("UNALIKE_DEBUG"):
+        raise error
+    typer.echo(f"unalike: {error}", err=True)
+    sys.exit(code)
