@@ -41,11 +41,12 @@ class ClientSide:
 
     def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
         self.client, self.algorithm, self.training, self.seed = client, algorithm, training, seed
-        encoder = client.encoder(seed)
+        encoder = client.encoder(seed).to(client.device, client.dtype)
         with scope(seed, "build", client.id):
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
+        self.shadows: list[ClientSide] = []     # with the safeguard: this side without a fold of its labels, each
         self.round = 0
         self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
 
@@ -71,7 +72,7 @@ class ClientSide:
         return copy.deepcopy(self.client.head) if self.client.head is not None else self.client.task.head(width)
 
     def encoder_width(self, encoder: nn.Module) -> int:
-        return width_of(encoder, self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0])
+        return width_of(encoder, self.client.place(self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0]))
 
     def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
         """The optimiser of that name, kept from call to call unless a fresh one is asked for."""
@@ -112,10 +113,11 @@ class ClientSide:
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
-    def safeguard(self, folds: int = 4) -> Value:
+    def safeguard(self) -> Value:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone."""
-        kept: Kept = safeguard(self, folds)
+        kept: Kept = safeguard(self)
         self.model.load_state_dict(kept.state)
+        self.shadows = []
         return {"kept": kept.name, "log_loss": kept.log_loss}
 
     @question
@@ -123,15 +125,30 @@ class ClientSide:
         """The client's parameters; for the client itself, asked by `unalike export` where the client lives."""
         return dict(self.model.state_dict())
 
-    # its state, saved and loaded by the engine
+    # called and saved by the engine
+
+    def perform(self, name: str, round: int, number: int, body: dict[str, Value]) -> Value:
+        """Run an operation under its own named randomness; shadows do the same, and their replies are dropped."""
+        method = getattr(type(self), name)
+        self.round = round
+        with scope(self.seed, name, self.client.id, round, number):
+            reply = method(self, **body)
+        if method.operation == "changes":
+            for shadow in self.shadows:
+                shadow.perform(name, round, number, body)
+                self.work, shadow.work = self.work + shadow.work, 0.0
+        return reply
 
     def state(self) -> State:
-        return {"model": dict(self.model.state_dict()), "memory": self.memory,
+        return {"model": dict(self.model.state_dict()), "memory": self.memory, "shadows": [s.state() for s in self.shadows],
                 "optimisers": {name: _optimiser_state(o) for name, o in self.optimisers.items()}}
 
     def restore(self, state: State) -> None:
         self.model.load_state_dict(state["model"])
         self.memory = state["memory"]
+        self.shadows = self.shadows[:len(state["shadows"])]
+        for shadow, saved in zip(self.shadows, state["shadows"], strict=False):      # none here: it is only looked at, as by `export`
+            shadow.restore(saved)
         self.optimisers = {}
         for name, saved in state["optimisers"].items():
             optimiser = self.optimiser(name, rate=saved["rate"])

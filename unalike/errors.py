@@ -26,6 +26,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: fedavg, fedmuscle.'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    guess = f' Did you mean "{near[0]}"?' if near else ""
-    return f'There is no {kind} "{name}".{guess} There are: {", ".join(names)}.'
+    return f'There is no {kind} "{name}".{nearest(name, names)} There are: {", ".join(names)}.'
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question after the nearest name, with a space before it; nothing where none is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f' Did you mean "{near[0]}"?' if near else ""

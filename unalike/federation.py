@@ -94,6 +94,7 @@ class Federation:
     seed: int = 0
     record: Callable[..., None] = lambda event, **facts: None     # noqa: E731
     evaluator: Callable[["Federation"], Replies] | None = None
+    guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()

@@ -1,91 +1,86 @@
 """Nobody loses: a client decides, from its own labelled data alone, which model to keep. Knows nothing of servers or engines.
 
-A model that has seen all labels cannot be judged on them, and a few held-out images are noise. So each candidate is judged as a
-teacher: for every fold a student starts from the client's first weights, learns the labels outside the fold and imitates the
-candidate's answers on unlabelled inputs, and is scored by its log-loss inside the fold. All candidates go through the same
-procedure, and only what they know beyond the labels can tell them apart.
+A model that has seen all labels cannot be judged on them, a few held-out images are noise, and a student of such a model inherits
+what it memorised. So the client keeps shadows: the same side, without one fold of the labels each. A shadow does whatever the
+client is told to do, by the same messages, and its replies are dropped: nothing more travels. In the end the shadows' log-loss on
+the folds they never saw is what taking part was worth, and shadows trained alone tell what staying alone is worth.
 """
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unalike.client import Client
-from unalike.data.samples import Samples
 from unalike.randomness import stream
-from unalike.training import batches, optimiser_for, step
 
 if TYPE_CHECKING:
     from unalike.algorithm import ClientSide
 
-
-STEPS, WIDE, RATE = 80, 48, 3e-3       # of a student; quick ones, since there are folds x candidates of them
+FOLDS = 3
+BLOCKS = 20        # of a fold at most, whose losses are compared
+MARGIN = 1.0       # standard errors by which together must be better
 
 
 @dataclass(frozen=True)
 class Kept:
     name: str                          # "together" or "alone"
     state: dict[str, Tensor]
-    log_loss: dict[str, float]         # cross-validated, per candidate
+    log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: too little to judge by
 
 
-def safeguard(side: "ClientSide", folds: int) -> Kept:
-    """The candidate with the lowest cross-validated log-loss; alone wins a tie."""
-    fresh = type(side)(side.client, side.algorithm, side.training, side.seed)
-    start = copy.deepcopy(fresh.model.state_dict())
-    for fresh.round in range(1, side.training.rounds + 1):
-        fresh.learn(loss=fresh.task_loss)
-    candidates = {"alone": fresh.model.state_dict(), "together": side.model.state_dict()}
-    candidates = {name: copy.deepcopy(state) for name, state in candidates.items()}
-    scores = {name: judge(side, start, state, folds) for name, state in candidates.items()}
-    best = min(scores, key=lambda name: (scores[name], name != "alone"))
-    return Kept(best, candidates[best], scores)
+def folds(side: "ClientSide", count: int) -> list[Tensor]:
+    """Rows of the client's labelled data, cut at random into folds; none where a fold would leave nothing to learn from."""
+    rows = len(side.client.train)
+    order = torch.randperm(rows, generator=stream(side.seed, "folds", side.client.id))
+    return [order[i::count] for i in range(count)] if rows > count else []
 
 
-def judge(side: "ClientSide", start: dict[str, Tensor], teacher: dict[str, Tensor], folds: int) -> float:
-    """Mean log-loss of the students of one teacher, each on the fold it never saw."""
-    client, data = side.client, side.client.train
-    inputs = client.public if client.public is not None else data
-    model = copy.deepcopy(side.model)
-    model.load_state_dict(teacher)
-    answers = predict(model, inputs, client)
-    order = torch.randperm(len(data), generator=stream(side.seed, "folds", client.id))
-    folds = min(folds, len(data))
-    total = 0.0
-    for fold in range(folds):
-        held = order[fold::folds]
-        kept = order[~torch.isin(order, held)]
-        if not len(kept):                   # one sample only: nothing to learn from outside its fold
-            return float("inf")
-        model.load_state_dict(start)
-        teach(side, model, kept, inputs, answers, fold)
-        meter = client.task.meter()
-        meter.add(predict(model, data.take(held), client), data.rows(held)[1])
-        total += meter.result()["log_loss"] * len(held)
-    return total / len(data)
+def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
+    """The same side with the same first weights, once for each fold that it does not see."""
+    made = []
+    for held in folds(side, count):
+        kept = torch.tensor(sorted(set(range(len(side.client.train))) - set(held.tolist())))
+        client = dataclasses.replace(side.client, train=side.client.train.take(kept))
+        made.append(type(side)(client, side.algorithm, side.training, side.seed))
+    return made
 
 
-def teach(side: "ClientSide", model: nn.Module, kept: Tensor, inputs: Samples, answers: Tensor, fold: int) -> None:
-    """A student's training: in each step some labels, and the teacher's answers on some unlabelled inputs."""
-    client, data, training = side.client, side.client.train, side.training
-    optimiser = optimiser_for([p for p in model.parameters() if p.requires_grad], training, rate=RATE)
-    labelled: list[Tensor] = []
-    unlabelled: list[Tensor] = []
-    model.train()
-    for at in range(STEPS):
-        labelled = labelled or list(batches(len(kept), WIDE, stream(side.seed, "relabel", client.id, fold, at)))
-        unlabelled = unlabelled or list(batches(len(inputs), WIDE, stream(side.seed, "imitate", client.id, fold, at)))
-        rows, seen = kept[labelled.pop()], unlabelled.pop()
-        x, y = (client.place(part) for part in data.rows(rows))
-        answered = model(client.place(inputs.rows(seen)[0]))
-        loss = client.task.loss(model(x), y) + client.task.imitate(answered, client.place(answers[seen]))
-        step(loss, optimiser, training.clip)
+def safeguard(side: "ClientSide") -> Kept:
+    """Together if its cross-validated log-loss is lower by more than a standard error, else alone."""
+    alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed))
+    candidates, scores, best = {"alone": alone.model, "together": side.model}, {}, "alone"
+    if side.shadows:
+        losses = {"alone": judge(side, [train_alone(shadow) for shadow in shadows(side, len(side.shadows))]),
+                  "together": judge(side, side.shadows)}
+        better = losses["alone"] - losses["together"]
+        doubt = float(better.std() / len(better) ** 0.5)
+        scores = {name: float(loss.mean()) for name, loss in losses.items()} | {"doubt": doubt}
+        best = "together" if float(better.mean()) > MARGIN * doubt else "alone"
+    return Kept(best, copy.deepcopy(candidates[best].state_dict()), scores)
 
 
-def predict(model: nn.Module, data: Samples, client: Client) -> Tensor:
-    model.eval()
-    with torch.no_grad():
-        return torch.cat([model(client.place(data.rows(rows)[0])).cpu() for rows in batches(len(data), 256)])
+def train_alone(side: "ClientSide") -> "ClientSide":
+    for side.round in range(1, side.training.rounds + 1):
+        side.learn(loss=side.task_loss)
+    return side
+
+
+def judge(side: "ClientSide", judged: list["ClientSide"]) -> Tensor:
+    """Log-losses of the shadows on the folds they never saw, in blocks of rows, after the one scaling of all their outputs that
+    suits them best: a model that is right but too sure of itself is not to lose against one that is wrong modestly."""
+    outputs, labels = [], []
+    for shadow, held in zip(judged, folds(side, len(judged)), strict=True):
+        shadow.model.eval()
+        with torch.no_grad():
+            for rows in held.split(-(-len(held) // BLOCKS)):
+                x, y = side.client.train.rows(rows)
+                outputs.append(shadow.model(side.client.place(x)).cpu())
+                labels.append(y)
+
+    def scaled(scale: float) -> Tensor:
+        return torch.tensor([side.client.task.log_loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
+
+    return min((scaled(2.0 ** (power / 2)) for power in range(-10, 3)), key=lambda losses: float(losses.mean()))

@@ -51,15 +51,6 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
 
 
-def test_process_a_message_without_memory(outcome, toys, monkeypatch):
-    """At most one client stays in memory: each is saved and loaded between any two of its calls."""
-    from unalike.engines.host import Host
-    kept = outcome(keep="aligned")
-    init = Host.__init__
-    monkeypatch.setattr(Host, "__init__", lambda self, clients, side, store, seed, alive=1: init(self, clients, side, store, seed, 1))
-    assert toys.apart(kept, outcome(keep="aligned")) == 0
-
-
 def test_epoch_ignores_the_exchange(outcome, toys):
     one, other = (outcome(sync="epoch", exchange=how, passes=2) for how in ("gradient", "peers"))
     assert toys.apart(one, other) == 0
@@ -203,10 +194,10 @@ def test_projection(toys, tmp_path):
     assert not results["failures"]
 
 
-def test_width_that_does_not_fit_is_told(toys, tmp_path):
+def test_width_that_does_not_fit_is_told_before_anything_runs(toys, tmp_path):
     clients = [toys.client("a", model=toys.partial(MLP, (6,), (8,), 12)), toys.client("b"), toys.client("c")]
-    results = toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="never"), clients)
-    assert [f["client"] for f in results["failures"]] == ["a"] and "set algorithm.projection to auto" in results["failures"][0]["reason"]
+    with pytest.raises(Problems, match=r"clients\.a +its encoder gives 12 features.*set algorithm\.projection to auto"):
+        toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="never"), clients)
 
 
 def test_segmentation_beside_classification(toys, tmp_path):
@@ -256,7 +247,7 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypa
 
 @pytest.mark.parametrize("fields, sentence", [
     ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
-    ({"peers": 0}, "0 peers need 2 clients"),
+    ({"peers": 0}, "must be at least 1, got 0"),
     ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
     ({"batch": 1}, "at least 2"),
     ({"temperature": 0.0}, "must be above 0"),

@@ -98,7 +98,14 @@ def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
     assert (tmp_path / "cut" / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
 
 
-def test_client_that_breaks_is_named_and_left_out(name, toys, tmp_path, monkeypatch):
+def test_memory_is_a_cache(name, toys, tmp_path):
+    """One client in memory at a time: each is saved and loaded between any two of its calls, and nothing changes."""
+    kept, spilled = (toys.execute(tmp_path / str(alive), toys.method(name), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
+    assert toys.hashes(kept) == toys.hashes(spilled)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_client_that_breaks_is_named_and_left_out(name, workers, toys, tmp_path, monkeypatch):
     run = Host._run
 
     def breaks(self, client, message):
@@ -107,12 +114,14 @@ def test_client_that_breaks_is_named_and_left_out(name, toys, tmp_path, monkeypa
         return run(self, client, message)
 
     monkeypatch.setattr(Host, "_run", breaks)
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4)
+    with pytest.raises(Stopped):
+        toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4, workers=workers, watch=stop_at("round", 4))
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4, workers=workers)
     assert named(results, "b") == ["RuntimeError: the battery is empty"]
     assert [failure["round"] for failure in results["failures"]] == [2]
     assert results["rounds"] == 4 and results["clients"]["a"]["value"] is not None and results["clients"]["b"]["value"] is None
     rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
-    assert not [row for row in rows if row[1] == "b" and int(row[0]) > 2], "a client in quarantine was called"
+    assert not [row for row in rows if row[1] == "b" and int(row[0]) > 2], "a client in quarantine was called, after a resume too"
 
 
 def spoilt(toys):
@@ -189,14 +198,30 @@ def test_survives_a_client_with_one_sample(name, toys, tmp_path):
     assert not results["failures"] and results["clients"]["b"]["samples"] == 1
 
 
+def test_takes_inputs_of_another_precision(name, toys, tmp_path):
+    """Doubles from NumPy, a model of singles, and an encoder that does not say how wide it is."""
+    double = lambda rows, seed: (toys.blobs(rows, seed)[0].double(), toys.blobs(rows, seed)[1])      # noqa: E731
+    clients = [toys.client(id, model=toys.noisy, dtype=torch.float32, train=double(20, 1), test=double(40, 2),
+                           public=(double(24, 3)[0], None)) for id in "abc"]
+    assert not toys.execute(tmp_path / "run", toys.method(name), clients, rounds=1, alone=True)["failures"]
+
+
 def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path):
-    small = [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]
-    if toys.method(name).personal:
-        results = toys.execute(tmp_path / "run", toys.method(name), small, rounds=1, safeguard=True, alone=True)
-        assert not results["failures"] and {entry["kept"] for entry in results["clients"].values()} <= {"alone", "together"}
-    else:
+    """It changes nothing of what was reached together, and survives a resume; one client has a single label."""
+    small = lambda: [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]      # noqa: E731
+    if not toys.method(name).personal:
         with pytest.raises(UserError, match="safeguard"):
-            toys.execute(tmp_path / "run", toys.method(name), small, rounds=1, safeguard=True, watch=stop_at("start", 1))
+            toys.execute(tmp_path / "run", toys.method(name), small(), safeguard=True, watch=stop_at("start", 1))
+        return
+    free = toys.execute(tmp_path / "free", toys.method(name), small())
+    safe = toys.execute(tmp_path / "safe", toys.method(name), small(), safeguard=True)
+    with pytest.raises(Stopped):
+        toys.execute(tmp_path / "cut", toys.method(name), small(), safeguard=True, watch=stop_at("round", 2))
+    cut = toys.execute(tmp_path / "cut", toys.method(name), small(), safeguard=True, workers=2)
+    assert not safe["failures"] and {entry["kept"] for entry in safe["clients"].values()} <= {"alone", "together"}
+    assert {id: entry["value"] for id, entry in safe["clients"].items()} == {id: entry["value"] for id, entry in free["clients"].items()}
+    assert cut["clients"] == safe["clients"]
+    assert cut["bytes"] == safe["bytes"] == free["bytes"], "nothing more travels"
 
 
 def test_test_data_are_never_trained_on(name, toys, tmp_path):

@@ -34,7 +34,8 @@ def tensors(draw):
 
 keys = st.text(max_size=6).filter(lambda key: not key.startswith("$"))
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-values = st.recursive(scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=12)
+values = st.recursive(scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+                      max_leaves=12)
 
 
 def same(a, b):
@@ -51,7 +52,8 @@ def same(a, b):
 
 def held(value):
     """(start, end) of the memory of every tensor."""
-    return [(t.data_ptr(), t.data_ptr() + t.untyped_storage().nbytes()) for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()]
+    storages = [t.untyped_storage() for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()]
+    return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
 @quick
@@ -253,7 +255,8 @@ def test_another_programs_bytes_are_named():
     (math.inf, "the reply"),
     ({"loss": -math.inf}, "loss"),
     (torch.tensor(math.nan, dtype=torch.bfloat16), "the reply"),
-    ({"big": torch.full((4,), 3e38), "half": torch.full((4,), 6e4, dtype=torch.float16), "n": torch.tensor([2**62]), "e": torch.zeros(0)}, None),
+    ({"big": torch.full((4,), 3e38), "half": torch.full((4,), 6e4, dtype=torch.float16), "n": torch.tensor([2**62])}, None),
+    ({"empty": torch.zeros(0), "text": "nan", "none": None}, None),
     ({"opposite": torch.tensor([math.inf, -math.inf])}, "opposite"),
 ])
 def test_what_is_not_finite_is_found(value, path):
@@ -267,7 +270,8 @@ def test_nothing_in_the_package_pickles():
     """Pickle and what rests on it: its own modules, torch.load and torch.save, and a pipe's send and recv."""
     for path in Path(unalike.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else names
             assert not {n.split(".")[0] for n in names} & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}, path
             if isinstance(node, ast.Attribute):
                 on = ast.unparse(node.value)

@@ -24,8 +24,8 @@ def test_the_same_names_give_the_same_draws_wherever_they_are_made():
 
 
 def test_other_names_give_other_draws():
-    paths = [(0,), (1,), (0, "peers"), (0, "peers", 1), (0, "peers", "1"), (0, 1, "peers"), (0, "peer", "s1"), (0, "peers1"), (0, "peers", 11),
-             (0, "peers", 1, 1), (0, "peers", -1), ("0", "peers")]
+    paths = [(0,), (1,), (0, "peers"), (0, "peers", 1), (0, "peers", "1"), (0, 1, "peers"), (0, "peer", "s1"), (0, "peers1"),
+             (0, "peers", 11), (0, "peers", 1, 1), (0, "peers", -1), ("0", "peers")]
     assert len({number(*path) for path in paths}) == len(paths)
     assert not any(torch.equal(draw(*a), draw(*b)) for a, b in combinations(paths, 2))
 

@@ -5,9 +5,10 @@ import copy
 import pytest
 import torch
 
+from unalike import message
 from unalike.algorithms import Local
 from unalike.data.samples import Samples
-from unalike.safeguard import judge, safeguard
+from unalike.safeguard import folds, safeguard, shadows
 from unalike.training import optimiser_for, step
 
 
@@ -24,24 +25,30 @@ class Sealed(Samples):
 
 
 @pytest.fixture
-def side(toys):
-    """Twelve labels, 64 unlabelled rows, and a test set under seal."""
-    client = toys.client("a", rows=12, public=(toys.blobs(64, 2000)[0], None), test=Sealed())
-    return Local.Side(client, Local(), toys.training(rounds=4), 0)
+def guarded(toys):
+    """A client's side with its shadows, and a test set under seal."""
+    def made(rows=12, model="mlp", **fields):
+        client = toys.client("a", rows=rows, model=getattr(toys, model), test=Sealed(), **fields)
+        side = Local.Side(client, Local(), toys.training(rounds=4), 0)
+        side.shadows = shadows(side)
+        return side
+
+    return made
 
 
 def learn_from_many(side, toys):
-    """What a good federation would have taught: the model has seen 400 labelled rows elsewhere."""
+    """What a good federation would have taught, the shadows too: they have seen 400 labelled rows elsewhere."""
     x, y = toys.blobs(400, 31)
-    optimiser = optimiser_for(list(side.model.parameters()), side.training)
-    for _ in range(60):
-        step(side.client.task.loss(side.model(x.double()), y), optimiser)
+    for each in (side, *side.shadows):
+        optimiser = optimiser_for(list(each.model.parameters()), side.training)
+        for _ in range(60):
+            step(side.client.task.loss(each.model(x.double()), y), optimiser)
 
 
-def destroy(side):
+def destroy(*sides):
     draws = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for p in side.model.parameters():
+        for p in (p for side in sides for p in side.model.parameters()):
             p.copy_(torch.randn(p.shape, generator=draws, dtype=p.dtype))
 
 
@@ -49,68 +56,107 @@ def same(state, other):
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
-def test_keeps_together_where_it_is_clearly_better(side, toys):
+def equal(side, other):
+    return same(side.model.state_dict(), other.model.state_dict())
+
+
+def alone(side):
+    """All rounds on all labels, from the same first weights."""
+    fresh = Local.Side(side.client, Local(), side.training, 0)
+    for fresh.round in range(1, side.training.rounds + 1):
+        fresh.train()
+    return fresh.model.state_dict()
+
+
+def test_keeps_together_where_it_is_clearly_better(guarded, toys):
+    side = guarded()
     learn_from_many(side, toys)
     before = copy.deepcopy(side.model.state_dict())
-    kept = safeguard(side, 4)
+    kept = safeguard(side)
     assert kept.name == "together" and kept.log_loss["together"] < kept.log_loss["alone"]
     assert same(kept.state, before) and same(side.model.state_dict(), before)
 
 
-def test_keeps_alone_where_together_was_destroyed(side, toys):
-    destroy(side)
-    kept = safeguard(side, 4)
+def test_keeps_alone_where_together_was_destroyed(guarded):
+    side = guarded()
+    destroy(side, *side.shadows)
+    kept = safeguard(side)
     assert kept.name == "alone" and kept.log_loss["alone"] < kept.log_loss["together"]
-    alone = Local.Side(side.client, Local(), side.training, 0)
-    for alone.round in range(1, side.training.rounds + 1):
-        alone.train()
-    assert same(kept.state, alone.model.state_dict()), "alone: all rounds on all labels, from the same first weights"
+    assert same(kept.state, alone(side))
 
 
-def test_operation_puts_the_kept_model_in_place(side):
-    destroy(side)
+def test_what_was_memorised_does_not_count(guarded, toys):
+    """The model knows its own labels by heart, but taking part taught the shadows nothing about rows they did not see."""
+    side = guarded()
+    x, y = side.client.train.rows(torch.arange(12))
+    optimiser = optimiser_for(list(side.model.parameters()), side.training)
+    for _ in range(100):
+        step(side.client.task.loss(side.model(x.double()), y), optimiser)
+    destroy(*side.shadows)
+    assert safeguard(side).name == "alone"
+
+
+def test_operation_puts_the_kept_model_in_place(guarded):
+    side = guarded()
+    destroy(side, *side.shadows)
     reply = side.safeguard()
     assert reply["kept"] == "alone" and set(reply["log_loss"]) == {"alone", "together"}
-    assert side.safeguard()["kept"] == "alone", "together is alone by now: a tie goes to alone"
+    assert same(side.model.state_dict(), alone(side))
 
 
-def test_same_seed_same_verdict(side, toys):
-    learn_from_many(side, toys)
-    assert safeguard(side, 4).log_loss == safeguard(side, 4).log_loss
+def test_trained_alone_is_a_tie_and_alone_wins_it(guarded):
+    side = guarded()
+    for round in range(1, side.training.rounds + 1):
+        side.perform("train", round, round, {})
+    kept = safeguard(side)
+    assert kept.name == "alone" and kept.log_loss["alone"] == kept.log_loss["together"]
 
 
-def test_without_a_public_set_its_own_inputs_serve(toys):
-    client = toys.client("a", rows=12, public=None, test=Sealed())
-    side = Local.Side(client, Local(), toys.training(rounds=4), 0)
-    destroy(side)
-    assert safeguard(side, 4).name == "alone"
+def test_shadows_do_as_the_client_does_and_keep_what_they_learnt(guarded):
+    side, again = guarded(), guarded()
+    side.perform("train", 1, 1, {})
+    assert not any(map(equal, side.shadows, again.shadows))
+    again.restore(message.copy(side.state()))
+    for each in (side, again):
+        each.perform("train", 2, 2, {})
+    assert equal(side, again) and all(map(equal, side.shadows, again.shadows))
 
 
-@pytest.mark.parametrize("rows, folds", [(1, 4), (2, 4), (3, 4), (9, 4), (4, 9)])
-def test_any_number_of_labels(rows, folds, toys):
-    side = Local.Side(toys.client("a", rows=rows, test=Sealed()), Local(), toys.training(rounds=1), 0)
-    assert all(0 <= loss < float("inf") for loss in safeguard(side, folds).log_loss.values())
+def test_a_side_without_shadows_can_take_a_state_that_has_them(guarded):
+    """As `unalike export` does with a run that has not finished."""
+    side, plain = guarded(), guarded()
+    side.perform("train", 1, 1, {})
+    plain.shadows = []
+    plain.restore(side.state())
+    assert same(plain.model.state_dict(), side.model.state_dict())
 
 
-def test_each_label_is_judged_once_by_a_student_that_never_saw_it(side, monkeypatch):
-    """Rows that students learn from and rows they are scored on, fold by fold."""
-    read, rows = [], side.client.train.rows
-    monkeypatch.setattr(side.client.train, "rows", lambda index: read.append(index.tolist()) or rows(index))
-    judge(side, side.model.state_dict(), side.model.state_dict(), 4)
-    held, learnt = [], set()
-    for index in read:
-        if len(learnt) == 9 and not learnt & set(index):        # a new row after nine others: the fold's end
-            held += index
-            learnt = set()
-        else:
-            learnt |= set(index)
-    assert sorted(held) == list(range(12)) and not learnt
+def test_each_label_is_held_back_once(guarded):
+    side = guarded(rows=13)
+    held = folds(side, len(side.shadows))
+    assert sorted(torch.cat(held).tolist()) == list(range(13))
+    x, _ = side.client.train.rows(torch.arange(13))
+    for shadow, rows in zip(side.shadows, held, strict=True):
+        seen = shadow.client.train.rows(torch.arange(len(shadow.client.train)))[0]
+        rest = [i for i in range(13) if i not in rows.tolist()]
+        assert torch.equal(seen, x[rest])
 
 
-def test_global_randomness_is_left_alone(side):
-    destroy(side)
+@pytest.mark.parametrize("rows, model", [(1, "mlp"), (2, "noisy"), (3, "noisy"), (4, "noisy"), (5, "mlp"), (9, "noisy")])
+def test_any_number_of_labels(rows, model, guarded):
+    """The verdict can be sent: it is finite. Where there is nothing to judge by, alone is kept."""
+    side = guarded(rows, model)
+    for round in range(1, side.training.rounds + 1):
+        side.perform("train", round, round, {})
+    kept = safeguard(side)
+    assert all(0 <= loss < float("inf") for loss in kept.log_loss.values())
+    assert kept.log_loss or kept.name == "alone"
+
+
+def test_global_randomness_is_left_alone(guarded):
+    side = guarded()
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    safeguard(side, 2)
+    safeguard(side)
     assert torch.equal(torch.rand(3), expected)

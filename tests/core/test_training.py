@@ -101,7 +101,8 @@ def test_training_learns_and_leaves_the_model_in_training_mode():
 def test_batch_statistics_survive_a_last_batch_of_one():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     x = torch.randn(9, 2, generator=stream(0, "x"))
-    assert math.isfinite(train(model, 9, lambda i: model(x[i]).square().mean(), optimiser_for(list(model.parameters()), Training()), [stream(0)], 4))
+    optimiser = optimiser_for(list(model.parameters()), Training())
+    assert math.isfinite(train(model, 9, lambda i: model(x[i]).square().mean(), optimiser, [stream(0)], 4))
 
 
 def test_gradients_are_clipped_to_a_norm():
@@ -124,12 +125,14 @@ def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
 
 def test_a_rate_far_too_high_diverges():
     model, loss = regression(torch.float32)
+    optimiser = optimiser_for(list(model.parameters()), Training(optimiser="sgd", rate=1e9))
     with pytest.raises(Diverged):
-        train(model, 20, loss, optimiser_for(list(model.parameters()), Training(optimiser="sgd", rate=1e9)), [stream(0, e) for e in range(9)], 4)
+        train(model, 20, loss, optimiser, [stream(0, e) for e in range(9)], 4)
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"epochs": 0}, {"batch": -1}, {"rate": 0}, {"weight_decay": -1}, {"momentum": 1.0}, {"clip": 0},
-                                   {"optimiser": "lion"}, {"epoch": 3}, {"rounds": 1.5}, {"rate": math.nan}, {"rate": math.inf}, {"clip": math.nan}])
+@pytest.mark.parametrize("wrong", [
+    {"rounds": 0}, {"epochs": 0}, {"batch": -1}, {"rate": 0}, {"weight_decay": -1}, {"momentum": 1.0}, {"clip": 0}, {"optimiser": "lion"},
+    {"epoch": 3}, {"rounds": 1.5}, {"rate": math.nan}, {"rate": math.inf}, {"clip": math.nan}])
 def test_a_budget_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValidationError):
         Training(**wrong)

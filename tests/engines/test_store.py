@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unalike.engines import store as module
 from unalike.engines.store import CheckpointError, Store, load, quote, save
-from unalike.message import MessageError
+from unalike.message import MessageError, leaves
 
 
 def numbers(folder):
@@ -26,7 +26,7 @@ def seen(value):
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):
-    value = {"f": torch.randn(2, 3).t(), "b": torch.tensor([True]), "h": torch.zeros(2, dtype=torch.bfloat16), "zero": torch.tensor(3), "none": None,
+    value = {"f": torch.randn(2, 3).t(), "b": torch.tensor([True]), "h": torch.zeros(2).bfloat16(), "zero": torch.tensor(3), "none": None,
              "empty": torch.zeros(0, 4), "list": [1, 2.5, "ü", {"deep": torch.ones(1)}], "inf": math.inf, "one": torch.arange(5.0)[::4][:1],
              "param": torch.nn.Parameter(torch.ones(2)), "": {}}
     value["shared"] = value["f"]
@@ -48,8 +48,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
 def test_names_never_get_in_each_others_way(tmp_path, value):
     save(tmp_path / "a.safetensors", value)
     back = load(tmp_path / "a.safetensors")
-    flat = lambda tree: [tree] if isinstance(tree, torch.Tensor) else sum(map(flat, tree.values() if isinstance(tree, dict) else tree), [])  # noqa: E731
-    assert [t.tolist() for t in flat(back)] == [t.tolist() for t in flat(value)]
+    assert [(path, t.tolist()) for path, t in leaves(back)] == [(path, t.tolist()) for path, t in leaves(value)]
 
 
 def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
@@ -123,7 +122,7 @@ def test_rewinding_forgets_what_came_after(tmp_path):
     assert store.newest("a/b") is None and store.newest("idle") is None
 
 
-ODD = ["../x", "a/b", "a", "b", "..", ".", "", "/etc/passwd", "a\\b", "A", "ä", "a b", "%2f.", "a%2f.b", "漢", "con", "x" * 60, "\n", "~", "-", "server"]
+ODD = ["../x", "a/b", "a", "b", "..", ".", "", "/etc/passwd", "a\\b", "A", "ä", "a b", "%2f.", "a%2f.b", "漢", "con", "x" * 60, "\n", "~"]
 
 
 def test_odd_names_stay_inside_and_apart(tmp_path):

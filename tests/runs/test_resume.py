@@ -16,6 +16,7 @@ from unalike import runs
 from unalike.engines import store
 from unalike.engines.store import Store
 from unalike.errors import UserError
+from unalike.runs.folder import Folder
 from unalike.scenarios import load
 
 ROUNDS = 40
@@ -36,24 +37,39 @@ def draws():
     return random.Random(seed)
 
 
-@pytest.fixture
-def scenario(tmp_path):
+TINY = {
+    "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 2, "width": 8, "batch": 8},
+    "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01}, "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
+    "data": {"name": "digits"}, "public": {"size": 24}, "dtype": "float64",
+    "clients": [{"id": "mlp", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 20, "test": 40},
+                {"id": "cnn", "model": {"name": "cnn", "channels": [4], "width": 8, "norm": "batch"}, "target": "digit",
+                 "train": 20, "test": 40},
+                {"id": "many", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 20, "test": 40}],
+}
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory):
     """A file: three unlike clients on digits, some dropping out, some not drawn."""
-    told = {
-        "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 2, "width": 8, "batch": 8},
-        "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01}, "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
-        "data": {"name": "digits"}, "public": {"size": 24}, "dtype": "float64",
-        "clients": [{"id": "mlp", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 20, "test": 40},
-                    {"id": "cnn", "model": {"name": "cnn", "channels": [4], "width": 8, "norm": "batch"}, "target": "digit",
-                     "train": 20, "test": 40},
-                    {"id": "many", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 20, "test": 40}],
-    }
-    (path := tmp_path / "tiny.yaml").write_text(yaml.safe_dump(told))
+    (path := tmp_path_factory.mktemp("tiny") / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     return path
 
 
-def undisturbed(scenario, folder):
-    return runs.run_scenario(*load(str(scenario)), out=folder)[0]
+@pytest.fixture(scope="module")
+def whole(scenario):
+    """The folder of the same run undisturbed."""
+    folder = scenario.parent / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNALIKE_CACHE", str(scenario.parent / "cache"))
+        runs.run_scenario(*load(str(scenario)), out=folder)
+    return folder
+
+
+def same(folder, whole):
+    one, other = (json.loads((path / "results.json").read_text()) for path in (folder, whole))
+    assert {key: one[key] for key in SAME} == {key: other[key] for key in SAME}
+    assert all(entry["hash"] for entry in one["clients"].values())
+    assert (folder / "ledger.csv").read_bytes() == (whole / "ledger.csv").read_bytes()
 
 
 def written(folder):
@@ -77,31 +93,24 @@ def command(*words):
                             env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True)
 
 
-@pytest.mark.parametrize("workers, kills", [(0, 2), (2, 1)])
-def test_killed_command(workers, kills, scenario, tmp_path, draws):
-    """`unalike run`, kill -9, `unalike resume`, kill -9, ..., `unalike resume --json`."""
-    whole = undisturbed(scenario, tmp_path / "whole")
-    folder, struck = tmp_path / "cut", 0
-    for attempt in range(kills):
-        words = ["resume", folder] if attempt else ["run", scenario, "--workers", workers, "--out", folder]
-        process = command(*words)
-        lines = written(folder) + draws.randint(1, 2 * ROUNDS // (attempt + 1))
-        struck += kill(process.pid, lambda p=process: p.poll() is None, folder, lines, draws.uniform(0, 0.05))
-        process.communicate()
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_command(workers, scenario, whole, tmp_path, draws):
+    """`unalike run`, kill -9, `unalike resume --json`."""
+    folder = tmp_path / "cut"
+    process = command("run", scenario, "--workers", workers, "--out", folder)
+    struck = kill(process.pid, lambda: process.poll() is None, folder, draws.randint(1, 2 * ROUNDS), draws.uniform(0, 0.05))
+    process.communicate()
+    assert struck, "the run was over before it could be killed"
     process = command("resume", folder, "--json")
     out, problems = process.communicate(timeout=120)
     assert process.returncode == 0, problems
-    told = json.loads(out.splitlines()[-1])
-    assert struck, "the run was over before it could be killed"
-    assert {key: told[key] for key in SAME} == {key: whole[key] for key in SAME}
-    assert told == json.loads((folder / "results.json").read_text())
-    assert (folder / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+    assert json.loads(out.splitlines()[-1]) == json.loads((folder / "results.json").read_text())
+    same(folder, whole)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_many_times(workers, scenario, tmp_path, draws):
-    """The same with processes forked from this one, which are quick to start: many more moments, early ones among them."""
-    whole = undisturbed(scenario, tmp_path / "whole")
+def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
+    """The same eight times over, with processes forked from this one, which are quick to start; very early moments among them."""
     folder, struck = tmp_path / "cut", 0
     fork = multiprocessing.get_context("fork")
     first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)      # noqa: E731
@@ -110,10 +119,9 @@ def test_killed_many_times(workers, scenario, tmp_path, draws):
         process.start()
         struck += kill(process.pid, process.is_alive, folder, written(folder) + draws.randint(0, ROUNDS // 2), draws.uniform(0, 0.05))
         process.join()
-    results = runs.resume(folder)
+    runs.resume(folder)
     assert struck >= 4
-    assert {key: results[key] for key in SAME} == {key: whole[key] for key in SAME}
-    assert (folder / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+    same(folder, whole)
 
 
 class Cut(BaseException):
@@ -164,6 +172,14 @@ def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
     assert toys.hashes(pieces("cut")) == toys.hashes(whole)
 
 
+@pytest.mark.parametrize("optimiser", [{"optimiser": "sgd", "momentum": 0.9}, {"optimiser": "adam", "clip": 0.5}, {"optimiser": "adamw"}])
+def test_optimisers_go_on_where_they_were(optimiser, pieces, toys):
+    whole = pieces("whole", **optimiser)
+    with pytest.raises(Cut):
+        pieces("cut", watch=stop_after(3), **optimiser)
+    assert toys.hashes(pieces("cut", **optimiser)) == toys.hashes(whole)
+
+
 def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):
     """Half a file under its partial name is no file."""
     whole, save = pieces("whole"), store.save_file
@@ -186,7 +202,6 @@ def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):
 @pytest.mark.parametrize("checkpoint", [1, 2])
 def test_cut_after_the_last_round(checkpoint, pieces, toys, monkeypatch):
     """What happens after the last round happens again: leaving, the safeguard, the last snapshots, the results."""
-    from unalike.runs.folder import Folder
     options = {"rounds": 3, "checkpoint": checkpoint, "safeguard": True}
     whole = pieces("whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Cut):

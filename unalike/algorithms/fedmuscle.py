@@ -50,9 +50,10 @@ class FedMuscle(Algorithm):
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = []
-        if self.peers < 1 or clients < self.peers + 1:
-            problems.append(("peers", f"{self.peers} peers need {max(self.peers, 1) + 1} clients, the federation has {clients}. "
+        counts = {"peers": self.peers, "width": self.width, "passes": self.passes}
+        problems = [(name, f"must be at least 1, got {count}.") for name, count in counts.items() if count < 1]
+        if clients < self.peers + 1:
+            problems.append(("peers", f"{self.peers} peers need {self.peers + 1} clients, the federation has {clients}. "
                                       f"Lower algorithm.peers or add clients."))
         if self.batch < 2:
             problems.append(("batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."))
@@ -63,8 +64,10 @@ class FedMuscle(Algorithm):
             given = getattr(self, name)
             if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
                 problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
-            elif not isinstance(given, str) and bool((torch.tensor(given) <= 0).any()):
+            elif not isinstance(given, str) and not bool((torch.tensor(given) > 0).all()):
                 problems.append((name, f"must be above 0, got {given}."))
+        if self.align_rate is not None and not self.align_rate > 0:
+            problems.append(("align_rate", f"must be above 0, got {self.align_rate}."))
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
             problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
@@ -90,15 +93,16 @@ class FedMuscle(Algorithm):
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss."""
         total: dict[str, list[float]] = {}
+        exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
         for batch in range(len(fed.public(self.batch))):
             views = dict(fed.call("represent", epoch=epoch, batch=batch))
             drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
             if not drawn:
                 continue
-            if self.exchange == "gradient":
+            if exchange == "gradient":
                 pulls, losses = self.pulls(fed, views, drawn)
                 fed.call("align", epoch=epoch, batch=batch, each={c: {"gradient": pulls[c]} for c in drawn})
-            elif self.exchange == "peers":
+            elif exchange == "peers":
                 losses = fed.call("align_to_peers", epoch=epoch, batch=batch, each={
                     c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
                     for c, peers in drawn.items()})

@@ -11,7 +11,6 @@ from torch import nn
 
 from unalike.algorithms.fedavg import FedAvg
 from unalike.client import Client
-from unalike.engines.local import LocalEngine
 from unalike.federation import Federation, Terms
 from unalike.models import CNN
 from unalike.randomness import stream
@@ -57,8 +56,7 @@ def engine(made: list[Client], training: Training, workers: int) -> float:
     folder = Path(tempfile.mkdtemp())
     terms = Terms(participation=0.1)
     run = Run(Folder(folder), FedAvg(), made, training, terms, name="bench", method="fedavg", seed=0, workers=workers, alone=False)
-    side = lambda client: run.algorithm.Side(client, run.algorithm, training, 0)   # noqa: E731
-    carrier = LocalEngine(made, side, run.folder.clients, 0, workers)
+    carrier = run.engine(run.folder.clients)
     try:
         fed = Federation(carrier, training, terms, 0)
         fed.call("describe", clients=fed.everyone)

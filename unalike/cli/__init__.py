@@ -60,9 +60,10 @@ def list_() -> None:
 @app.command()
 def check(file: Annotated[str, typer.Argument(help="A scenario file, or a shipped scenario's name.")], settings: Settings = None) -> None:
     """Every problem of a scenario at once."""
-    from unalike.scenarios import build, load
+    from unalike.runs import prepare, quiet
+    from unalike.scenarios import load
     scenario, algorithm = load(file, settings=settings)
-    clients = build.clients(scenario)
+    clients = prepare(scenario, algorithm, None, None, quiet).clients
     typer.echo(f"{file} is fine: {len(clients)} clients, {type(algorithm).__name__}, {scenario.training.rounds} rounds.")
 
 

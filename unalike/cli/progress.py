@@ -18,7 +18,7 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=28), MofNCompleteColumn(),
                TextColumn("{task.fields[doing]}", style="dim", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         shown = Shown(bars, console)
         yield shown
 

@@ -11,15 +11,14 @@ from typing import Any
 from unalike.client import Card, Client
 from unalike.engines.store import Store
 from unalike.message import MessageError, Value
-from unalike.randomness import scope
 
 
 class Host:
     """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory."""
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], store: Store, seed: int, alive: int = 256):
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], store: Store, alive: int = 256):
         self.clients = {client.id: client for client in clients}
-        self.side, self.store, self.seed, self.alive = side, store, seed, alive
+        self.side, self.store, self.alive = side, store, alive
         self.sides: OrderedDict[str, Any] = OrderedDict()
         self.changed: set[str] = set()                 # since the last snapshot
         self.spilled: set[str] = set()                 # changed, and on disk
@@ -51,9 +50,7 @@ class Host:
         if kind == "changes":
             self.changed.add(client)
             self.spilled.discard(client)
-        side.round = message["round"]
-        with scope(self.seed, name, client, side.round, message["number"]):
-            body = method(side, **body)
+        body = side.perform(name, message["round"], message["number"], body)
         work, side.work = side.work, 0.0
         return {"body": body, "work": work}
 

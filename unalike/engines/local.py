@@ -20,7 +20,7 @@ class LocalEngine:
     A call lasts, on the virtual clock, latency + bytes / link each way + work / speed of the client; real time plays no part.
     """
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, seed: int = 0, workers: int = 0,
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, workers: int = 0,
                  alive: int = 256, limit: int = LIMIT):
         self.now, self.limit = 0.0, limit
         self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
@@ -28,7 +28,7 @@ class LocalEngine:
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
         self.order = 0
         count = min(workers, len(clients))
-        hosts = [Host([c for i, c in enumerate(clients) if i % max(count, 1) == k], side, self.store, seed, -(-alive // max(count, 1)))
+        hosts = [Host([c for i, c in enumerate(clients) if i % max(count, 1) == k], side, self.store, -(-alive // max(count, 1)))
                  for k in range(max(count, 1))]
         self.told: dict[str, Card] = {c.id: c.card() for c in clients}
         self.home = {id: k for k, host in enumerate(hosts) for id in host.clients}

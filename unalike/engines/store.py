@@ -38,7 +38,11 @@ def load(path: Path) -> Any:
         with safe_open(path, framework="pt") as file:
             return fill(json.loads(file.metadata()["value"]), file.get_tensor)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error}); it was cut short or is no checkpoint") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} cannot be read ({error}); it was cut short or is no checkpoint")
 
 
 class Store:
@@ -67,6 +71,16 @@ class Store:
             return load(self._path(name))
         rounds = self._rounds(name)
         return load(self._path(name, rounds[-1])) if rounds else None
+
+    def check(self, round: int) -> None:
+        """Raises CheckpointError where a state as of a round was cut short; reads headers only."""
+        for entry in self.folder.iterdir() if self.folder.exists() else ():
+            if rounds := [r for r in self._rounds(entry.name, quoted=True) if r <= round]:
+                path = entry / f"{rounds[-1]:06d}.safetensors"
+                try:
+                    safe_open(path, framework="pt")
+                except (SafetensorError, OSError) as error:
+                    raise unreadable(path, error) from None
 
     def rewind(self, round: int) -> None:
         """Forget everything after a round, and everything that is not a round's end."""

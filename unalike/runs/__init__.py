@@ -34,9 +34,10 @@ def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, trai
     config = {"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
               "training": training.model_dump(), "federation": terms.model_dump(), "clients": [c.card().as_dict() for c in clients],
               "seed": seed, "python": True}
-    folder = Folder.create(place(out, name, method, seed), config)
-    return report(Run(folder, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads, alive=alive,
-                      alone=alone, safeguard=safeguard, watch=watch))
+    made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
+               alive=alive, alone=alone, safeguard=safeguard, watch=watch)
+    made.folder = Folder.create(place(out, name, method, seed), config)
+    return report(made)
 
 
 def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | None = None, data_dir: str | None = None,

@@ -42,7 +42,13 @@ class Folder:
 
     @property
     def config(self) -> dict[str, Any]:
-        return yaml.safe_load((self.path / "config.yaml").read_text())
+        try:
+            told = yaml.safe_load((self.path / "config.yaml").read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            told = None
+        if not isinstance(told, dict):
+            raise UserError(f"{self.path / 'config.yaml'} cannot be read: it was cut short or is no run's config")
+        return told
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -62,14 +68,19 @@ class Folder:
 
     def read_json(self, name: str) -> Any:
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}); take it away to have it made again") from None
 
     def last(self) -> dict[str, Any] | None:
-        """The newest server state that can be read; a damaged one is told of, and the one before it serves."""
+        """The newest server state that can be read with its clients'; a damaged one is told of, and the one before it serves."""
         paths = sorted((self.path / "checkpoints" / "server" / "server").glob("*.safetensors"), reverse=True)
         for path in paths:
             try:
-                return load(path)
+                saved = load(path)
+                Store(self.clients).check(saved["federation"]["finished"])
+                return saved
             except CheckpointError as error:
                 self.event("damaged", reason=str(error))
                 damaged = error

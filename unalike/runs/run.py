@@ -6,17 +6,21 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unalike.algorithm import Algorithm
+from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.engines.local import LocalEngine
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, Terms
 from unalike.runs.folder import Folder, commit
+from unalike.safeguard import shadows
 from unalike.training import Training
 
 Watch = Callable[..., None]
@@ -31,6 +35,8 @@ class Run:
         self.folder, self.algorithm, self.clients, self.training, self.terms = folder, algorithm, clients, training, terms
         self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
         self.alone, self.guarded, self.cache, self.watch, self.alive = alone, safeguard, cache, watch, alive
+        if not clients:
+            raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
         if safeguard and not algorithm.personal:
@@ -38,6 +44,8 @@ class Run:
         public = [len(c.public) for c in clients if c.public is not None]
         if problems := algorithm.check(len(clients), min(public, default=0)):
             raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
+        if problems := misfits(algorithm, clients, training, seed):
+            raise Problems(name, problems)
 
     def go(self) -> dict[str, Any]:
         """Run to the end, from the last finished round if there is one. Returns the results."""
@@ -58,9 +66,9 @@ class Run:
                   round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
                   clients={c.id: c.card().as_dict() for c in self.clients})
         alone = self.alone_values() if self.alone else None
-        engine = self.engine(self.folder.clients)
+        engine = self.engine(self.folder.clients, self.guarded)
         try:
-            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate)
+            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.guarded)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -106,7 +114,7 @@ class Run:
             kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
-        fed.engine.save(self.training.rounds + 1)
+        fed.engine.save(max(fed.finished, self.training.rounds) + 1)
         clients = {}
         for id, card in fed.cards.items():
             value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
@@ -145,8 +153,7 @@ class Run:
                 card.tested_on == "common" for card in fed.cards.values()))
             first = fed.call("describe", clients=fed.everyone, quorum=0)
             cached = self.cached(first)
-            if cached is not None and cached.exists():
-                kept = json.loads(cached.read_text())
+            if (kept := recall(cached)) is not None:
                 for event in kept["evaluations"]:
                     self.tell("evaluation", **event)
                 values = kept["values"]
@@ -158,10 +165,11 @@ class Run:
                     self.tell("alone", round=number)
                 values = dict(fed.evaluator(fed))
                 if cached is not None:
-                    cached.parent.mkdir(parents=True, exist_ok=True)
-                    partial = cached.with_suffix(f".{os.getpid()}")
-                    partial.write_text(json.dumps({"values": values, "evaluations": self.evaluations}))
-                    partial.replace(cached)
+                    with suppress(OSError):                     # a cache that cannot be written is done without
+                        cached.parent.mkdir(parents=True, exist_ok=True)
+                        written = cached.with_suffix(f".{os.getpid()}")
+                        written.write_text(json.dumps({"values": values, "evaluations": self.evaluations}))
+                        written.replace(cached)
         finally:
             engine.close()
             shutil.rmtree(place, ignore_errors=True)
@@ -186,14 +194,43 @@ class Run:
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
         return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
 
-    def engine(self, place: Path) -> LocalEngine:
-        side = lambda client: self.algorithm.Side(client, self.algorithm, self.training, self.seed)   # noqa: E731
-        return LocalEngine(self.clients, side, place, self.seed, self.workers, self.alive)
+    def engine(self, place: Path, guarded: bool = False) -> LocalEngine:
+        def side(client: Client) -> ClientSide:
+            made = self.algorithm.Side(client, self.algorithm, self.training, self.seed)
+            made.shadows = shadows(made) if guarded else []
+            return made
+
+        return LocalEngine(self.clients, side, place, self.workers, self.alive)
 
     def tell(self, event: str, **facts: Any) -> None:
         if event not in ("call", "alone", "stage"):
             self.folder.event(event, **facts)
         self.watch(event, **facts)
+
+
+def recall(cached: Path | None) -> dict[str, Any] | None:
+    """What an earlier run left there; None where there is nothing, or nothing that can be read."""
+    try:
+        kept = json.loads(cached.read_text()) if cached is not None else None
+    except (OSError, ValueError):
+        return None
+    return kept if isinstance(kept, dict) and kept.keys() == {"values", "evaluations"} else None
+
+
+def misfits(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[tuple[str, str]]:
+    """Clients whose model cannot be built, one of each kind tried: better told before the work than in the middle of it."""
+    problems, tried = [], set()
+    for client in clients:
+        made = client.model
+        kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head))
+        if kind in tried:
+            continue
+        tried.add(kind)
+        try:
+            algorithm.Side(replace(client, device="cpu"), algorithm, training, seed)      # CUDA is left alone: workers fork later
+        except Exception as error:
+            problems.append((f"clients.{client.id}", f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"))
+    return problems
 
 
 def gain(value: float | None, alone: float | None) -> float | None:

@@ -58,10 +58,14 @@ def put(told: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise UserError(f'--set takes key=value, got "{setting}"')
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"--set {key}: {text} is no YAML") from None
     path = key.split(".")
     if len(path) == 1 and key not in Scenario.model_fields:
-        method = ALGORITHMS.get(told.get("algorithm", {}).get("name"))
+        named = told.get("algorithm")
+        method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
         rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),
                  "federation": list(Terms.model_fields)}
         found = [room for room, names in rooms.items() if key in names]

@@ -59,6 +59,8 @@ def _deal(scenario: Scenario, data: Data, table: Table, own: list[tuple[Group, s
         parts = PARTITIONS["iid"](sum(sizes), sizes, generator)
     else:
         by = options.pop("by", None) or _target(table, own[0][0])
+        if by not in table.targets:
+            raise UserError("data.partition.by: " + unknown("target", by, table.targets))
         what = {"iid": len(pool), "by_cluster": table.x[pool].flatten(1)}.get(how, table.targets[by][pool])
         parts = PARTITIONS[how](what, len(own), generator=generator, **options) if how != "iid" else PARTITIONS[how](what, len(own), generator)
     shuffled = [part[torch.randperm(len(part), generator=generator)] for part in parts]

@@ -1,12 +1,14 @@
 """What a scenario file may say, checked all at once. Knows names and types; builds nothing."""
 
 import dataclasses
+import inspect
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from unalike.algorithm import Algorithm
-from unalike.errors import Problems, unknown
+from unalike.errors import Problems, nearest, unknown
 from unalike.federation import Terms
 from unalike.training import Training
 
@@ -113,20 +115,23 @@ def read_algorithm(name: str, fields: dict[str, Any]) -> tuple[Algorithm | None,
     if name not in ALGORITHMS:
         return None, [("algorithm.name", unknown("algorithm", name, ALGORITHMS))]
     made = ALGORITHMS[name]
-    known = {field.name: field.type for field in dataclasses.fields(made)}
-    problems, good = [], {}
-    for key, value in fields.items():
+    good, problems = _options("algorithm", made.__name__, {field.name: field.type for field in dataclasses.fields(made)}, fields)
+    return (None, problems) if problems else (made(**good), [])
+
+
+def _options(at: str, owner: str, known: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What was given, as the types that are known, and what is wrong with it."""
+    good, problems = {}, []
+    for key, value in given.items():
         if key not in known:
-            there = unknown("", key, known) if known else ""
-            near = there.split(". ")[1] + " " if "Did you mean" in there else ""
             has = f"It has: {', '.join(known)}." if known else "It has none."
-            problems.append((f"algorithm.{key}", f'{made.__name__} has no field "{key}". {near.replace("?", "?")}{has}'))
+            problems.append((f"{at}.{key}", f'{owner} has no field "{key}".{nearest(key, known)} {has}'))
             continue
         try:
-            good[key] = TypeAdapter(known[key]).validate_python(value)
+            good[key] = TypeAdapter(known[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
-            problems.append((f"algorithm.{key}", f"{_plain(error.errors()[0])}, got {value!r}."))
-    return (None, problems) if problems else (made(**good), [])
+            problems.append((f"{at}.{key}", f"{_plain(error.errors()[0])}, got {value!r}."))
+    return good, problems
 
 
 def _names(scenario: Scenario) -> list[tuple[str, str]]:
@@ -141,12 +146,34 @@ def _names(scenario: Scenario) -> list[tuple[str, str]]:
             problems.append((f"{where}.name", unknown("dataset", data.name, DATASETS)))
         if data.partition.name not in PARTITIONS:
             problems.append((f"{where}.partition.name", unknown("partition", data.partition.name, PARTITIONS)))
+        else:
+            problems += _partition(f"{where}.partition", PARTITIONS[data.partition.name], data.partition)
     for i, group in enumerate(scenario.clients):
         if group.model.name not in ENCODERS:
             problems.append((f"clients.{i}.model.name", unknown("model", group.model.name, ENCODERS)))
     ids = [group.id for group in scenario.clients]
+    problems += _device(scenario.device)
     problems += [(f"clients.{i}.id", f'two clients are called "{id}".') for i, id in enumerate(ids) if id in ids[:i]]
     return problems
+
+
+def _partition(where: str, made: Any, named: Named) -> list[tuple[str, str]]:
+    """Options a partition has not, or needs; rows, clients and generator are not the user's to give."""
+    known = {name: p for name, p in list(inspect.signature(made).parameters.items())[2:] if name != "generator"}
+    _, problems = _options(where, named.name, {name: p.annotation for name, p in known.items()} | {"by": str}, named.options)
+    missing = [name for name, p in known.items() if p.default is p.empty and name not in named.options]
+    return problems + [(f"{where}.{name}", "is missing.") for name in missing]
+
+
+def _device(name: str) -> list[tuple[str, str]]:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return [("device", f'there is no device "{name}"; cpu, cuda and cuda:1 are some.')]
+    count = torch.cuda.device_count() if device.type == "cuda" else 0       # counts without waking CUDA up: workers fork later
+    if device.type == "cuda" and (device.index or 0) >= count:
+        return [("device", f"{name} is not here: torch sees {count} such GPUs.")]
+    return []
 
 
 def _sentence(error: Any, raw: Any) -> tuple[str, str]:

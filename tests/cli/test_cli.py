@@ -1,0 +1,344 @@
+"""The command: mistakes of the user end with code 2 and one clear sentence, and what a run prints is what it wrote down."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from unalike import cli
+
+TINY = {
+    "name": "tiny",
+    "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
+    "training": {"rounds": 2, "batch": 16},
+    "data": {"name": "digits"},
+    "public": {"size": 20},
+    "clients": [
+        {"id": "ada", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 12, "test": 30},
+        {"id": "ben", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 13, "test": 30},
+        {"id": "cleo", "model": {"name": "cnn", "channels": [4], "width": 8}, "target": "digit", "train": 17, "test": 30},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Commands run in an empty folder, with a cache of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("UNALIKE_DATA", "UNALIKE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs the command as the shell would; returns exit code, stdout and stderr."""
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["unalike", *map(str, words)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """Runs a command that must fail by the user's mistake and leave no run behind; returns what it said."""
+    def run(*words):
+        code, out, err = command(*words)
+        assert code == 2, f"exit code {code}\n{out}\n{err}"
+        assert "Traceback" not in err and out == "" and err.startswith("unalike: "), err
+        assert not list(tmp_path.rglob("results.json")) and not (tmp_path / "runs").exists()
+        return err.removeprefix("unalike: ").strip()
+
+    return run
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """Writes the tiny scenario with changes: `scenario({"training.rounds": 3})`; None takes a key away."""
+    def write(changes=None, name="tiny.yaml"):
+        told = copy.deepcopy(TINY)
+        for path, value in (changes or {}).items():
+            *way, last = path.split(".")
+            at = told
+            for part in way:
+                at = at[int(part)] if isinstance(at, list) else at.setdefault(part, {})
+            if value is None:
+                del at[last]
+            else:
+                at[int(last) if isinstance(at, list) else last] = value
+        (tmp_path / name).write_text(yaml.safe_dump(told))
+        return name
+
+    return write
+
+
+# one mistake, one sentence
+
+
+@pytest.mark.parametrize("words, says", [
+    (["run", "digts"], 'There is no scenario "digts". Did you mean "digits"? There are: '),
+    (["run", "nowhere.yaml"], "the scenario file nowhere.yaml cannot be read: "),
+    (["check", "digts"], 'There is no scenario "digts". Did you mean "digits"?'),
+    (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
+    (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
+    (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
+    (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
+    (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
+    (["run", "digits", "--set", "ronds=3"], '--set ronds: There is no field "ronds". Did you mean "rounds"?'),
+    (["run", "digits", "--set", "batch=8"], "--set batch: both algorithm and training have it; write algorithm.batch or training.batch"),
+    (["run", "digits", "--set", "training.rounds.x=8"], '--set training.rounds.x: there is nothing at "x"'),
+    (["run", "digits", "--set", "clients.99.train=8"], '--set clients.99.train: there is nothing at "99"'),
+    (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is no YAML"),
+])
+def test_one_mistake_is_one_sentence(refused, words, says):
+    told = refused(*words)
+    assert told.startswith(says) and "\n" not in told
+
+
+def problems(told):
+    """(where, sentence) of each problem, and the first line."""
+    first, *lines = told.split("\n")
+    return first, [tuple(line.strip().split("   ", 1)) for line in lines]
+
+
+@pytest.mark.parametrize("change, where, says", [
+    ({"algorithm.name": "fedmusle"}, "algorithm.name", 'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: '),
+    ({"algorithm.peer": 2}, "algorithm.peer", 'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width'),
+    ({"algorithm.peers": "two"}, "algorithm.peers", "should be a valid integer"),
+    ({"algorithm.exchange": "post"}, "algorithm.exchange", "must be 'gradient', 'peers' or 'paper', got 'post'."),
+    ({"algorithm.temperature": -0.1}, "algorithm.temperature", "must be above 0, got -0.1."),
+    ({"algorithm.temperature": [[0.2]]}, "algorithm.temperature", "as a matrix it needs 3 rows of 3"),
+    ({"algorithm.temperature": "hot"}, "algorithm.temperature", "should be a valid"),
+    ({"algorithm.peers": 0}, "algorithm.peers", "must be at least 1, got 0."),
+    ({"algorithm.batch": 0}, "algorithm.batch", "must be at least 2, got 0: rows are told apart"),
+    ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
+    ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
+    ({"algorithm.align_rate": -1}, "algorithm.align_rate", "must be above 0, got -1"),
+    ({"algorithm.peers": 3}, "algorithm.peers", "3 peers need 4 clients, the federation has 3. Lower algorithm.peers or add clients."),
+    ({"algorithm.batch": 21}, "algorithm.batch", "the public set has 20 rows, fewer than a batch of 21. Lower algorithm.batch or raise"),
+    ({"public": None}, "algorithm.batch", "the public set has 0 rows"),
+    ({"algorithm": "fedavg"}, "algorithm", ""),
+    ({"algorithm": None}, "algorithm", "is missing."),
+    ({"training.round": 3}, "training.round", 'There is no field "round". Did you mean "rounds"? There are: '),
+    ({"training.rounds": "many"}, "training.rounds", "should be a valid integer"),
+    ({"training.rate": 0}, "training.rate", "must be above 0, got 0."),
+    ({"training.rate": float("nan")}, "training.rate", "should be a finite number"),
+    ({"training.optimiser": "lion"}, "training.optimiser", "must be 'adamw', 'adam' or 'sgd', got 'lion'."),
+    ({"federation.quorum": 2}, "federation.quorum", "must be at most 1, got 2."),
+    ({"federation.dropuot": 0.1}, "federation.dropuot", 'There is no field "dropuot". Did you mean "dropout"?'),
+    ({"data.name": "digit"}, "data.name", 'There is no dataset "digit". Did you mean "digits"?'),
+    ({"data.partition": {"name": "dirichlt"}}, "data.partition.name", 'There is no partition "dirichlt". Did you mean "dirichlet"?'),
+    ({"clients.0.model.name": "mpl"}, "clients.0.model.name", 'There is no model "mpl". Did you mean "mlp"?'),
+    ({"clients.0.modle": 3}, "clients.0.modle", 'There is no field "modle". Did you mean "model"?'),
+    ({"clients.1.id": "ada"}, "clients.1.id", 'two clients are called "ada".'),
+    ({"clients.2.train": -5}, "clients.2.train", "must be at least 1, got -5."),
+    ({"clients": []}, "clients", ""),
+    ({"seed": "x"}, "seed", "should be a valid integer"),
+    ({"dtype": "float16"}, "dtype", "must be 'float32' or 'float64', got 'float16'."),
+    ({"device": "warp"}, "device", 'there is no device "warp"; cpu, cuda'),
+    ({"device": "cuda:99"}, "device", "cuda:99 is not here: torch sees"),
+    ({"data.partition": {"name": "dirichlet", "alpha": 1.0, "alhpa": 1.0}}, "data.partition.alhpa",
+     'dirichlet has no field "alhpa". Did you mean "alpha"?'),
+    ({"data.partition": {"name": "dirichlet", "alpha": "x"}}, "data.partition.alpha", "should be a valid number"),
+    ({"data.partition": {"name": "iid", "alpha": 1.0}}, "data.partition.alpha", 'iid has no field "alpha".'),
+    ({"data.partition": {"name": "dirichlet"}}, "data.partition.alpha", "is missing."),
+    ({"secnario": 1}, "secnario", "There is no field"),
+])
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_one_problem_of_a_scenario_says_where(refused, scenario, verb, change, where, says):
+    first, told = problems(refused(verb, scenario(change)))
+    assert first == "1 problem in tiny.yaml" and len(told) == 1, told
+    assert told[0][0] == where and told[0][1].strip().startswith(says), told
+    assert told[0][1].strip().endswith((".", ")")), told
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"public.size": 1200}, "public.size is 1200; digits has 1200 training rows"),
+    ({"clients.0.train": 1175}, "the clients want 1205 rows of digits, 1180 are left"),
+    ({"clients.0.target": "digits"}, 'client ada: There is no target "digits". Did you mean "digit"?'),
+    ({"clients.0.target": None}, "client ada: the dataset has several targets, name one: digit, attributes, ink"),
+    ({"clients.0.model.widht": 3}, "clients.ada   encoder 'mlp' has no option 'widht'. It has: "),
+    ({"clients.0.model.width": "wide"}, "clients.ada   mlp needs width of whole numbers of 1 or more, got 'wide'"),
+    ({"data.partition": {"name": "dirichlet", "alpha": -1.0}}, "alpha must be above 0 and finite, got -1.0"),
+    ({"data.partition": {"name": "dirichlet", "alpha": 1.0, "by": "digits"}},
+     'data.partition.by: There is no target "digits". Did you mean "digit"?'),
+    ({"algorithm.projection": "never"},
+     "clients.ben   its encoder gives 12 features, the federation compares 8; set algorithm.projection to auto"),
+])
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_what_only_the_data_and_the_models_tell_is_a_sentence_too(refused, scenario, verb, change, says):
+    told = refused(verb, scenario(change))
+    assert says in told and len(told.splitlines()) <= 2, told
+
+
+def test_several_problems_are_told_together(refused, scenario):
+    wrong = {"algorithm.peer": 2, "training.rounds": 0, "training.rate": "fast", "clients.1.modle": 1, "seeds": 1}
+    first, told = problems(refused("check", scenario(wrong)))
+    assert first == "5 problems in tiny.yaml" and {where for where, _ in told} == set(wrong)
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "- a\n- b", "", "just words", "a: !!python/object/apply:os.system ['ls']", "\x00", "1: 2\n"])
+def test_a_file_that_is_no_scenario_is_refused(refused, tmp_path, text):
+    (tmp_path / "odd.yaml").write_text(text)
+    assert "odd.yaml" in refused("check", "odd.yaml")
+
+
+def test_settings_reach_their_place(refused, scenario):
+    """Dotted paths, lists, bare names; each refused where it lands."""
+    for setting, where in [("training.rounds=0", "training.rounds"), ("rounds=0", "training.rounds"), ("peers=7", "algorithm.peers"),
+                           ("clients.1.train=0", "clients.1.train"), ("quorum=7", "federation.quorum"),
+                           ("public.size=1", "algorithm.batch")]:
+        _, told = problems(refused("check", scenario(), "--set", setting))
+        assert [place for place, _ in told] == [where]
+
+
+def test_settings_on_a_broken_algorithm_are_told_too(refused, scenario):
+    for broken in ("fedavg", {"name": ["x"]}, {}):
+        told = refused("check", scenario({"algorithm": broken}), "--set", "rounds=3")
+        assert "algorithm" in told
+
+
+def test_safeguarding_a_shared_model_is_refused_before_the_work(refused, scenario):
+    told = refused("run", scenario(), "--algorithm", "fedavg", "--safeguard")
+    assert "safeguard is for methods whose clients keep their own model" in told
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "digits", "--workers", "-1"], ["run", "digits", "--seed", "x"], ["dance"],
+                                   ["run", "digits", "--fast"]])
+def test_words_the_command_does_not_know_are_refused(command, words):
+    code, _, err = command(*words)
+    assert code == 2 and "Traceback" not in err and "Usage" in err
+
+
+# folders
+
+
+def test_an_unwritable_folder_is_a_sentence(refused, scenario, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert refused("run", scenario(), "--out", "file/run") == "the run folder file/run cannot be written: Not a directory"
+    assert refused("run", scenario(), "--out", "file").startswith("the run folder file cannot be written: ")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_an_existing_run_is_never_overwritten(refused, command, scenario, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "config.yaml").write_text("old")
+    assert refused("run", scenario(), "--out", "there").startswith("there already holds a run; resume it with `unalike resume there`")
+    assert (tmp_path / "there" / "config.yaml").read_text() == "old"
+
+
+# what works
+
+
+def test_list_names_everything(command):
+    code, out, err = command("list")
+    assert code == 0 and not err
+    for name in ("digits", "fedmuscle", "fedavg", "fedprox", "local", "mlp", "cnn", "transformer", "muscle"):
+        assert name in out
+    for title in ("scenarios", "algorithms", "datasets", "models", "benches"):
+        assert title in out
+
+
+def test_check_says_that_all_is_well(command, scenario):
+    code, out, _ = command("check", "digits")
+    assert code == 0 and out.startswith("digits is fine: 6 clients, FedMuscle, ")
+    assert command("check", scenario()) == (0, "tiny.yaml is fine: 3 clients, FedMuscle, 2 rounds.\n", "")
+
+
+def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, tmp_path):
+    code, out, err = command("run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64")
+    assert code == 0 and not err, err
+    last = out.rstrip("\n").split("\n")[-1]
+    results = json.loads(last)
+    assert results == json.loads((tmp_path / "one" / "results.json").read_text())
+    assert {"scenario", "algorithm", "seed", "clients", "metrics", "delta", "losers", "bytes", "seconds", "commit"} <= set(results)
+    assert (results["scenario"], results["algorithm"], results["seed"]) == ("tiny", "fedmuscle", 3)
+    assert list(results["clients"]) == ["ada", "ben", "cleo"]
+    gains = []
+    for client in results["clients"].values():
+        assert {"model", "task", "metric", "alone", "value", "gain", "hash"} <= set(client)
+        assert 0 <= client["value"] <= 100 and 0 < client["alone"] <= 100
+        assert client["gain"] == pytest.approx(100 * (client["value"] - client["alone"]) / client["alone"])
+        gains.append(client["gain"])
+    assert results["delta"] == pytest.approx(sum(gains) / 3) and results["losers"] == sum(g < 0 for g in gains)
+    assert set(results["bytes"]) == {"up", "down"} and min(results["bytes"].values()) > 0 and results["seconds"] > 0
+    files = {path.name for path in (tmp_path / "one").iterdir()}
+    assert {"config.yaml", "events.jsonl", "ledger.csv", "checkpoints", "results.json", "report.html"} <= files
+    events = [json.loads(line) for line in (tmp_path / "one" / "events.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "start" and events[-1]["event"] == "finish"
+    again = command("resume", "one", "--json")
+    assert again[0] == 0 and json.loads(again[1].rstrip("\n").split("\n")[-1]) == results
+    assert command("run", scenario(), "--out", "one")[0] == 2
+
+
+def test_a_run_shows_a_table_and_where_the_report_is(command, scenario, tmp_path):
+    code, out, err = command("run", scenario(), "--out", "shown", "--set", "rounds=1", "--no-alone", "--set", "training.epochs=1")
+    assert code == 0 and "Traceback" not in err
+    for word in ("ada", "ben", "cleo", "cnn", "shown/report.html"):
+        assert word in out
+    config = yaml.safe_load((tmp_path / "shown" / "config.yaml").read_text())
+    assert config["training"]["rounds"] == 1 and config["alone"] is False
+    assert json.loads((tmp_path / "shown" / "results.json").read_text())["delta"] is None
+
+
+def test_what_was_trained_alone_is_kept_for_the_next_run(command, scenario, tmp_path, monkeypatch):
+    words = ["run", scenario(), "--json", "--algorithm", "local", "--set", "rounds=1"]
+    first, again = (json.loads(command(*words, "--out", name)[1].rstrip("\n").split("\n")[-1]) for name in ("first", "again"))
+    kept, = (tmp_path / "cache" / "alone").iterdir()
+    kept.write_text("damaged")
+    anew = json.loads(command(*words, "--out", "anew")[1].rstrip("\n").split("\n")[-1])
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "file" / "under"))
+    code, out, _ = command(*words, "--out", "without")
+    assert code == 0
+    for results in (again, anew, json.loads(out.rstrip("\n").split("\n")[-1])):
+        assert results["clients"] == first["clients"] and all(c["gain"] == 0 for c in results["clients"].values())
+    events = [(tmp_path / name / "events.jsonl").read_text().count('"who": "alone"') for name in ("first", "again")]
+    assert events[0] == events[1] > 0
+
+
+def test_runs_without_a_name_get_folders_of_their_own(command, scenario, tmp_path):
+    for _ in range(2):
+        assert command("run", scenario(), "--json", "--algorithm", "local", "--no-alone", "--set", "rounds=1")[0] == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
+    code, _, err = command("run", scenario(), "--json", "--no-alone", "--set", "federation.dropout=1.0", "--out", "lost")
+    assert code == 1 and "Traceback" not in err
+    assert err.startswith("unalike: train, round 1: 0 of 3 clients replied, the quorum is 2. ada: dropped out; ")
+
+
+def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):
+    """A rate of 1e30 makes everyone diverge; quorum 0 lets the run go on to its end."""
+    words = ["run", scenario(), "--json", "--no-alone", "--algorithm", "local", "--set", "rate=1.0e30", "--set", "optimiser=sgd",
+             "--set", "training.epochs=4"]
+    code, out, err = command(*words, "--set", "quorum=0", "--out", "nan")
+    assert code == 0, err
+    results = json.loads(out.rstrip("\n").split("\n")[-1])
+    assert {f["client"] for f in results["failures"]} == {"ada", "ben", "cleo"}
+    assert all("training loss became" in f["reason"] for f in results["failures"])
+    code, _, err = command(*words, "--out", "nan2")
+    assert code == 1 and "ada: the training loss became" in err
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = ("import sys; sys.argv = ['unalike', '--help']\nfrom unalike.cli import main\ntry:\n    main()\nexcept SystemExit as e:\n"
+            "    print('CODE', e.code)\nheavy = {'torch', 'sklearn', 'numpy', 'pydantic', 'transformers', 'matplotlib'}\n"
+            "print('HEAVY', sorted(heavy & set(sys.modules)))")
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "HEAVY []" in out and "CODE 0" in out
+    for verb in ("run", "list", "check", "compare", "resume", "report", "bench", "export"):
+        assert verb in out

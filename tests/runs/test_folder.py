@@ -1,0 +1,106 @@
+"""A run's folder: written whole or not at all, never over another run; and clients that cannot work are refused before it exists."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from unalike import FedAvg, FedMuscle, Local, Training, resume, run
+from unalike.errors import UserError
+from unalike.runs.folder import Folder
+
+
+def test_a_new_folder_holds_its_config(tmp_path):
+    config = {"name": "ünï", "numbers": [1, 2.5, None], "nested": {"on": True}}
+    folder = Folder.create(tmp_path / "a" / "b", config)
+    assert Folder.open(tmp_path / "a" / "b").config == config == yaml.safe_load((folder.path / "config.yaml").read_text())
+    assert folder.results is None and folder.last() is None and not list(folder.path.glob("*.partial"))
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
+    Folder.create(tmp_path, {"name": "first"})
+    with pytest.raises(UserError, match="already holds a run"):
+        Folder.create(tmp_path, {"name": "second"})
+    assert Folder.open(tmp_path).config == {"name": "first"}
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "file" / "under"):
+        with pytest.raises(UserError, match=r"is no run folder: it has no config\.yaml"):
+            Folder.open(path)
+    with pytest.raises(UserError, match="cannot be written"):
+        Folder.create(tmp_path / "file" / "run", {})
+
+
+@pytest.mark.parametrize("text", ["", "[1", "just words", "- 1", "a: \x00"])
+def test_a_config_that_cannot_be_read_is_told(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        resume(tmp_path)
+
+
+def test_results_cut_short_are_told(tmp_path):
+    Folder.create(tmp_path, {"name": "a"})
+    (tmp_path / "results.json").write_text('{"clients": {"a')
+    with pytest.raises(UserError, match=r"results\.json cannot be read .* take it away"):
+        resume(tmp_path)
+
+
+def test_events_are_lines_in_order(tmp_path):
+    folder = Folder.create(tmp_path, {})
+    folder.event("round", round=1)
+    folder.event("failure", reason="two\nlines, ünï")
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [e["event"] for e in events] == ["round", "failure"] and events[1]["reason"] == "two\nlines, ünï" and events[0]["time"] > 0
+
+
+# what Python may get wrong
+
+
+def refused(tmp_path, says, algorithm, clients, **options):
+    with pytest.raises(ValueError, match=says):
+        run(algorithm, clients, training=Training(rounds=1), out=tmp_path / "run", alone=False, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_of_nobody(tmp_path):
+    refused(tmp_path, "at least one client", FedAvg(), [])
+
+
+def test_two_of_one_name(tmp_path, toys):
+    refused(tmp_path, "same id", FedAvg(), [toys.client("a"), toys.client("a")])
+
+
+def test_a_public_set_smaller_than_a_batch(tmp_path, toys):
+    refused(tmp_path, "the public set has 24 rows, fewer than a batch of 32", FedMuscle(peers=1), toys.clients(2))
+
+
+def test_public_sets_of_different_length(tmp_path, toys):
+    clients = [toys.client("a"), toys.client("b", public=(toys.blobs(30, 1)[0], None))]
+    with pytest.raises(ValueError, match="public sets of different length"):
+        run(FedMuscle(peers=1, batch=8, width=8), clients, training=Training(rounds=1), out=tmp_path / "run", alone=False)
+
+
+def test_widths_that_differ_without_projection(tmp_path, toys):
+    """Both misfits are told at once, the third client is fine."""
+    wide = lambda: nn.Linear(6, 9)     # noqa: E731
+    wider = lambda: nn.Linear(6, 10)   # noqa: E731
+    clients = [toys.client("a"), toys.client("b", model=wide), toys.client("c", model=wider)]
+    refused(tmp_path, r"2 problems in own\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
+            FedMuscle(peers=1, batch=8, width=8, projection="never"), clients)
+
+
+def test_a_model_that_does_not_fit_its_data(tmp_path, toys):
+    clients = [toys.client("a"), toys.client("b", model=nn.Linear(7, 3))]
+    refused(tmp_path, "clients.b   RuntimeError: .*shapes cannot be multiplied", Local(), clients)
+
+
+def test_trying_the_models_leaves_the_given_ones_as_they_are(tmp_path, toys):
+    model = nn.Linear(6, 8)
+    before = model.weight.clone()
+    state = torch.get_rng_state()
+    run(Local(), [toys.client("a", model=model, dtype=torch.float32)], training=Training(rounds=1), out=tmp_path / "run", alone=False)
+    assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), state)
