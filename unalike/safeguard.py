@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOLDS = 3
 BLOCKS = 20        # of a fold at most, whose losses are compared
-MARGIN = 1.0       # standard errors by which together must be better
+MARGIN = 1.5       # standard errors by which together must be better
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def judge(side: "ClientSide", judged: list["ClientSide"]) -> Tensor:
             for rows in held.split(-(-len(held) // BLOCKS)):
                 x, y = side.client.train.rows(rows)
                 outputs.append(shadow.model(side.client.place(x)).cpu())
-                labels.append(y)
+                labels.append(side.client.place(y).cpu())
 
     def scaled(scale: float) -> Tensor:
-        return torch.tensor([side.client.task.log_loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
+        return torch.stack([side.client.task.loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
 
     return min((scaled(2.0 ** (power / 2)) for power in range(-10, 3)), key=lambda losses: float(losses.mean()))

@@ -46,12 +46,6 @@ class Task:
         """How far the output is from a teacher's output: soft cross entropy; detach the teacher to hold it still."""
         raise NotImplementedError
 
-    def log_loss(self, output: Tensor, y: Tensor) -> float:
-        """Mean negative log-likelihood of a few rows, in nats."""
-        meter = self.meter()
-        meter.add(output, y)
-        return meter.result()["log_loss"]
-
     def meter(self) -> Meter:
         raise NotImplementedError
 
