@@ -75,7 +75,7 @@ def execute(folder, algorithm, clients, *, seed=0, workers=0, terms=None, rounds
 def federation(folder, algorithm, clients, *, seed=0, terms=None, **changed):
     """The server's view of an engine in this process; its sides are in `fed.engine.host.sides`."""
     budget = training(**changed)
-    engine = LocalEngine(clients, lambda c: algorithm.Side(c, algorithm, budget, seed), folder, seed)
+    engine = LocalEngine(clients, lambda c: algorithm.Side(c, algorithm, budget, seed), folder)
     return Federation(engine, budget, terms or Terms(), seed)
 
 

@@ -75,9 +75,12 @@ class ClientSide:
         return width_of(encoder, self.client.place(self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0]))
 
     def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
-        """The optimiser of that name, kept from call to call unless a fresh one is asked for."""
+        """The optimiser of that name, kept from call to call; or a fresh one that nobody keeps."""
         if fresh or name not in self.optimisers:
-            self.optimisers[name] = optimiser_for([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
+            made = optimiser_for([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
+            if fresh:
+                return made
+            self.optimisers[name] = made
         return self.optimisers[name]
 
     def learn(self, epochs: int | None = None, optimiser: torch.optim.Optimizer | None = None,
@@ -128,15 +131,19 @@ class ClientSide:
     # called and saved by the engine
 
     def perform(self, name: str, round: int, number: int, body: dict[str, Value]) -> Value:
-        """Run an operation under its own named randomness; shadows do the same, and their replies are dropped."""
+        """Run an operation under its own named randomness. Shadows do the same, and their replies are dropped; should one fail,
+        all are given up: then there is nothing to judge by."""
         method = getattr(type(self), name)
         self.round = round
         with scope(self.seed, name, self.client.id, round, number):
             reply = method(self, **body)
         if method.operation == "changes":
-            for shadow in self.shadows:
-                shadow.perform(name, round, number, body)
-                self.work, shadow.work = self.work + shadow.work, 0.0
+            try:
+                for shadow in self.shadows:
+                    shadow.perform(name, round, number, body)
+                    self.work, shadow.work = self.work + shadow.work, 0.0
+            except (ValueError, RuntimeError):
+                self.shadows = []
         return reply
 
     def state(self) -> State:

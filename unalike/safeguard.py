@@ -2,8 +2,8 @@
 
 A model that has seen all labels cannot be judged on them, a few held-out images are noise, and a student of such a model inherits
 what it memorised. So the client keeps shadows: the same side, without one fold of the labels each. A shadow does whatever the
-client is told to do, by the same messages, and its replies are dropped: nothing more travels. In the end the shadows' log-loss on
-the folds they never saw is what taking part was worth, and shadows trained alone tell what staying alone is worth.
+client is told to do, by the same messages, and its replies are dropped. In the end the shadows' log-loss on the folds they never
+saw is what taking part was worth, and shadows trained alone tell what staying alone is worth.
 """
 
 import copy

@@ -100,7 +100,7 @@ def test_operation_puts_the_kept_model_in_place(guarded):
     side = guarded()
     destroy(side, *side.shadows)
     reply = side.safeguard()
-    assert reply["kept"] == "alone" and set(reply["log_loss"]) == {"alone", "together"}
+    assert reply["kept"] == "alone" and set(reply["log_loss"]) == {"alone", "together", "doubt"}
     assert same(side.model.state_dict(), alone(side))
 
 

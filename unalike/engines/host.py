@@ -61,6 +61,9 @@ class Host:
         side = self.side(self.clients[client])
         if (state := self.store.newest(client)) is not None:
             side.restore(state)
+        if self.store.unsettled(client):          # spilled here or released elsewhere in the middle of a round
+            self.changed.add(client)
+            self.spilled.discard(client)
         self.sides[client] = side
         while len(self.sides) > self.alive:
             idle, sleeper = self.sides.popitem(last=False)
@@ -76,6 +79,15 @@ class Host:
             self.store.snapshot(client, None if client in self.spilled else self.sides[client].state(), round)
         self.changed.clear()
         self.spilled.clear()
+
+    def release(self, client: str) -> None:
+        """Let another host have this client: its state goes to the store."""
+        side = self.sides.pop(client, None)
+        self.answered.pop(client, None)
+        if client in self.changed and client not in self.spilled:
+            self.store.keep(client, side.state())
+        self.changed.discard(client)
+        self.spilled.discard(client)
 
     def forget(self) -> None:
         """Memory is a cache: drop it, and go on from the store."""

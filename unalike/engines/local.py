@@ -28,10 +28,9 @@ class LocalEngine:
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
         self.order = 0
         count = min(workers, len(clients))
-        hosts = [Host([c for i, c in enumerate(clients) if i % max(count, 1) == k], side, self.store, -(-alive // max(count, 1)))
-                 for k in range(max(count, 1))]
+        hosts = [Host(clients, side, self.store, -(-alive // max(count, 1))) for _ in range(max(count, 1))]
         self.told: dict[str, Card] = {c.id: c.card() for c in clients}
-        self.home = {id: k for k, host in enumerate(hosts) for id in host.clients}
+        self.home = {c.id: i % max(count, 1) for i, c in enumerate(clients)}     # which worker keeps a client
         self.host = None if count else hosts[0]
         self.workers: list[Worker] = []
         for host in hosts if count else ():
@@ -43,6 +42,7 @@ class LocalEngine:
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         if self.sent.keys() & messages.keys():
             self._settle()                                                 # one message a client at a time
+        self._balance(list(messages))
         for client, message in messages.items():
             if self.host is None:
                 data = encode(message, self.limit)
@@ -51,6 +51,20 @@ class LocalEngine:
             else:
                 self.sent[client] = (size(message, self.limit), message)
         return {client: self.sent[client][0] for client in messages}
+
+    def _balance(self, called: list[str]) -> None:
+        """Move clients through the store so that every worker has as many of the called ones, give or take one."""
+        if len(self.workers) < 2 or any(worker.busy is not None for worker in self.workers):
+            return
+        at: list[list[str]] = [[] for _ in self.workers]
+        for client in called:
+            at[self.home[client]].append(client)
+        while len(most := max(at, key=len)) > len(least := min(at, key=len)) + 1:
+            client = most.pop()
+            self.workers[self.home[client]].tell("release", client=client)
+            self.workers[self.home[client]].done()
+            self.home[client] = at.index(least)
+            least.append(client)
 
     def receive(self, numbers: set[int] | None = None) -> list[Arrival]:
         """All replies of the earliest instant, once everything under way has been computed; none if nothing is.
@@ -106,7 +120,7 @@ class LocalEngine:
         if self.host is not None:
             self.host.save(round)
         for worker in self.workers:
-            worker.tell("save", round)
+            worker.tell("save", round=round)
         for worker in self.workers:
             worker.done()
 
@@ -119,7 +133,7 @@ class LocalEngine:
         if self.host is not None:
             self.host.forget()
         for worker in self.workers:
-            worker.tell("forget", 0)
+            worker.tell("forget")
         for worker in self.workers:
             worker.done()
 

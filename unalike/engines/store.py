@@ -65,6 +65,10 @@ class Store:
         for older in self._rounds(name)[:-self.keeps]:
             self._path(name, older).unlink()
 
+    def unsettled(self, name: str) -> bool:
+        """Whether something was kept since the last snapshot."""
+        return self._path(name).exists()
+
     def newest(self, name: str) -> Any | None:
         """The latest state, None if nothing was ever saved."""
         if self._path(name).exists():

@@ -7,7 +7,9 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from typing import NoReturn
 
 import torch
 
@@ -49,18 +51,16 @@ class Worker:
         self.next()
         return client, data
 
-    def tell(self, do: str, round: int) -> None:
-        self._send({"do": do, "round": round})
+    def tell(self, do: str, **what: int | str) -> None:
+        self._send({"do": do, **what})
 
     def done(self) -> None:
         if problem := self._receive():
             raise EngineError(bytes(problem).decode())
 
     def stop(self) -> None:
-        try:
+        with suppress(EngineError):
             self._send({"do": "stop"})
-        except EngineError:
-            pass
         self.pipe.close()
         self.process.join(5)
         if self.process.is_alive():
@@ -80,7 +80,7 @@ class Worker:
         except (EOFError, OSError):
             self._died()
 
-    def _died(self) -> None:
+    def _died(self) -> NoReturn:
         self.process.join(1)
         raise EngineError(f"a worker process died (exit code {self.process.exitcode}); resume the run from its last round") from None
 
@@ -113,7 +113,7 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
         except (EOFError, OSError):
             return
         try:
-            host.save(order["round"]) if order["do"] == "save" else host.forget()
+            getattr(host, order.pop("do"))(**order)          # save, release or forget
             pipe.send_bytes(b"")
         except Exception as error:
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
