@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, measure, operation, question
+from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question
 from unalike.federation import Federation, Replies, mean_states
 from unalike.message import Value
 
@@ -16,6 +16,8 @@ Parameters = dict[str, Tensor]
 
 class AveragingSide(ClientSide):
     """Takes parameters, trains from there, gives them back."""
+
+    passing = False         # the shared parameters are the server's to keep, and come again with the next message
 
     @question
     def shape(self) -> Value:
@@ -30,10 +32,12 @@ class AveragingSide(ClientSide):
     @operation
     def receive(self, parameters: Parameters) -> Value:
         self.model.load_state_dict(parameters, strict=False)
+        self.passing = False
 
     @operation
     def update(self, parameters: Parameters) -> Value:
         self.receive(parameters)
+        self.passing = True
         self.start = parameters                     # where this round began, for those who measure how far they went
         loss = self.learn(optimiser=self.optimiser(fresh=True))
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
@@ -45,10 +49,16 @@ class AveragingSide(ClientSide):
         if data is None or not len(data):
             return {}
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
-        self.receive(parameters)
+        self.model.load_state_dict(parameters, strict=False)
         result = measure(self.model, data, self.client, self.training.batch)
-        self.receive(own)
+        self.model.load_state_dict(own, strict=False)
         return result
+
+    def state(self) -> State | None:
+        whole = super().state()
+        if self.passing:
+            whole["model"] = {name: tensor for name, tensor in whole["model"].items() if not self.algorithm.shares(name)}
+        return whole if any(whole.values()) else None
 
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if self.algorithm.shares(name)}

@@ -69,14 +69,23 @@ class Host:
             idle, sleeper = self.sides.popitem(last=False)
             self.answered.pop(idle, None)
             if idle in self.changed:
-                self.store.keep(idle, sleeper.state())
-                self.spilled.add(idle)
+                self._spill(idle, sleeper)
         return side
+
+    def _spill(self, client: str, side: Any) -> None:
+        if (state := side.state()) is not None:
+            self.store.keep(client, state)
+            self.spilled.add(client)
+        else:
+            self.changed.discard(client)
 
     def save(self, round: int) -> None:
         """Snapshots of those that changed since the last one."""
         for client in sorted(self.changed):
-            self.store.snapshot(client, None if client in self.spilled else self.sides[client].state(), round)
+            if client in self.spilled:
+                self.store.snapshot(client, None, round)
+            elif (state := self.sides[client].state()) is not None:
+                self.store.snapshot(client, state, round)
         self.changed.clear()
         self.spilled.clear()
 
@@ -85,7 +94,7 @@ class Host:
         side = self.sides.pop(client, None)
         self.answered.pop(client, None)
         if client in self.changed and client not in self.spilled:
-            self.store.keep(client, side.state())
+            self._spill(client, side)
         self.changed.discard(client)
         self.spilled.discard(client)
 
