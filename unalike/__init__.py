@@ -16,7 +16,7 @@ HOMES = {
     "Training": "unalike.training",
     "Classification": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
     "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",
-    "run": "unalike.runs", "resume": "unalike.runs",
+    "run": "unalike.runs", "resume": "unalike.runs", "show": "unalike.report",
 }
 
 __all__ = [*HOMES, "__version__"]

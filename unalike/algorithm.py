@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-def operation(method: Callable) -> Callable:
+def operation(method: Any) -> Callable:
     """Marks a method of a client's side that the server may call; nothing else can be called from outside."""
     method.operation = "changes"
     return method
 
 
-def question(method: Callable) -> Callable:
+def question(method: Any) -> Callable:
     """An operation that leaves the client as it was: no new state to save."""
     method.operation = "asks"
     return method
@@ -91,7 +91,7 @@ class ClientSide:
         self.work += len(data) * len(orders)
 
         def on(index: Tensor) -> Tensor:
-            x, y = data.rows(index)
+            x, y = data.labelled(index)
             return loss(self.client.place(x), self.client.place(y))
 
         return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)

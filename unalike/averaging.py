@@ -17,6 +17,7 @@ Parameters = dict[str, Tensor]
 class AveragingSide(ClientSide):
     """Takes parameters, trains from there, gives them back."""
 
+    algorithm: "Averaging"
     passing = False         # the shared parameters are the server's to keep, and come again with the next message
 
     @question
@@ -30,7 +31,7 @@ class AveragingSide(ClientSide):
         return self.shared()
 
     @operation
-    def receive(self, parameters: Parameters) -> Value:
+    def receive(self, parameters: Parameters) -> None:
         self.model.load_state_dict(parameters, strict=False)
         self.passing = False
 
@@ -55,7 +56,8 @@ class AveragingSide(ClientSide):
         return result
 
     def state(self) -> State | None:
-        whole = super().state()
+        if (whole := super().state()) is None:
+            return None
         if self.passing:
             whole["model"] = {name: tensor for name, tensor in whole["model"].items() if not self.algorithm.shares(name)}
         return whole if any(whole.values()) else None
@@ -63,7 +65,7 @@ class AveragingSide(ClientSide):
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if self.algorithm.shares(name)}
 
-    def drift(self) -> Tensor:
+    def drift(self) -> Tensor | float:
         """Squared distance of the shared parameters from where the round began."""
         start = {name: self.start[name].to(p.device, p.dtype) for name, p in self.model.named_parameters() if name in self.start}
         return sum(((p - start[name]) ** 2).sum() for name, p in self.model.named_parameters() if name in start)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,8 @@ class Card:
 
     @classmethod
     def from_dict(cls, told: dict) -> "Card":
-        return cls(**{key: tuple(item) if isinstance(item, list) else item for key, item in told.items()})
+        fields: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in told.items()}
+        return cls(**fields)
 
 
 @dataclass
@@ -90,6 +92,15 @@ class Client:
                     link=self.link, latency=self.latency, public=fingerprint(self.public) if self.public is not None else None,
                     public_rows=len(self.public) if self.public is not None else 0,
                     tested_on="common" if self.common is not None else "own")
+
+    @overload
+    def place(self, value: Tensor) -> Tensor: ...
+
+    @overload
+    def place(self, value: dict) -> dict: ...
+
+    @overload
+    def place(self, value: None) -> None: ...
 
     def place(self, value: Tensor | dict | None) -> Tensor | dict | None:
         """A batch on the client's device; floating inputs in its dtype."""

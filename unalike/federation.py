@@ -75,9 +75,9 @@ class Engine(Protocol):
     def cards(self) -> dict[str, Card]: ...
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...      # sizes in bytes
     def receive(self, numbers: set[int] | None = None) -> list[Arrival]: ...           # all of the next instant, to these messages
-    def pending(self) -> list[dict[str, Value]]: ...                                   # replies computed but not delivered
+    def pending(self) -> list[dict[str, Any]]: ...                                     # replies computed but not delivered
     def save(self, round: int) -> None: ...
-    def load(self, round: int, now: float, pending: list[dict[str, Value]]) -> None: ...
+    def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -92,7 +92,7 @@ class Federation:
     training: Training = field(default_factory=Training)
     terms: Terms = field(default_factory=Terms)
     seed: int = 0
-    record: Callable[..., None] = lambda event, **facts: None     # noqa: E731
+    record: Callable[..., None] = lambda event, **facts: None
     evaluator: Callable[["Federation"], Replies] | None = None
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
 
@@ -161,13 +161,17 @@ class Federation:
         failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)
                     for c in chosen if clients is None and self._drops(c)}
         chosen = [c for c in chosen if c not in failures]
-        start, replies = self.engine.now, {}
+        start = self.engine.now
+        replies: dict[str, Value] = {}
         waiting = self._send(operation, {c: {**same, **(each or {}).get(c, {})} for c in chosen})
         while waiting:
             for arrival in self.engine.receive(waiting):
                 waiting.discard(arrival.reply["number"])
                 got = self._open(arrival, operation, start)
-                (failures if isinstance(got, Failure) else replies)[arrival.client] = got
+                if isinstance(got, Failure):
+                    failures[arrival.client] = got
+                else:
+                    replies[arrival.client] = got
         lasts = 0.0 if operation in FREE else math.inf if self.terms.deadline is None else self.terms.deadline
         self.engine.now = min(self.engine.now, start + lasts)
         self.clock = max(self.clock, self.engine.now)

@@ -6,7 +6,8 @@ Knows nothing of who sends it. Nothing executable can be written in it, and read
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +92,13 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
     return value
 
 
+def mapping(value: Value) -> dict[str, Value]:
+    """The value where it must be a dict, as a call and its reply are."""
+    if not isinstance(value, dict):
+        raise MessageError(f"a call and its reply are dicts, got a {type(value).__name__}")
+    return value
+
+
 def copy(value: Value) -> Value:
     """The value as a receiver in the same process gets it: no tensor shares memory with the sender's."""
     if isinstance(value, Tensor):
@@ -109,7 +117,7 @@ def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
     [('a.b', 1), ('c.0', 2)]
     """
     if isinstance(value, dict):
-        items = value.items()
+        items: Iterable[tuple[object, Value]] = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
     else:
@@ -188,7 +196,7 @@ def _header(value: Value) -> tuple[bytes, list[Tensor]]:
     return json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(), tensors
 
 
-def _tensor(described: object, own: bytearray, at: int) -> tuple[Tensor, int]:
+def _tensor(described: Any, own: bytearray, at: int) -> tuple[Tensor, int]:
     match described:
         case [str(name), *shape] if name in DTYPES and all(type(n) is int and 0 <= n <= SPAN for n in shape) \
                 and len(shape) <= AXES and math.prod(n or 1 for n in shape) <= SPAN:

@@ -63,7 +63,8 @@ def safeguard(side: "ClientSide") -> Kept:
 
 
 def train_alone(side: "ClientSide") -> "ClientSide":
-    for side.round in range(1, side.training.rounds + 1):
+    for number in range(1, side.training.rounds + 1):
+        side.round = number
         side.learn(loss=side.task_loss)
     return side
 
@@ -76,7 +77,7 @@ def judge(side: "ClientSide", judged: list["ClientSide"]) -> Tensor:
         shadow.model.eval()
         with torch.no_grad():
             for rows in held.split(-(-len(held) // BLOCKS)):
-                x, y = side.client.train.rows(rows)
+                x, y = side.client.train.labelled(rows)
                 outputs.append(shadow.model(side.client.place(x)).cpu())
                 labels.append(side.client.place(y).cpu())
 

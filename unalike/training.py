@@ -76,7 +76,8 @@ def train(model: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], optimis
           orders: list[torch.Generator], batch: int, clip: float | None = None) -> float:
     """One epoch per generator in `orders` over `rows` samples; `loss(index)` gives the loss of a batch. Returns the mean loss."""
     model.train()
-    total, seen = 0.0, 0
+    total: Tensor | float = 0.0
+    seen = 0
     for order in orders:
         for index in batches(rows, batch, order):
             value = loss(index)

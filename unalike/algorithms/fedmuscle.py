@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm, ClientSide, operation
 from unalike.data.public import PublicOrder
+from unalike.data.samples import Samples
 from unalike.federation import Federation
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
 from unalike.losses.muscle import aggregate, muscle_from_aggregate, positive_rows
@@ -174,9 +175,9 @@ class FedMuscle(Algorithm):
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
         if not per_pair and len(sizes) == 1 and max(sizes) <= STACKED:
             anchors = torch.stack([views[c] for c in drawn]).requires_grad_()                               # (clients, B, d)
-            peers = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
+            others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
             settings = self.temperatures(fed, next(iter(drawn)), [])
-            each = torch.func.vmap(lambda z, others: self.contrast(z, others, **settings))(anchors, peers)  # (clients,)
+            each = torch.func.vmap(lambda z, peers: self.contrast(z, peers, **settings))(anchors, others)   # (clients,)
             gradients, = torch.autograd.grad(each.sum(), anchors)
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.tolist(), strict=True))
         for client, peers in drawn.items():
@@ -194,6 +195,9 @@ class FedMuscle(Algorithm):
     # the client
 
     class Side(ClientSide):
+        algorithm: "FedMuscle"
+        graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
+
         def build(self, encoder: nn.Module) -> Model:
             d, wide, how = self.algorithm.width, self.encoder_width(encoder), self.algorithm.projection
             if how == "never" and wide != d:
@@ -209,7 +213,7 @@ class FedMuscle(Algorithm):
             return self.graph[1].detach()
 
         @operation
-        def align(self, epoch: int, batch: int, gradient: Tensor) -> Value:
+        def align(self, epoch: int, batch: int, gradient: Tensor) -> None:
             """Backward from the gradient the server found, one step."""
             z = self.recall(epoch, batch)
             optimiser = self.aligner()
@@ -236,8 +240,8 @@ class FedMuscle(Algorithm):
             """(|D|, d) of the whole public set."""
             self.model.eval()
             with torch.no_grad():
-                parts = [self.model.represent(self.public_rows(rows)) for rows in torch.arange(len(self.client.public)).split(256)]
-            self.work += len(self.client.public) / 3
+                parts = [self.model.represent(self.public_rows(rows)) for rows in torch.arange(len(self.public)).split(256)]
+            self.work += len(self.public) / 3
             return torch.cat(parts)
 
         @operation
@@ -252,12 +256,12 @@ class FedMuscle(Algorithm):
             return total / count
 
         @operation
-        def settle(self) -> Value:
+        def settle(self) -> None:
             """Remember this model: it is the one to leave with, whatever the last alignment does."""
             self.memory["settled"] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
         @operation
-        def leave(self) -> Value:
+        def leave(self) -> None:
             """Go back to the model that was remembered."""
             if (settled := self.memory.pop("settled", None)) is not None:
                 self.model.load_state_dict(settled)
@@ -271,10 +275,9 @@ class FedMuscle(Algorithm):
 
         def recall(self, epoch: int, batch: int) -> Tensor:
             """The representations of a batch with their graph: kept, or computed again without counting statistics twice."""
-            key, z = getattr(self, "graph", (None, None))
-            self.graph = (None, None)
-            if key == (self.round, epoch, batch):
-                return z
+            kept, self.graph = self.graph, None
+            if kept is not None and kept[0] == (self.round, epoch, batch):
+                return kept[1]
             own = [(module, name, buffer) for module in self.model.modules() for name, buffer in module.named_buffers(recurse=False)]
             for module, name, buffer in own:
                 setattr(module, name, buffer.clone())       # the graph holds on to these, so they cannot be changed back
@@ -296,9 +299,15 @@ class FedMuscle(Algorithm):
             """Row numbers of each batch of this pass."""
             key = (self.round, epoch)
             if getattr(self, "walked", (None,))[0] != key:
-                order = PublicOrder(len(self.client.public), self.algorithm.batch, self.seed)
+                order = PublicOrder(len(self.public), self.algorithm.batch, self.seed)
                 self.walked = (key, order.batches(*key))
             return self.walked[1]
 
+        @property
+        def public(self) -> Samples:
+            if self.client.public is None:
+                raise ValueError("it holds no public set, on which the federation aligns; give the client `public`")
+            return self.client.public
+
         def public_rows(self, rows: Tensor) -> Any:
-            return self.client.place(self.client.public.rows(rows)[0])
+            return self.client.place(self.public.rows(rows)[0])

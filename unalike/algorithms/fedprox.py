@@ -14,5 +14,7 @@ class FedProx(Averaging):
     mu: float = 0.01
 
     class Side(AveragingSide):
-        def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        algorithm: "FedProx"
+
+        def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             return super().loss(x, y) + self.algorithm.mu / 2 * self.drift()

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from torch import nn
 
 from unalike.algorithms.fedavg import FedAvg
 from unalike.client import Client
+from unalike.data import Tensors
 from unalike.federation import Federation, Terms
 from unalike.models import CNN
 from unalike.randomness import stream
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
 from unalike.tasks import Classification
+from unalike.tasks.task import label_names
 from unalike.training import Training, batches, optimiser_for
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
@@ -46,8 +49,8 @@ def run(quick: bool = False) -> dict:
 
 def clients() -> list[Client]:
     draw = stream(0, "bench")
-    return [Client(id=f"c{i}", model=partial(CNN, SHAPE, (8, 16), 32), task=Classification(10),
-                   train=(torch.randn(SAMPLES, *SHAPE, generator=draw), torch.randint(10, (SAMPLES,), generator=draw)))
+    return [Client(id=f"c{i}", model=partial(CNN, SHAPE, (8, 16), 32), task=Classification(label_names(10)),
+                   train=Tensors(torch.randn(SAMPLES, *SHAPE, generator=draw), torch.randint(10, (SAMPLES,), generator=draw)))
             for i in range(CLIENTS)]
 
 
@@ -68,7 +71,7 @@ def engine(made: list[Client], training: Training, workers: int) -> float:
 
 def by_hand(made: list[Client], training: Training) -> None:
     """The plain loop: load, train, keep a copy, average."""
-    model = nn.Sequential(CNN(SHAPE, (8, 16), 32), Classification(10).head(32))
+    model = nn.Sequential(CNN(SHAPE, (8, 16), 32), Classification(label_names(10)).head(32))
     shared = {name: t.clone() for name, t in model.state_dict().items()}
     for number in range(1, training.rounds + 1):
         picks = torch.randperm(CLIENTS, generator=stream(0, "participation", number))[:CLIENTS // 10].tolist()
@@ -87,7 +90,7 @@ def by_hand(made: list[Client], training: Training) -> None:
         shared = {name: torch.stack([s[name] for s in states]).mean(0) for name in shared}
 
 
-def timed(work: object) -> float:
+def timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun

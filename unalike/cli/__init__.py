@@ -9,7 +9,8 @@ import typer
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
                   help="Federated learning for clients that are nothing alike.")
 
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any part of the scenario; dotted path, or a bare field name.")]
+Settings = Annotated[list[str] | None, typer.Option(
+    "--set", metavar="KEY=VALUE", help="Change any part of the scenario; dotted path, or a bare field name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON, last.")]
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
 class Shown:
     def __init__(self, bars: Progress, console: Console):
         self.bars, self.console = bars, console
-        self.task, self.rounds, self.name, self.drawn = None, 0, "", 0.0
+        self.task: TaskID | None = None
+        self.rounds, self.name, self.drawn = 0, "", 0.0
 
     def __call__(self, event: str, **facts: Any) -> None:
         if event in ("start", "resume"):
@@ -46,14 +47,14 @@ class Shown:
             self.console.print(f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}", style="red",
                                markup=False, highlight=False)
 
-    def bar(self, name: str, at: int = 0) -> None:
+    def bar(self, name: str, at: int = 0) -> TaskID:
         if self.task is not None:
             self.bars.remove_task(self.task)
         self.task, self.label = self.bars.add_task(name, total=self.rounds, completed=at, doing=""), name
+        return self.task
 
     def move(self, name: str, at: int, doing: str) -> None:
-        if self.task is None or self.label != name:
-            self.bar(name)
-        self.bars.update(self.task, completed=at, doing=doing)
+        task = self.task if self.task is not None and self.label == name else self.bar(name)
+        self.bars.update(task, completed=at, doing=doing)
         if not self.console.is_terminal and (at == self.rounds or at % max(1, self.rounds // 10) == 0):
             self.console.print(f"{name}: round {at} of {self.rounds}, {doing}", markup=False, highlight=False)

@@ -5,7 +5,7 @@ the same generator state gives the same parts.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def by_cluster(features: Tensor, clients: int, generator: Generator) -> list[Ten
     return parts(torch.from_numpy(means.labels_).long(), clients)
 
 
-PARTITIONS = {
+PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,

@@ -19,6 +19,13 @@ class Samples:
         """Inputs and labels of these rows; labels are None where there are none."""
         raise NotImplementedError
 
+    def labelled(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """The same, where there must be labels."""
+        x, y = self.rows(index)
+        if y is None:
+            raise ValueError("these samples have no labels: give (x, y), or a dataset that yields (x, y)")
+        return x, y
+
     def take(self, index: Tensor) -> "Samples":
         """Only these rows: a view, nothing is copied."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ class Host:
         self.sides: OrderedDict[str, Any] = OrderedDict()
         self.changed: set[str] = set()                 # since the last snapshot
         self.spilled: set[str] = set()                 # changed, and on disk
-        self.answered: dict[str, tuple[int, dict]] = {}
+        self.answered: dict[str, tuple[Value, dict[str, Any]]] = {}      # number of the last message, reply
 
     def cards(self) -> dict[str, Card]:
         return {id: client.card() for id, client in self.clients.items()}

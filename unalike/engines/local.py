@@ -10,7 +10,7 @@ from unalike.engines.host import Host
 from unalike.engines.store import Store
 from unalike.engines.worker import Worker, collect
 from unalike.federation import Arrival
-from unalike.message import LIMIT, MessageError, Value, copy, decode, encode, size
+from unalike.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
 
 
 class LocalEngine:
@@ -97,21 +97,21 @@ class LocalEngine:
     def _compute(self) -> list[tuple[str, int, int, dict]]:
         sent, self.sent = self.sent, {}
         if self.host is not None:
-            return [(client, down, *self._answer(client, message)) for client, (down, message) in sent.items()]
-        replies = {client: (len(data), decode(data, self.limit)) for client, data in collect(self.workers, len(sent))}
+            return [(client, down, *self._answer(self.host, client, message)) for client, (down, message) in sent.items()]
+        replies = {client: (len(data), mapping(decode(data, self.limit))) for client, data in collect(self.workers, len(sent))}
         return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
 
-    def _answer(self, client: str, message: dict[str, Value]) -> tuple[int, dict]:
-        reply = self.host.handle(client, copy(message))
+    def _answer(self, host: Host, client: str, message: dict[str, Value]) -> tuple[int, dict]:
+        reply = host.handle(client, mapping(copy(message)))
         try:
-            return size(reply, self.limit), copy(reply)
+            return size(reply, self.limit), mapping(copy(reply))
         except MessageError as error:
             reply = {"number": reply["number"], "failure": str(error)}
             return size(reply), reply
 
     # what is saved after a round
 
-    def pending(self) -> list[dict[str, Value]]:
+    def pending(self) -> list[dict[str, Any]]:
         self._settle()
         return [{"at": at, "order": order, "client": client, "size": up, "reply": reply}
                 for at, order, client, up, reply in sorted(self.queue, key=lambda entry: entry[:2])]
@@ -124,7 +124,7 @@ class LocalEngine:
         for worker in self.workers:
             worker.done()
 
-    def load(self, round: int, now: float, pending: list[dict[str, Value]]) -> None:
+    def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
         self.now = now
         self.store.rewind(round)
         self.queue = [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending]

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 from unalike.engines.host import Host
-from unalike.message import MessageError, decode, encode
+from unalike.message import MessageError, decode, encode, mapping
 
 
 class EngineError(RuntimeError):
@@ -47,6 +47,8 @@ class Worker:
 
     def take(self) -> tuple[str, bytes]:
         client, self.busy = self.busy, None
+        if client is None:
+            raise EngineError("a worker process was asked for a reply with no message under way")
         data = self._receive()
         self.next()
         return client, data
@@ -87,7 +89,7 @@ class Worker:
 
 def collect(workers: list[Worker], count: int) -> Iterator[tuple[str, bytes]]:
     """The next `count` replies, in the order they are ready."""
-    pipes = {worker.pipe: worker for worker in workers}
+    pipes: dict[object, Worker] = {worker.pipe: worker for worker in workers}
     while count:
         for pipe in wait([worker.pipe for worker in workers if worker.busy is not None]):
             yield pipes[pipe].take()
@@ -120,7 +122,7 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
 
 
 def _answer(host: Host, client: str, data: bytes, limit: int) -> bytearray:
-    reply = host.handle(client, decode(data, limit))
+    reply = host.handle(client, mapping(decode(data, limit)))
     try:
         return encode(reply, limit)
     except MessageError as error:

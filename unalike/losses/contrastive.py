@@ -39,7 +39,7 @@ def pairwise_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Seque
     return torch.stack([infonce(z, peer, t) for peer, t in zip(peers, temperatures.expand(len(peers)), strict=True)]).sum()
 
 
-def gramian_loss(z: Tensor, peers: Sequence[Tensor], temperature: float = 0.2) -> Tensor:
+def gramian_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Tensor = 0.2) -> Tensor:
     """Row i of `z` should span less volume with row i of all peers than with row j of all peers, j != i.
 
     z (B, d); peers, a list of M (B, d); all normalised here. Returns a scalar, the mean over rows of

@@ -16,7 +16,11 @@ class Model(nn.Module):
 
     def features(self, x: Tensor | dict) -> Tensor:
         if self.dense:
-            return self.projection(self.encoder.grid(x).movedim(1, -1)).movedim(-1, 1)
+            grid = getattr(self.encoder, "grid", None)
+            if not callable(grid):
+                raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
+                                 f"{type(self.encoder).__name__} has none")
+            return self.projection(grid(x).movedim(1, -1)).movedim(-1, 1)
         return self.projection(self.encoder(x))
 
     def represent(self, x: Tensor | dict) -> Tensor:

@@ -20,11 +20,12 @@ def quiet(event: str, **facts: Any) -> None:
 
 
 def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, training: Training | None = None,
-        terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None, alone: bool = True,
-        safeguard: bool = False, name: str = "own", watch: Watch = quiet) -> dict[str, Any]:
+        terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None,
+        alone: bool = True, safeguard: bool = False, resume: bool = False, name: str = "own", watch: Watch = quiet) -> dict[str, Any]:
     """Run a method on clients of your own and return the results; the run's folder has everything else.
 
-    `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples.
+    `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples. `resume=True` goes on with the
+    run in `out` if there is one; the clients must be the same again.
     """
     if public is not None:
         public = samples((public, None)) if hasattr(public, "dim") else samples(public)
@@ -36,7 +37,10 @@ def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, trai
               "seed": seed, "python": True}
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
                alive=alive, alone=alone, safeguard=safeguard, watch=watch)
-    made.folder = Folder.create(place(out, name, method, seed), config)
+    going_on = resume and out is not None and (Path(out) / "config.yaml").exists()
+    made.folder = Folder.open(Path(out)) if going_on else Folder.create(place(out, name, method, seed), config)
+    if going_on and (was := {k: v for k, v in made.folder.config.items() if k != "summary"}) != {k: config[k] for k in was if k in config}:
+        raise UserError(f"{out} holds a run with other clients or settings; resume needs the same ones")
     return report(made)
 
 
@@ -61,7 +65,7 @@ def reopen(folder: Folder, watch: Watch = quiet) -> Run:
     """The run behind a folder, ready to go on."""
     config = folder.config
     if config.get("python"):
-        raise UserError(f"{folder.path} was started from Python with clients that only that program can make; call unalike.run there")
+        raise UserError(f"{folder.path} was started from Python with clients that only that program can make; call unalike.run(..., resume=True) there")
     data_dir = config.pop("data_dir", None)
     scenario, algorithm = read(config, str(folder.path / "config.yaml"))
     return prepare(scenario, algorithm, folder, data_dir, watch)

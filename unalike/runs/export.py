@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
+from unalike.client import Client
 from unalike.engines.store import Store
 from unalike.errors import UserError, unknown
 from unalike.runs.folder import Folder
@@ -53,8 +54,10 @@ def rebuild(folder: str | Path) -> nn.Module:
     return side.model.eval()
 
 
-def _onnx(model: nn.Module, client: object, to: Path) -> str:
+def _onnx(model: nn.Module, client: Client, to: Path) -> str:
     x, _ = client.train.rows(torch.arange(min(2, len(client.train))))
+    if not isinstance(x, Tensor):
+        return f"no ONNX: this model takes several inputs by name ({', '.join(x)}), and only one is exported"
     x = client.place(x).cpu()
     try:
         import contextlib

@@ -29,10 +29,13 @@ Watch = Callable[..., None]
 class Run:
     """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
 
-    def __init__(self, folder: Folder, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *, name: str,
-                 method: str, seed: int, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True, safeguard: bool = False, checkpoint: int = 1,
-                 cache: bool = False, watch: Watch = lambda event, **facts: None):
-        self.folder, self.algorithm, self.clients, self.training, self.terms = folder, algorithm, clients, training, terms
+    def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *,
+                 name: str, method: str, seed: int, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
+                 safeguard: bool = False, checkpoint: int = 1, cache: bool = False, watch: Watch = lambda event, **facts: None):
+        self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
+        if folder is not None:
+            self.folder = folder
+        self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
         self.alone, self.guarded, self.cache, self.watch, self.alive = alone, safeguard, cache, watch, alive
         if not clients:
@@ -108,7 +111,8 @@ class Run:
         self.algorithm.finish(fed)
         together = self.algorithm.evaluate(fed)
         self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together))
-        kept, guarded = {}, {}
+        kept: dict[str, Any] = {}
+        guarded: dict[str, Any] = {}
         if self.guarded:
             self.tell("stage", text="each client decides what to keep")
             kept = fed.call("safeguard", clients=fed.everyone, quorum=0)

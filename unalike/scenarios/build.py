@@ -53,16 +53,17 @@ def _deal(scenario: Scenario, data: Data, table: Table, own: list[tuple[Group, s
     pool = pool[torch.randperm(len(pool), generator=generator)]
     how, options = data.partition.name, data.partition.options
     sizes = [group.train for group, _ in own]
-    if how == "iid" and all(sizes):
-        if sum(sizes) > len(pool):
-            raise UserError(f"the clients want {sum(sizes)} rows of {data.name}, {len(pool)} are left beside the public set")
-        parts = PARTITIONS["iid"](sum(sizes), sizes, generator)
+    wanted = [size for size in sizes if size]
+    if how == "iid" and len(wanted) == len(sizes):
+        if sum(wanted) > len(pool):
+            raise UserError(f"the clients want {sum(wanted)} rows of {data.name}, {len(pool)} are left beside the public set")
+        parts = PARTITIONS["iid"](sum(wanted), wanted, generator)
     else:
         by = options.pop("by", None) or _target(table, own[0][0])
         if by not in table.targets:
             raise UserError("data.partition.by: " + unknown("target", by, table.targets))
         what = {"iid": len(pool), "by_cluster": table.x[pool].flatten(1)}.get(how, table.targets[by][pool])
-        parts = PARTITIONS[how](what, len(own), generator=generator, **options) if how != "iid" else PARTITIONS[how](what, len(own), generator)
+        parts = PARTITIONS[how](what, len(own), generator=generator, **(options if how != "iid" else {}))
     shuffled = [part[torch.randperm(len(part), generator=generator)] for part in parts]
     return [pool[part[:size]] if size else pool[part] for part, size in zip(shuffled, sizes, strict=True)]
 

@@ -104,7 +104,7 @@ def read(raw: Any, source: str) -> tuple[Scenario, Algorithm]:
             count = sum(group.count for group in scenario.clients)
             found = algorithm.check(count, scenario.public.size if scenario.public else 0)
             problems += [(f"algorithm.{field}", sentence) for field, sentence in found]
-    if problems:
+    if problems or scenario is None or algorithm is None:
         raise Problems(source, problems)
     return scenario, algorithm
 

@@ -1,0 +1,18 @@
+"""What the safeguard saves and costs: `digits` where taking part helps, and under two settings where it hurts."""
+
+from unalike.benches.budget import everything, mean
+
+SETTINGS = {"as shipped": [], "one optimiser for task and alignment": ["optimisers=one", "align_rate=null"],
+            "rates three times too high": ["rate=0.003", "align_rate=0.01"]}
+
+
+def run(quick: bool = False) -> dict:
+    """Delta, number of losers and worst gain with and without, over all clients and seeds."""
+    told = {}
+    for name, results in everything({name: [*settings, "safeguard=true"] for name, settings in SETTINGS.items()}, quick).items():
+        every = [c for r in results for c in r["clients"].values()]
+        told[name] = {"clients_and_seeds": len(every), "kept_alone": sum(c["kept"] == "alone" for c in every)}
+        for side, key in (("without", "gain"), ("with", "safeguarded_gain")):
+            gains = [c[key] for c in every]
+            told[name][side] = {"delta": mean(gains), "losers": sum(g < 0 for g in gains), "worst_gain": min(gains)}
+    return {"by_setting": told}
