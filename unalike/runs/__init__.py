@@ -37,8 +37,9 @@ def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, trai
               "seed": seed, "python": True}
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
                alive=alive, alone=alone, safeguard=safeguard, watch=watch)
-    going_on = resume and out is not None and (Path(out) / "config.yaml").exists()
-    made.folder = Folder.open(Path(out)) if going_on else Folder.create(place(out, name, method, seed), config)
+    path = place(out, name, method, seed)
+    going_on = resume and (path / "config.yaml").exists()
+    made.folder = Folder.open(path) if going_on else Folder.create(path, config)
     if going_on and (was := {k: v for k, v in made.folder.config.items() if k != "summary"}) != {k: config[k] for k in was if k in config}:
         raise UserError(f"{out} holds a run with other clients or settings; resume needs the same ones")
     return report(made)
@@ -65,7 +66,8 @@ def reopen(folder: Folder, watch: Watch = quiet) -> Run:
     """The run behind a folder, ready to go on."""
     config = folder.config
     if config.get("python"):
-        raise UserError(f"{folder.path} was started from Python with clients that only that program can make; call unalike.run(..., resume=True) there")
+        raise UserError(f"{folder.path} was started from Python with clients that only that program can make; "
+                        "call unalike.run(..., resume=True) there")
     data_dir = config.pop("data_dir", None)
     scenario, algorithm = read(config, str(folder.path / "config.yaml"))
     return prepare(scenario, algorithm, folder, data_dir, watch)
