@@ -92,8 +92,12 @@ class Folder:
 def commit() -> str:
     """The commit this code is at, with + where it was changed since; the version where it is no checkout."""
     from unalike import __version__
-    here = Path(__file__).parents[2]
-    if not (here / ".git").exists():
-        return __version__
-    run = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True).stdout.strip()  # noqa: E731
-    return (run("rev-parse", "--short=12", "HEAD") or __version__) + ("+" if run("status", "--porcelain", "--", "unalike") else "")
+
+    def git(*words: str) -> str:
+        try:
+            return subprocess.run(["git", "-C", str(Path(__file__).parents[2]), *words], capture_output=True, text=True).stdout.strip()
+        except OSError:
+            return ""
+
+    is_ours = (Path(__file__).parents[2] / ".git").exists() and git("rev-parse", "--short=12", "HEAD")
+    return f"{is_ours}{'+' if git('status', '--porcelain', '--', 'unalike') else ''}" if is_ours else __version__

@@ -1,0 +1,50 @@
+"""What the pages show works: their Python runs, their links lead somewhere, their commands exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "losses.md"], ids=lambda p: p.name)
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), {})
+    if page.name == "README.md":
+        run, = (tmp_path / "runs").iterdir()
+        assert {"config.yaml", "events.jsonl", "ledger.csv", "results.json", "report.html"} <= {p.name for p in run.iterdir()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_every_method_has_a_page_and_a_row():
+    from unalike.algorithms import ALGORITHMS
+    readme = (ROOT / "README.md").read_text()
+    for name in ALGORITHMS:
+        assert f"`{name}`" in readme, name
+        assert any(f"`{name}`" in page.read_text() for page in (ROOT / "docs").glob("*.md")) or (ROOT / "docs" / f"{name}.md").exists()
+
+
+def test_scenario_page_is_a_scenario(tmp_path):
+    from unalike.scenarios import build, load
+    block, = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenarios.md").read_text(), re.S)
+    (tmp_path / "mine.yaml").write_text(block)
+    scenario, _ = load(str(tmp_path / "mine.yaml"))
+    assert len(build.clients(scenario)) == 6
+
+
+def test_named_benches_exist():
+    from unalike.cli.lists import bench_names
+    for page in PAGES:
+        for name in re.findall(r"unalike bench ([a-z-]+)", page.read_text()):
+            assert name in bench_names(), (page.name, name)
