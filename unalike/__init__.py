@@ -14,7 +14,7 @@ HOMES = {
     "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.algorithm", "question": "unalike.algorithm",
     "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
     "Training": "unalike.training",
-    "Classification": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
+    "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
     "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",
     "run": "unalike.runs", "resume": "unalike.runs", "show": "unalike.report",
 }

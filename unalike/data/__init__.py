@@ -3,11 +3,20 @@
 from difflib import get_close_matches
 
 from unalike.data.digits import load_digits_table
+from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
 from unalike.data.partitions import PARTITIONS
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
 from unalike.data.table import Table
 
-DATASETS = {"digits": load_digits_table}
+DATASETS = {
+    "digits": load_digits_table,
+    "digits_views": digits_views,
+    "mnist_usps": mnist_usps,
+    "bdgp": bdgp,
+    "multi_fashion": multi_fashion,
+    "scene15": scene15,
+    "nuswide": nuswide,
+}
 
 
 def load_dataset(name: str, folder: str | None = None) -> Table:
@@ -18,4 +27,5 @@ def load_dataset(name: str, folder: str | None = None) -> Table:
     return DATASETS[name](folder)
 
 
-__all__ = ["DATASETS", "PARTITIONS", "Lazy", "Samples", "Table", "Tensors", "fingerprint", "load_dataset", "load_digits_table"]
+__all__ = ["DATASETS", "PARTITIONS", "Lazy", "Samples", "Table", "Tensors", "fingerprint", "load_dataset", "load_digits_table",
+           "load_multiview", "multiview_table"]

@@ -5,29 +5,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unalike.data.samples import Inputs
 from unalike.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Inputs x (n, channels, height, width) float32, targets with n rows each and a task of the same name, and two sets of rows.
+    """Inputs, targets with one row an input and a task of the same name, and two sets of rows.
 
-    `train` and `test` are row numbers (int64) without overlap.
+    `x` is (n, channels, height, width) float32, or a dict of modalities by name with n rows each. `train` and `test` are row numbers
+    (int64), in no more than one of them unless `overlap`: where nothing is learnt from labels, one may score what was trained on.
     """
 
-    x: Tensor
+    x: Inputs
     targets: dict[str, Tensor]
     tasks: dict[str, Task]
     train: Tensor
     test: Tensor
+    overlap: bool = False
 
     def __post_init__(self):
         if self.targets.keys() != self.tasks.keys():
             raise ValueError(f"every target needs a task: targets are {sorted(self.targets)}, tasks are {sorted(self.tasks)}")
+        modalities = self.x if isinstance(self.x, dict) else {"x": self.x}
+        if not modalities:
+            raise ValueError("a table needs one modality or more, got none")
+        sizes = {name: len(rows) for name, rows in modalities.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"modalities need the same number of rows, got {sizes}")
         for name, y in self.targets.items():
-            if len(y) != len(self.x):
-                raise ValueError(f"target {name!r} has {len(y)} rows for {len(self.x)} inputs")
+            if len(y) != len(self):
+                raise ValueError(f"target {name!r} has {len(y)} rows for {len(self)} inputs")
             self.tasks[name].check(y)
-        rows = torch.cat([self.train, self.test])
-        if len(rows.unique()) != len(rows) or (rows < 0).any() or (rows >= len(self.x)).any():
-            raise ValueError(f"train and test are different rows from 0 to {len(self.x) - 1}, got some twice or outside")
+        for rows in (self.train, self.test) if self.overlap else (torch.cat([self.train, self.test]),):
+            if len(rows.unique()) != len(rows) or (rows < 0).any() or (rows >= len(self)).any():
+                raise ValueError(f"train and test are different rows from 0 to {len(self) - 1}, got some twice or outside")
+
+    def __len__(self) -> int:
+        return len(next(iter(self.x.values())) if isinstance(self.x, dict) else self.x)

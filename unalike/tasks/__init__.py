@@ -1,10 +1,12 @@
 """The tasks a client may have, one file each. Knows nothing of clients or methods."""
 
 from unalike.tasks.classification import Classification
+from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores, kmeans
 from unalike.tasks.multilabel import MultiLabel
 from unalike.tasks.segmentation import Segmentation
 from unalike.tasks.task import Meter, Task
 
-TASKS = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation}
+TASKS = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation, "clustering": Clustering}
 
-__all__ = ["TASKS", "Classification", "Meter", "MultiLabel", "Segmentation", "Task"]
+__all__ = ["TASKS", "Classification", "Clustering", "Meter", "MultiLabel", "Segmentation", "Task", "clustering_scores", "federated_scores",
+           "kmeans"]

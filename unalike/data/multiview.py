@@ -1,0 +1,181 @@
+"""Samples seen in several ways, for clustering: the usual benchmarks from .npz or .mat files, and digits that need none. Knows no clients."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.data.table import Table
+from unalike.tasks import Clustering
+
+CELLS = ("X", "x", "data", "fea", "views")                                  # names under which files keep a list of views
+TRUTH = ("Y", "y", "gt", "labels", "label", "truth", "gnd")                 # and the classes
+
+MFLVC = "https://github.com/SubmissionsIn/MFLVC (data/README.txt)"
+FMCSC = "https://github.com/5Martina5/FMCSC (data.zip)"
+COMPLETER = "https://github.com/XLearning-SCU/2021-CVPR-Completer (data/Scene-15.mat)"
+
+
+def mnist_usps(folder: str | None = None, crop: bool = True) -> Table:
+    """5000 handwritten digits, each twice: MNIST (784) and USPS (256), pixels in [0, 1], 10 classes; needs MNIST_USPS.npz or .mat.
+
+    The file holds the 16x16 USPS digits in the middle of 28x28. `crop` cuts them out, as AFMCC's Table 4 counts features; without it
+    both views have 784, as in FMCSC's code.
+    """
+    path = find("mnist_usps", folder, ("MNIST_USPS.npz", "MNIST_USPS.mat"), f"{MFLVC} or {FMCSC}")
+    table = load_multiview(path, ("mnist", "usps"), scale="pixels")
+    if crop and table.x["usps"].shape[1] == 28 * 28:
+        table.x["usps"] = table.x["usps"].reshape(-1, 28, 28)[:, 6:22, 6:22].flatten(1)
+    return table
+
+
+def bdgp(folder: str | None = None) -> Table:
+    """2500 images of fly embryos: visual (1750) and text (79) features, each column in [0, 1], 5 classes; needs BDGP.npz or .mat."""
+    return load_multiview(find("bdgp", folder, ("BDGP.npz", "BDGP.mat"), f"{MFLVC} or {FMCSC}"), ("visual", "text"))
+
+
+def multi_fashion(folder: str | None = None) -> Table:
+    """10000 triples of clothes of one kind, 784 pixels in [0, 1] each, 10 classes; needs Multi_Fashion_constructed.npz or a .mat.
+
+    The .npz was built here from Fashion-MNIST by class: it is not the authors' file, and numbers on it are not theirs. The authors' own
+    is read where it lies in the folder instead, as Multi_Fashion.mat or Fashion.mat.
+    """
+    files = ("Multi_Fashion_constructed.npz", "Multi_Fashion.mat", "Fashion.mat")
+    return load_multiview(find("multi_fashion", folder, files, f"{MFLVC} or {FMCSC}"), ("view1", "view2", "view3"), scale="pixels")
+
+
+def scene15(folder: str | None = None) -> Table:
+    """4485 photographs of places: three sets of features (20, 59, 40), each column in [0, 1], 15 classes; needs mv_Scene15.npz or a .mat."""
+    files = ("mv_Scene15.npz", "scene15.mat", "Scene15.mat", "Scene-15.mat")
+    return load_multiview(find("scene15", folder, files, COMPLETER), ("view1", "view2", "view3"))
+
+
+def nuswide(folder: str | None = None) -> Table:
+    """5000 photographs: five sets of features (65, 226, 145, 74, 129), each column in [0, 1], 5 classes; needs NUSWIDE.mat or .npz."""
+    path = find("nuswide", folder, ("NUSWIDE.npz", "NUSWIDE.mat"), FMCSC)
+    return load_multiview(path, ("histogram", "moments", "correlogram", "edges", "wavelets"))
+
+
+def digits_views(folder: str | None = None) -> Table:
+    """1797 handwritten digits in three views: left (32) and right (32) pixels, spectrum (40), all in [0, 1]. The folder is not used.
+
+    The spectrum is the magnitude of the image's Fourier transform, each column scaled.
+    """
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    images = torch.from_numpy(raw.images / 16)
+    spectrum = torch.fft.rfft2(images).abs().flatten(1)
+    left, right = (half.flatten(1) for half in images.split(4, dim=2))
+    return multiview_table({"left": left, "right": right, "spectrum": columns(spectrum)}, torch.from_numpy(raw.target))
+
+
+def load_multiview(path: str | Path, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
+    """Any multi-view file, .npz or .mat, as a table with the target "class"; views are called `names`, or view1, view2 and so on.
+
+    Views are the variables X1, X2, ..., or one list X of them; classes are Y. Rows are samples, or columns where only that fits Y; more
+    axes are made one. `scale`: "columns" brings every column to [0, 1], a constant one to 0; "pixels" divides by 255 what exceeds 1;
+    "none" leaves all as it is.
+    """
+    path = Path(path)
+    if scale not in ("columns", "pixels", "none"):
+        raise ValueError(f'views are scaled by "columns", "pixels" or "none", got {scale!r}')
+    views, y = read_views(path)
+    names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
+    if len(views) != len(names):
+        raise ValueError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
+    change = {"columns": columns, "pixels": pixels, "none": lambda view: view}[scale]
+    try:
+        return multiview_table({name: change(view) for name, view in zip(names, views)}, y)
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from None
+
+
+def multiview_table(x: Mapping[str, Tensor], y: Tensor) -> Table:
+    """A table to cluster: modalities x (n, features) by name, classes y (n,) from 0 up. Every row is trained on and scored.
+
+    >>> table = multiview_table({"sight": torch.rand(4, 3), "sound": torch.rand(4, 2)}, torch.tensor([0, 1, 0, 1]))
+    >>> len(table), table.tasks["class"].labels
+    (4, ('0', '1'))
+    """
+    for name, rows in x.items():
+        if not (good := rows.isfinite()).all():
+            row, column = (~good).nonzero()[0].tolist()
+            raise ValueError(f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row {row}, "
+                             f"column {column}: fill these in or leave the rows out")
+    everyone = torch.arange(len(y))
+    task = Clustering(int(y.max()) + 1 if len(y) else 1)
+    return Table(x={name: rows.float() for name, rows in x.items()}, targets={"class": y.long()}, tasks={"class": task},
+                 train=everyone, test=everyone, overlap=True)
+
+
+def columns(view: Tensor) -> Tensor:
+    """Every column from its least value to 0 and its largest to 1; a constant column becomes 0.
+
+    >>> columns(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    tensor([[0., 0.],
+            [1., 0.]])
+    """
+    low, high = view.amin(0), view.amax(0)
+    return (view - low) / torch.where(high > low, high - low, 1.0)
+
+
+def pixels(view: Tensor) -> Tensor:
+    """Brightness in [0, 1], whether it came so or in 0 to 255."""
+    return view / 255 if view.max() > 1 else view
+
+
+def find(name: str, folder: str | None, files: Sequence[str], source: str) -> Path:
+    """The first of these files that lies in the folder, or in UNALIKE_DATA where no folder is given."""
+    where = folder or os.environ.get("UNALIKE_DATA")
+    for file in files if where else ():
+        if (path := Path(str(where), file)).is_file():
+            return path
+    looked = f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
+    raise ValueError(f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it, "
+                     f"get it from {source}")
+
+
+def read_views(path: str | Path) -> tuple[list[Tensor], Tensor]:
+    """The views (n, features) float64 and classes (n,) int64, renumbered from 0, that a .npz or .mat file holds."""
+    held = _variables(Path(path))
+    numbered = sorted((int(found[1]), key) for key in held if (found := re.fullmatch(r"[Xx](\d+)(?:_u8)?", key)))
+    cells = next((held[key] for key in CELLS if key in held and np.asarray(held[key]).dtype == object), None)
+    truth = next((held[key] for key in TRUTH if key in held), None)
+    if truth is None or not (numbered or cells is not None):
+        raise ValueError(f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}")
+    y = np.unique(np.asarray(truth).ravel(), return_inverse=True)[1]
+    if numbered:        # whole numbers may be kept as X1_u8, with X1_scale to multiply them by
+        views = [_rows(held[key], len(y)) * float(np.asarray(held.get(key.replace("_u8", "_scale"), 1)).item() if "_u8" in key else 1)
+                 for _, key in numbered]
+    else:
+        views = [_rows(view, len(y)) for view in np.asarray(cells).ravel()]
+    return [torch.from_numpy(view) for view in views], torch.from_numpy(y.ravel())
+
+
+def _variables(path: Path) -> dict:
+    from scipy.io import loadmat
+
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as held:
+                return {key: held[key] for key in held.files if key in TRUTH or re.match("[Xx]", key)}
+        return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    except NotImplementedError:
+        raise ValueError(f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7") from None
+    except OSError:
+        raise
+    except Exception as problem:        # zip, pickle and MATLAB errors have no common kind
+        raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
+
+
+def _rows(view, count: int) -> np.ndarray:
+    """(n, features) float64, from dense or sparse, samples first or last."""
+    dense = np.asarray(view.toarray() if hasattr(view, "toarray") else view, dtype=np.float64)
+    if len(dense) != count and dense.shape[-1] == count:
+        dense = np.moveaxis(dense, -1, 0)
+    return dense.reshape(len(dense), -1)

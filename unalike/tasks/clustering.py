@@ -1,0 +1,142 @@
+"""Groups to be found without labels, which only score them. Knows nothing of where features come from or how they are learnt."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from unalike.tasks.classification import UNKNOWN
+from unalike.tasks.task import Task, check_whole
+
+
+@dataclass(frozen=True)
+class Clustering(Task):
+    """Output (B,) the group each sample is put in, or (B, K) scores, the highest of which says it; labels (B,) whole numbers, -1 where unknown.
+
+    Groups have no order: a group is matched with a class only to be scored.
+    """
+
+    name: ClassVar[str] = "clustering"
+    metric: ClassVar[str] = "acc"
+
+    def head(self, width: int) -> nn.Module:
+        """From features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""
+        return nn.Linear(width, len(self.labels), bias=False)
+
+    def loss(self, output: Tensor, y: Tensor) -> NoReturn:
+        raise ValueError("clustering has no labels to learn from: use a method that brings its own loss, such as afmcc")
+
+    def imitate(self, output: Tensor, teacher: Tensor) -> NoReturn:
+        raise ValueError("clustering has no teacher to imitate, groups have no order: use a method that brings its own loss, such as afmcc")
+
+    def meter(self) -> "ClusteringMeter":
+        return ClusteringMeter()
+
+    def check(self, y: Tensor) -> None:
+        check_whole(y, self.name, ("n",))
+        wrong = y[(y < UNKNOWN) | (y >= len(self.labels))]
+        if len(wrong):
+            raise ValueError(f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to {len(self.labels) - 1}, "
+                             f"{UNKNOWN} where unknown")
+
+
+class ClusteringMeter:
+    """Keeps group and truth of every sample: how groups are best matched with classes is known only at the end."""
+
+    def __init__(self):
+        self.groups, self.truth = [], []
+
+    def add(self, output: Tensor, y: Tensor) -> None:
+        output = output.detach()
+        self.groups.append((output.argmax(-1) if output.ndim == 2 else output).cpu())
+        self.truth.append(y.cpu())
+
+    def result(self) -> dict[str, float]:
+        empty = torch.zeros(0, dtype=torch.int64)
+        return clustering_scores(torch.cat([empty, *self.groups]), torch.cat([empty, *self.truth]))
+
+
+def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
+    """How well groups agree with classes, in percent: acc, nmi, ari. Both (n,) whole numbers; samples with label -1 count for nothing.
+
+    acc is the share of samples right under the best matching of groups with classes, one to one (Hungarian); nmi is normalised by the
+    mean of the two entropies; ari is 0 by chance.
+
+    >>> clustering_scores(torch.tensor([2, 2, 0, 0]), torch.tensor([0, 0, 1, 1]))
+    {'acc': 100.0, 'nmi': 100.0, 'ari': 100.0}
+    """
+    from scipy.optimize import linear_sum_assignment
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+    from sklearn.metrics.cluster import contingency_matrix
+
+    if predicted.ndim != 1 or predicted.shape != y.shape or predicted.is_floating_point():
+        raise ValueError(f"groups and labels are whole numbers, one a sample, got {tuple(predicted.shape)} {predicted.dtype} "
+                         f"and {tuple(y.shape)} {y.dtype}")
+    known = y != UNKNOWN
+    groups, truth = predicted[known].cpu().numpy(), y[known].cpu().numpy()
+    if not len(truth):
+        raise ValueError("nothing to measure: there is no labelled sample")
+    together = contingency_matrix(truth, groups)                                        # classes x groups
+    return {
+        "acc": 100 * float(together[linear_sum_assignment(together, maximize=True)].sum() / len(truth)),
+        "nmi": 100 * float(normalized_mutual_info_score(truth, groups)),
+        "ari": 100 * float(adjusted_rand_score(truth, groups)),
+    }
+
+
+def kmeans(features: Tensor, clusters: int, generator_seed: int, starts: int = 100, centres: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Groups (n,) int64 and their centres (clusters, width) float64 for features (n, width): the best of `starts` runs.
+
+    Where `centres` are given there is one run, from there, and group k is the one that grew from centre k.
+
+    >>> kmeans(torch.tensor([[0.0], [0.1], [5.0]]), 2, generator_seed=0, centres=torch.tensor([[4.0], [1.0]]))[0]
+    tensor([1, 1, 0])
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    if features.ndim != 2:
+        raise ValueError(f"k-means takes features (n, width), got shape {tuple(features.shape)}")
+    if not 1 <= clusters <= len(features):
+        raise ValueError(f"k-means cannot find {clusters} clusters in {len(features)} samples: lower the clusters or give more samples")
+    if not (finite := features.isfinite().all(1)).all():
+        raise ValueError(f"k-means needs finite features, got NaN or infinity in {int((~finite).sum())} of {len(features)} samples")
+    if centres is not None and centres.shape != (clusters, features.shape[1]):
+        raise ValueError(f"k-means starts from {clusters} centres of width {features.shape[1]}, got shape {tuple(centres.shape)}")
+    begin: dict[str, Any] = {"n_init": starts} if centres is None else {"n_init": 1, "init": centres.detach().cpu().double().numpy()}
+    model = KMeans(clusters, random_state=generator_seed % 2**32, **begin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)     # fewer different rows than clusters: some stay empty, and score so
+        model.fit(features.detach().cpu().double().numpy())
+    return torch.from_numpy(model.labels_).long(), torch.from_numpy(model.cluster_centers_)
+
+
+def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
+                     normalise: bool = True) -> dict[str, Any]:
+    """Scores of all clients' features by the two usual protocols: `acc`, `nmi`, `ari`, and the same under `joint`.
+
+    `features`, one (n, width) a client; `labels`, one (n,) a client; rows are brought to length 1 unless `normalise` is False.
+    The first follows FMCSC (Chen et al. 2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on
+    each other client's, and the groups of all are scored as one set. `joint` is k-means on everyone's features together, which no
+    server could do without seeing them.
+    """
+    if not features or [len(each) for each in features] != [len(each) for each in labels]:
+        raise ValueError(f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
+                         f"and labels {[len(each) for each in labels]}")
+    rows = [normalize(each.detach().cpu().double(), dim=-1) if normalise else each.detach().cpu().double() for each in features]
+    groups: list[Tensor] = []
+    centres: Tensor | None = None
+    for client, own in enumerate(rows):
+        try:
+            found, own_centres = kmeans(own, clusters, seed, starts, centres)
+        except ValueError as problem:
+            raise ValueError(f"client {client}: {problem}") from None
+        centres = own_centres if centres is None else centres
+        groups.append(found)
+    y = torch.cat([each.cpu() for each in labels])
+    together, _ = kmeans(torch.cat(rows), clusters, seed, starts)
+    return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(together, y)}
