@@ -14,8 +14,10 @@ from unalike.algorithms import ALGORITHMS
 from unalike.engines.local import LocalEngine
 from unalike.engines.store import Store
 from unalike.models import MLP
+from unalike.models.autoencoder import Autoencoder
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
+from unalike.tasks import Clustering
 
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
@@ -42,6 +44,18 @@ def client(id, rows=20, model=mlp, dtype=torch.float64, **fields):
     given = {"task": Classification(CLASSES), "train": blobs(rows, number), "test": blobs(40, 1000 + number),
              "public": (blobs(24, 2000)[0], None)}
     return Client(id=id, model=model, dtype=dtype, **(given | fields))
+
+
+def toys_for(tasks):
+    """The same toys for methods that serve other tasks than classification."""
+    if tasks[0] != "clustering":
+        return {}
+    auto = lambda: Autoencoder((6,), (8,), 4)      # noqa: E731
+
+    def single(id, model=None, **about):
+        return client(id, model=auto, **({"task": Clustering(CLASSES)} | about))
+
+    return {"client": single, "clients": lambda count=3, **about: [single("abcdefgh"[i], **about) for i in range(count)], "noisy": auto}
 
 
 def clients(count=3, **fields):
@@ -84,7 +98,7 @@ def serve(fed, algorithm):
     for finished in algorithm.serve(fed):
         fed.finished = finished
     algorithm.finish(fed)
-    return dict(fed.call("export", clients=fed.everyone))
+    return {c: dict(fed.engine.host.sides[c].model.state_dict()) for c in fed.everyone}
 
 
 def states(folder):
@@ -108,7 +122,7 @@ def hashes(results):
 def toys():
     return SimpleNamespace(blobs=blobs, mlp=mlp, noisy=noisy, client=client, clients=clients, method=method, training=training,
                            execute=execute, federation=federation, serve=serve, states=states, apart=apart, hashes=hashes,
-                           partial=partial, classes=CLASSES)
+                           partial=partial, classes=CLASSES, toys_for=toys_for)
 
 
 @pytest.fixture(autouse=True)

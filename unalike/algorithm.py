@@ -1,6 +1,7 @@
 """What a method is: the server's program and the client's half, in one class. Knows nothing of engines."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -123,24 +124,19 @@ class ClientSide:
         self.shadows = []
         return {"kept": kept.name, "log_loss": kept.log_loss}
 
-    @question
-    def export(self) -> Value:
-        """The client's parameters; for the client itself, asked by `unalike export` where the client lives."""
-        return dict(self.model.state_dict())
-
     # called and saved by the engine
 
-    def perform(self, name: str, round: int, number: int, body: dict[str, Value]) -> Value:
+    def perform(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
         """Run an operation under its own named randomness. Shadows do the same, and their replies are dropped; should one fail,
         all are given up: then there is nothing to judge by."""
         method = getattr(type(self), name)
         self.round = round
-        with scope(self.seed, name, self.client.id, round, number):
+        with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
         if method.operation == "changes":
             try:
                 for shadow in self.shadows:
-                    shadow.perform(name, round, number, body)
+                    shadow.perform(name, round, turn, body)
                     self.work, shadow.work = self.work + shadow.work, 0.0
             except (ValueError, RuntimeError):
                 self.shadows = []
@@ -169,7 +165,10 @@ class Algorithm:
     """A method. Its fields are the hyperparameters that are its own, their defaults the paper's."""
 
     personal: ClassVar[bool] = True        # clients end with models of their own, measured on their own test sets
+    guardable: ClassVar[bool] = False      # the safeguard may judge it: nothing that comes down was made from the client's own labels
     evaluates: ClassVar[bool] = False      # serve() itself says when to measure
+    asynchronous: ClassVar[bool] = False   # served by `drive`: there are visits to each client, no rounds of all
+    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "segmentation")     # whom it serves
     Side: ClassVar[type[ClientSide]] = ClientSide
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
@@ -184,6 +183,9 @@ class Algorithm:
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
         return fed.call("evaluate", clients=fed.everyone, quorum=0)
+
+    def alone(self, fed: "Federation") -> None:
+        """What must happen before everybody trains alone, so that they start where they start together."""
 
     def finish(self, fed: "Federation") -> None:
         """What is left to do after the last round, e.g. giving everyone the final model."""
@@ -213,7 +215,7 @@ def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str
             x, y = data.rows(index)
             meter.add(model(client.place(x)).cpu(), y)
     model.train(was)
-    return meter.result()
+    return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
 
 
 def digest(model: nn.Module) -> str:

@@ -51,14 +51,15 @@ class AveragingSide(ClientSide):
             return {}
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
         self.model.load_state_dict(parameters, strict=False)
-        result = measure(self.model, data, self.client, self.training.batch)
-        self.model.load_state_dict(own, strict=False)
-        return result
+        try:
+            return measure(self.model, data, self.client, self.training.batch)
+        finally:
+            self.model.load_state_dict(own, strict=False)
 
     def state(self) -> State | None:
         if (whole := super().state()) is None:
             return None
-        if self.passing:
+        if self.passing and not self.algorithm.personal:
             whole["model"] = {name: tensor for name, tensor in whole["model"].items() if not self.algorithm.shares(name)}
         return whole if any(whole.values()) else None
 
@@ -127,6 +128,10 @@ class Averaging(Algorithm):
         by = {key: replies[c] for key, c in firsts.items() if c in replies}
         keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
         return Replies({c: by[keys[c]] for c in there if keys[c] in by}, replies.failures)
+
+    def alone(self, fed: Federation) -> None:
+        self.acquaint(fed)
+        self.finish(fed)
 
     def finish(self, fed: Federation) -> None:
         """Everyone leaves with the final model."""

@@ -1,7 +1,7 @@
 """One participant: its model, task, data and device. Knows nothing of methods or engines, and never leaves its machine."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, overload
 
 import torch
@@ -31,6 +31,7 @@ class Card:
     latency: float = 0.01           # seconds, each way
     public: str | None = None       # fingerprint of the public set it holds
     public_rows: int = 0
+    public_shape: str = ""          # of one row: sets of different kind (images, their captions) cannot be compared
     tested_on: str = "own"          # "common" where the scenario has a test set for everyone
     version: int = VERSION
 
@@ -48,7 +49,7 @@ class Client:
     """A participant.
 
     `model` is the encoder, input -> (n, width): a module, or a function that makes one (then its first weights come from
-    the run's named streams). A method adds heads, projections, adapters. `task` is a Task or a word with `labels`.
+    the run's named streams). A method adds heads, projections, adapters.
     `train` and `test` are (x, y) tensors, torch datasets or Samples; `public` the unlabelled set all clients hold, row by row
     the same; `common` a test set shared by everyone, if there is one.
     """
@@ -68,7 +69,6 @@ class Client:
     latency: float = 0.01
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    extra: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.task, Task):
@@ -91,6 +91,7 @@ class Client:
                     samples=len(self.train), modalities=modalities(self.train), capacity=self.capacity, speed=self.speed,
                     link=self.link, latency=self.latency, public=fingerprint(self.public) if self.public is not None else None,
                     public_rows=len(self.public) if self.public is not None else 0,
+                    public_shape=str(self.public.shape) if self.public is not None else "",
                     tested_on="common" if self.common is not None else "own")
 
     @overload

@@ -31,6 +31,12 @@ class Terms(BaseModel):
     evaluations: Annotated[int, Field(ge=1)] = 10                # points on the learning curves
 
 
+    @property
+    def partial(self) -> bool:
+        """Whether somebody may miss a round."""
+        return self.participation < 1 or self.dropout > 0 or self.deadline is not None
+
+
 class QuorumError(RuntimeError):
     """Too few clients replied."""
 
@@ -104,6 +110,10 @@ class Federation:
         rows = {card.id: card.public_rows for card in self.cards.values() if card.public is not None}
         if len(set(rows.values())) > 1:
             raise ValueError(f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone")
+        prints: dict[tuple, str] = {}
+        for card in self.cards.values():
+            if card.public is not None and prints.setdefault((card.modalities, card.public_shape), card.public) != card.public:
+                raise ValueError(f"client {card.id} holds another public set than others of its kind; row i must be the same for everyone")
         self.public_rows = next(iter(rows.values()), 0)
         self.state: dict[str, Any] = {}
         self.ledger = Ledger()
@@ -111,6 +121,7 @@ class Federation:
         self.finished = 0                           # the last finished one
         self.clock = 0.0                            # simulated seconds
         self.numbered = 0                           # messages sent so far
+        self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
         self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
         self.failures: list[Failure] = []
         self.absent: set[str] = set()               # out for this round
@@ -139,7 +150,7 @@ class Federation:
             yield number
 
     def begin(self, number: int) -> None:
-        self.round, self.absent = number, set()
+        self.round, self.absent, self.turns = number, set(), {}
         order = list(self.cards)
         if self.terms.participation < 1:
             count = max(1, round(self.terms.participation * len(order)))
@@ -191,18 +202,19 @@ class Federation:
         Yields the number of each instant: a method that yields it on lets the run be saved there, messages under way included.
         """
         self.begin(1)
+        self.round = 0
         if not self.state.get("driving"):
             self._send(operation, {c: message for c in self.here if (message := first(c)) is not None})
             self.state["driving"] = True
-        self.round = 0
         while self.state["driving"]:
             arrivals = self.engine.receive()
             if not arrivals:
                 break
-            self.round = self.finished + 1
+            self.round, self.turns = self.finished + 1, {}
             self.clock = self.engine.now
             got = {a.client: self._open(a, operation, a.at) for a in arrivals}
-            self.record("arrival", at=self.clock, clients=[a.client for a in arrivals], round=self.round)
+            for arrival in arrivals:
+                self.record("arrival", at=self.clock, client=arrival.client, round=self.round)
             failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
             for failure in failures.values():
                 self._fail(failure)
@@ -231,7 +243,8 @@ class Federation:
         before = self.numbered
         for client, body in bodies.items():
             self.numbered += 1
-            messages[client] = {"operation": operation, "number": self.numbered, "round": self.round, "body": body}
+            turn = self.turns[self.round, client, operation] = self.turns.get((self.round, client, operation), -1) + 1
+            messages[client] = {"operation": operation, "number": self.numbered, "round": self.round, "turn": turn, "body": body}
         for client, size in self.engine.send(messages).items():
             self.ledger.add(self.round, client, "down", operation, size)
         return set(range(before + 1, self.numbered + 1))
@@ -239,7 +252,10 @@ class Federation:
     def _open(self, arrival: Arrival, operation: str, start: float) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in."""
         self.ledger.add(self.round, arrival.client, "up", operation, arrival.size)
-        fail = lambda reason, lasting=True: Failure(arrival.client, operation, self.round, reason, lasting)   # noqa: E731
+
+        def fail(reason: str, lasting: bool = operation not in FREE) -> Failure:      # what cannot be measured can still take part
+            return Failure(arrival.client, operation, self.round, reason, lasting)
+
         if "failure" in arrival.reply:
             return fail(arrival.reply["failure"])
         if self.terms.deadline is not None and operation not in FREE and arrival.at - start > self.terms.deadline:

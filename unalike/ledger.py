@@ -7,7 +7,7 @@ from pathlib import Path
 
 Key = tuple[int, str, str, str]          # round, client, direction, operation
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
-FREE = ("evaluate", "appraise", "describe", "safeguard", "export")   # looking at the outcome is no part of a method's traffic
+FREE = ("evaluate", "appraise", "describe", "safeguard")   # looking at the outcome is no part of a method's traffic
 
 
 @dataclass
@@ -28,10 +28,12 @@ class Ledger:
                    and (o == operation if operation else o not in FREE))
 
     def write(self, path: Path) -> None:
-        with path.open("w", newline="") as file:
+        partial = path.with_name(path.name + ".partial")
+        with partial.open("w", newline="") as file:
             out = csv.writer(file)
             out.writerow(COLUMNS)
             out.writerows([*key, *row] for key, row in sorted(self.rows.items()))
+        partial.replace(path)
 
     def as_lists(self) -> list[list[int | str]]:
         return [[*key, *row] for key, row in self.rows.items()]

@@ -8,6 +8,7 @@ saw is what taking part was worth, and shadows trained alone tell what staying a
 
 import copy
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
 
 
 def safeguard(side: "ClientSide") -> Kept:
-    """Together if its cross-validated log-loss is lower by more than a standard error, else alone."""
+    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone."""
     alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed))
     candidates, scores, best = {"alone": alone.model, "together": side.model}, {}, "alone"
     if side.shadows:
@@ -57,8 +58,9 @@ def safeguard(side: "ClientSide") -> Kept:
                   "together": judge(side, side.shadows)}
         better = losses["alone"] - losses["together"]
         doubt = float(better.std() / len(better) ** 0.5)
-        scores = {name: float(loss.mean()) for name, loss in losses.items()} | {"doubt": doubt}
-        best = "together" if float(better.mean()) > MARGIN * doubt else "alone"
+        if math.isfinite(float(better.sum())) and math.isfinite(doubt):
+            scores = {name: float(loss.mean()) for name, loss in losses.items()} | {"doubt": doubt}
+            best = "together" if float(better.mean()) > MARGIN * doubt else "alone"
     return Kept(best, copy.deepcopy(candidates[best].state_dict()), scores)
 
 

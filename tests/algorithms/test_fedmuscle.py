@@ -108,7 +108,7 @@ def test_temperatures_belong_to_pairs(outcome, toys):
 def test_consistent_lower_temperature(temperature, outcome, toys):
     gradient, paper = (outcome(temperature=temperature, lower_temperature="consistent", exchange=how, batch=6, keep="aligned")
                        for how in ("gradient", "paper"))
-    assert toys.apart(gradient, paper) <= 1e-9
+    assert toys.apart(gradient, paper) <= 1e-8      # AdamW divides rounding by the root of tiny second moments
     if temperature == 0.2:       # eq. 22: 1 / lower = 1 / 0.2 + 1 / 0.04 = 30
         assert toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, keep="aligned")) <= 1e-9
 

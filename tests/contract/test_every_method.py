@@ -1,6 +1,7 @@
 """What every method in the list must keep, whatever it does. A new method is tested here without a line of its own."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ from unalike.federation import QuorumError
 from unalike.ledger import FREE
 
 pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+
+@pytest.fixture
+def toys(toys, name):
+    """Clients whose task the method serves."""
+    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
 
 
 class Stopped(BaseException):

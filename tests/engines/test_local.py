@@ -90,7 +90,7 @@ def engine(tmp_path):
 
 
 def message(operation, number, round=1, **body):
-    return {"operation": operation, "number": number, "round": round, "body": body}
+    return {"operation": operation, "number": number, "round": round, "turn": 0, "body": body}
 
 
 def everything(engine):

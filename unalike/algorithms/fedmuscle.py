@@ -33,6 +33,7 @@ class FedMuscle(Algorithm):
     """Defaults are the paper's. E, R and the optimiser are the scenario's `training`."""
 
     evaluates: ClassVar[bool] = True
+    guardable: ClassVar[bool] = True
 
     peers: int = 3                                                   # M
     width: int = 256                                                 # d
@@ -79,7 +80,7 @@ class FedMuscle(Algorithm):
         for round in fed.rounds():
             fed.note("train_loss", dict(fed.call("train")))
             fed.evaluate("after local")
-            if self.keep == "local" and round == fed.training.rounds:
+            if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
             for epoch in range(self.passes):
                 losses = self.epoch(fed, round, epoch) if self.sync == "epoch" else self.batches(fed, round, epoch)
@@ -210,6 +211,7 @@ class FedMuscle(Algorithm):
         def represent(self, epoch: int, batch: int) -> Value:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
+            self.work += len(self.walk(epoch)[batch]) / 3
             return self.graph[1].detach()
 
         @operation
@@ -250,6 +252,7 @@ class FedMuscle(Algorithm):
             total, count = 0.0, 0
             for batch, rows in enumerate(self.walk(epoch)):
                 z = self.forward(epoch, batch)
+                self.work += len(z) / 3
                 pulled = [p[rows].to(z.device, z.dtype) for p in peers]
                 total += self.descend(self.algorithm.contrast(z, pulled, **temperatures), len(z))
                 count += 1
@@ -269,7 +272,6 @@ class FedMuscle(Algorithm):
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
             self.model.train()
-            self.work += len(rows) / 3
             with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
                 return self.model.represent(self.public_rows(rows))
 

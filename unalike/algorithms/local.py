@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from unalike.algorithm import Algorithm
 from unalike.federation import Federation
@@ -10,6 +11,8 @@ from unalike.federation import Federation
 @dataclass
 class Local(Algorithm):
     """Each client trains on its own data; nothing but the order to do so travels."""
+
+    guardable: ClassVar[bool] = True
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():

@@ -1,9 +1,10 @@
-"""Samples seen in several ways, for clustering: the usual benchmarks from .npz or .mat files, and digits that need none. Knows no clients."""
+"""Samples seen in several ways, to be clustered: benchmarks from .npz or .mat files, and digits that need none. Knows no clients."""
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from unalike.data.table import Table
 from unalike.tasks import Clustering
+from unalike.tasks.task import label_names
 
 CELLS = ("X", "x", "data", "fea", "views")                                  # names under which files keep a list of views
 TRUTH = ("Y", "y", "gt", "labels", "label", "truth", "gnd")                 # and the classes
@@ -27,10 +29,10 @@ def mnist_usps(folder: str | None = None, crop: bool = True) -> Table:
     both views have 784, as in FMCSC's code.
     """
     path = find("mnist_usps", folder, ("MNIST_USPS.npz", "MNIST_USPS.mat"), f"{MFLVC} or {FMCSC}")
-    table = load_multiview(path, ("mnist", "usps"), scale="pixels")
-    if crop and table.x["usps"].shape[1] == 28 * 28:
-        table.x["usps"] = table.x["usps"].reshape(-1, 28, 28)[:, 6:22, 6:22].flatten(1)
-    return table
+    x, y = read_views(path, ("mnist", "usps"))
+    if crop and x["usps"].shape[1] == 28 * 28:
+        x["usps"] = x["usps"].reshape(-1, 28, 28)[:, 6:22, 6:22].flatten(1)
+    return multiview_table(x, y, "pixels")
 
 
 def bdgp(folder: str | None = None) -> Table:
@@ -49,13 +51,16 @@ def multi_fashion(folder: str | None = None) -> Table:
 
 
 def scene15(folder: str | None = None) -> Table:
-    """4485 photographs of places: three sets of features (20, 59, 40), each column in [0, 1], 15 classes; needs mv_Scene15.npz or a .mat."""
+    """4485 photographs of places: three sets of features (20, 59, 40), each column in [0, 1], 15 classes; needs mv_Scene15.npz or .mat."""
     files = ("mv_Scene15.npz", "scene15.mat", "Scene15.mat", "Scene-15.mat")
     return load_multiview(find("scene15", folder, files, COMPLETER), ("view1", "view2", "view3"))
 
 
 def nuswide(folder: str | None = None) -> Table:
-    """5000 photographs: five sets of features (65, 226, 145, 74, 129), each column in [0, 1], 5 classes; needs NUSWIDE.mat or .npz."""
+    """5000 photographs: five sets of features (65, 226, 145, 74, 129), each column in [0, 1], 5 classes; needs NUSWIDE.npz or .mat.
+
+    For whoever has the file: we had not, and tried this on a small one of the same make.
+    """
     path = find("nuswide", folder, ("NUSWIDE.npz", "NUSWIDE.mat"), FMCSC)
     return load_multiview(path, ("histogram", "moments", "correlogram", "edges", "wavelets"))
 
@@ -75,42 +80,33 @@ def digits_views(folder: str | None = None) -> Table:
 
 
 def load_multiview(path: str | Path, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
-    """Any multi-view file, .npz or .mat, as a table with the target "class"; views are called `names`, or view1, view2 and so on.
-
-    Views are the variables X1, X2, ..., or one list X of them; classes are Y. Rows are samples, or columns where only that fits Y; more
-    axes are made one. `scale`: "columns" brings every column to [0, 1], a constant one to 0; "pixels" divides by 255 what exceeds 1;
-    "none" leaves all as it is.
-    """
-    path = Path(path)
-    if scale not in ("columns", "pixels", "none"):
-        raise ValueError(f'views are scaled by "columns", "pixels" or "none", got {scale!r}')
-    views, y = read_views(path)
-    names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
-    if len(views) != len(names):
-        raise ValueError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
-    change = {"columns": columns, "pixels": pixels, "none": lambda view: view}[scale]
-    try:
-        return multiview_table({name: change(view) for name, view in zip(names, views)}, y)
-    except ValueError as problem:
-        raise ValueError(f"{path}: {problem}") from None
+    """A table to cluster from any multi-view file, .npz or .mat; see `read_views` and `multiview_table`."""
+    return multiview_table(*read_views(path, names), scale)
 
 
-def multiview_table(x: Mapping[str, Tensor], y: Tensor) -> Table:
+def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> Table:
     """A table to cluster: modalities x (n, features) by name, classes y (n,) from 0 up. Every row is trained on and scored.
+
+    `scale`: "columns" brings every column to [0, 1], a constant one to 0; "pixels" divides by 255 what exceeds 1; "none" changes nothing.
 
     >>> table = multiview_table({"sight": torch.rand(4, 3), "sound": torch.rand(4, 2)}, torch.tensor([0, 1, 0, 1]))
     >>> len(table), table.tasks["class"].labels
     (4, ('0', '1'))
     """
+    if scale not in SCALES:
+        raise ValueError(f"modalities are scaled by one of {', '.join(SCALES)}, got {scale!r}")
+    if not len(y):
+        raise ValueError("a table to cluster needs one row or more, got none")
     for name, rows in x.items():
+        if rows.ndim != 2:
+            raise ValueError(f"modality {name!r} must be (n, features), got shape {tuple(rows.shape)}")
         if not (good := rows.isfinite()).all():
             row, column = (~good).nonzero()[0].tolist()
-            raise ValueError(f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row {row}, "
-                             f"column {column}: fill these in or leave the rows out")
+            raise ValueError(f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row "
+                             f"{row}, column {column}: fill them in or leave the rows out")
     everyone = torch.arange(len(y))
-    task = Clustering(int(y.max()) + 1 if len(y) else 1)
-    return Table(x={name: rows.float() for name, rows in x.items()}, targets={"class": y.long()}, tasks={"class": task},
-                 train=everyone, test=everyone, overlap=True)
+    return Table(x={name: SCALES[scale](rows).float().contiguous() for name, rows in x.items()}, targets={"class": y.long()},
+                 tasks={"class": Clustering(label_names(int(y.max()) + 1))}, train=everyone, test=everyone, overlap=True)
 
 
 def columns(view: Tensor) -> Tensor:
@@ -129,6 +125,9 @@ def pixels(view: Tensor) -> Tensor:
     return view / 255 if view.max() > 1 else view
 
 
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {"columns": columns, "pixels": pixels, "none": lambda view: view}
+
+
 def find(name: str, folder: str | None, files: Sequence[str], source: str) -> Path:
     """The first of these files that lies in the folder, or in UNALIKE_DATA where no folder is given."""
     where = folder or os.environ.get("UNALIKE_DATA")
@@ -140,42 +139,48 @@ def find(name: str, folder: str | None, files: Sequence[str], source: str) -> Pa
                      f"get it from {source}")
 
 
-def read_views(path: str | Path) -> tuple[list[Tensor], Tensor]:
-    """The views (n, features) float64 and classes (n,) int64, renumbered from 0, that a .npz or .mat file holds."""
+def read_views(path: str | Path, names: Sequence[str] | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    """The views (n, features) float64 of a .npz or .mat file, called `names` or view1, view2, ..., and its classes (n,) from 0 up.
+
+    Views are the variables X1, X2, ..., or one list X of them; classes are Y, any numbers. Rows are samples, or the last axis where only
+    that fits Y; all other axes are made one. Whole numbers may be kept with what to multiply them by, as X1_u8 and X1_scale.
+    """
     held = _variables(Path(path))
     numbered = sorted((int(found[1]), key) for key in held if (found := re.fullmatch(r"[Xx](\d+)(?:_u8)?", key)))
-    cells = next((held[key] for key in CELLS if key in held and np.asarray(held[key]).dtype == object), None)
+    cells = next((list(held[key].ravel()) for key in CELLS if key in held and held[key].dtype == object), [])
     truth = next((held[key] for key in TRUTH if key in held), None)
-    if truth is None or not (numbered or cells is not None):
+    if truth is None or not (numbered or cells):
         raise ValueError(f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}")
-    y = np.unique(np.asarray(truth).ravel(), return_inverse=True)[1]
-    if numbered:        # whole numbers may be kept as X1_u8, with X1_scale to multiply them by
-        views = [_rows(held[key], len(y)) * float(np.asarray(held.get(key.replace("_u8", "_scale"), 1)).item() if "_u8" in key else 1)
-                 for _, key in numbered]
+    y = np.unique(truth.ravel(), return_inverse=True)[1].ravel()
+    if numbered:
+        views = [_rows(held[key], len(y)) * np.asarray(held.get(f"X{number}_scale", 1)).item() for number, key in numbered]
     else:
-        views = [_rows(view, len(y)) for view in np.asarray(cells).ravel()]
-    return [torch.from_numpy(view) for view in views], torch.from_numpy(y.ravel())
+        views = [_rows(view, len(y)) for view in cells]
+    names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
+    if len(views) != len(names):
+        raise ValueError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
+    return {name: torch.from_numpy(view) for name, view in zip(names, views)}, torch.from_numpy(y)
 
 
-def _variables(path: Path) -> dict:
+def _variables(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
+    if not path.is_file():
+        raise ValueError(f"there is no file {path.absolute()}")
     try:
         if path.suffix == ".npz":
             with np.load(path) as held:
-                return {key: held[key] for key in held.files if key in TRUTH or re.match("[Xx]", key)}
+                return dict(held)
         return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
     except NotImplementedError:
         raise ValueError(f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7") from None
-    except OSError:
-        raise
-    except Exception as problem:        # zip, pickle and MATLAB errors have no common kind
+    except Exception as problem:        # those of zip, NumPy and MATLAB files have no common kind
         raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
 
 
-def _rows(view, count: int) -> np.ndarray:
+def _rows(view: Any, count: int) -> np.ndarray:
     """(n, features) float64, from dense or sparse, samples first or last."""
-    dense = np.asarray(view.toarray() if hasattr(view, "toarray") else view, dtype=np.float64)
+    dense = np.atleast_2d(np.asarray(view.toarray() if hasattr(view, "toarray") else view, dtype=np.float64))
     if len(dense) != count and dense.shape[-1] == count:
         dense = np.moveaxis(dense, -1, 0)
     return dense.reshape(len(dense), -1)

@@ -12,6 +12,8 @@ Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
 class Samples:
     """Rows that can be counted, read and narrowed. Anything a client trains on is one of these. An `index` is row numbers (int64)."""
 
+    _fingerprint: str | None = None
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -117,6 +119,8 @@ def samples(obj: object) -> Samples:
 
 def fingerprint(samples: Samples) -> str:
     """16 hex digits that tell data apart: of every row in memory, or of the length and first 64 rows read on demand."""
+    if samples._fingerprint is not None:
+        return samples._fingerprint
     step = 1024
     stop = min(len(samples), 64) if isinstance(samples, Lazy) else len(samples)
     digest = hashlib.sha256(f"{len(samples)} {stop}".encode())
@@ -126,7 +130,8 @@ def fingerprint(samples: Samples) -> str:
         for name, tensor in [*sorted(named.items()), *([] if y is None else [("y", y)])]:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+    samples._fingerprint = digest.hexdigest()[:16]      # rows do not change; hashing a large set again and again takes long
+    return samples._fingerprint
 
 
 def each(x: Inputs, change):

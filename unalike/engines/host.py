@@ -50,7 +50,7 @@ class Host:
         if kind == "changes":
             self.changed.add(client)
             self.spilled.discard(client)
-        body = side.perform(name, message["round"], message["number"], body)
+        body = side.perform(name, message["round"], message["turn"], body)
         work, side.work = side.work, 0.0
         return {"body": body, "work": work}
 

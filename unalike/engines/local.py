@@ -49,7 +49,7 @@ class LocalEngine:
                 self.workers[self.home[client]].post(client, data)
                 self.sent[client] = (len(data), message)
             else:
-                self.sent[client] = (size(message, self.limit), message)
+                self.sent[client] = (size(message, self.limit), mapping(copy(message)))
         return {client: self.sent[client][0] for client in messages}
 
     def _balance(self, called: list[str]) -> None:
@@ -102,7 +102,7 @@ class LocalEngine:
         return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
 
     def _answer(self, host: Host, client: str, message: dict[str, Value]) -> tuple[int, dict]:
-        reply = host.handle(client, mapping(copy(message)))
+        reply = host.handle(client, message)
         try:
             return size(reply, self.limit), mapping(copy(reply))
         except MessageError as error:

@@ -69,7 +69,7 @@ def reconstruction(x: Tensor, x_hat: Tensor, per: str = "feature", weights: Tens
     (1.0, 5.0)
     """
     if x.ndim < 2 or x.shape != x_hat.shape:
-        raise ValueError(f"reconstruction compares rows: both sides need one shape (N, ...), got {tuple(x.shape)} and {tuple(x_hat.shape)}.")
+        raise ValueError(f"reconstruction compares rows: both need one shape (N, ...), got {tuple(x.shape)} and {tuple(x_hat.shape)}.")
     if per not in ("feature", "sample"):
         raise ValueError(f'reconstruction is counted per "feature" or per "sample", got {per!r}.')
     error = (x_hat - x).square().flatten(1)

@@ -2,12 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from unalike.models.autoencoder import Autoencoder
 
 
 class MLP(nn.Module):
@@ -121,10 +123,10 @@ class Block(nn.Module):
         return self.after_attention((weights @ v).transpose(1, 2).flatten(2))
 
 
-ENCODERS = {"mlp": MLP, "cnn": CNN, "transformer": Transformer}
+ENCODERS = {"mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder}
 
 
-def build_encoder(name: str, shape: Sequence[int], options: dict) -> nn.Module:
+def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]], options: dict) -> nn.Module:
     """The encoder of that name for inputs of that shape.
 
     >>> build_encoder("mlp", (1, 8, 8), {"width": 16}).width
@@ -137,7 +139,9 @@ def build_encoder(name: str, shape: Sequence[int], options: dict) -> nn.Module:
     unknown = [option for option in options if option not in allowed]
     if unknown:
         raise ValueError(f"encoder {name!r} has no option {', '.join(map(repr, unknown))}. It has: {', '.join(allowed)}.")
-    return ENCODERS[name](tuple(shape), **options)
+    if isinstance(shape, Mapping) and name != "autoencoder":
+        raise ValueError(f"encoder {name!r} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder")
+    return ENCODERS[name](shape if isinstance(shape, Mapping) else tuple(shape), **options)
 
 
 def check_image(name: str, shape: Sequence[int]) -> None:

@@ -42,8 +42,11 @@ class Run:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
-        if safeguard and not algorithm.personal:
-            raise UserError(f"safeguard is for methods whose clients keep their own model; {method} gives all the same one")
+        if safeguard and not algorithm.guardable:
+            raise UserError("safeguard is for methods whose clients keep their own model and get nothing made from their own labels; "
+                            f"{method} is none of them")
+        if strange := [c for c in clients if c.task.name not in algorithm.tasks]:
+            raise UserError(f"{method} does {', '.join(algorithm.tasks)}; client {strange[0].id} wants {strange[0].task.name}")
         public = [len(c.public) for c in clients if c.public is not None]
         if problems := algorithm.check(len(clients), min(public, default=0)):
             raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
@@ -151,10 +154,11 @@ class Run:
         engine = self.engine(place)
         try:
             engine.load(0, 0.0, [])
-            terms = Terms(evaluations=self.terms.evaluations)
+            terms = Terms(evaluations=self.terms.evaluations, participation=self.terms.participation, dropout=self.terms.dropout, quorum=0)
             fed = Federation(engine, self.training, terms, self.seed, self.tell_alone)
             fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone, quorum=0, common=not self.algorithm.personal and all(
                 card.tested_on == "common" for card in fed.cards.values()))
+            self.algorithm.alone(fed)
             first = fed.call("describe", clients=fed.everyone, quorum=0)
             cached = self.cached(first)
             if (kept := recall(cached)) is not None:
@@ -192,7 +196,7 @@ class Run:
         if not self.cache:
             return None
         from unalike.data.samples import fingerprint
-        told = [self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.evaluations, source_hash(),
+        told = [self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.model_dump(), source_hash(),
                 {c.id: [first.get(c.id), str(c.dtype), c.device, fingerprint(c.train), fingerprint(c.test) if c.test is not None else 0,
                         fingerprint(c.common) if c.common is not None else 0] for c in self.clients}]
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")

@@ -1,5 +1,6 @@
 """From a scenario to its clients: datasets loaded, rows dealt out, encoders named. Knows nothing of methods or engines."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from unalike.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
+from unalike.data.samples import each
 from unalike.errors import UserError, unknown
 from unalike.models import build_encoder
 from unalike.randomness import stream
@@ -30,7 +32,8 @@ def clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
         own = [(group, id) for group, id in members if (group.data or scenario.data) == data]
         rows = _deal(scenario, data, table(data.name), own, taken.get(data.name))
         for (group, id), mine in zip(own, rows, strict=True):
-            made[id] = _client(scenario, group, id, table(data.name), mine, data, public)
+            owned = _modalities(scenario, group, id, table(data.name))
+            made[id] = _client(scenario, group, id, table(data.name), mine, data, public, owned)
     return [made[id] for _, id in members]
 
 
@@ -62,21 +65,52 @@ def _deal(scenario: Scenario, data: Data, table: Table, own: list[tuple[Group, s
         by = options.pop("by", None) or _target(table, own[0][0])
         if by not in table.targets:
             raise UserError("data.partition.by: " + unknown("target", by, table.targets))
-        what = {"iid": len(pool), "by_cluster": table.x[pool].flatten(1)}.get(how, table.targets[by][pool])
+        features = torch.cat([x[pool].flatten(1) for x in (table.x.values() if isinstance(table.x, dict) else [table.x])], 1)
+        what = {"iid": len(pool), "by_cluster": features}.get(how, table.targets[by][pool])
         parts = PARTITIONS[how](what, len(own), generator=generator, **(options if how != "iid" else {}))
     shuffled = [part[torch.randperm(len(part), generator=generator)] for part in parts]
     return [pool[part[:size]] if size else pool[part] for part, size in zip(shuffled, sizes, strict=True)]
 
 
-def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tensor, data: Data, public: Tensors | None) -> Client:
+def _modalities(scenario: Scenario, group: Group, id: str, table: Table) -> list[str] | None:
+    """The modalities a client owns, None where the dataset has only one kind of input."""
+    if not isinstance(table.x, dict):
+        if group.modalities or group.mix:
+            raise UserError(f"client {group.id}: the dataset has one kind of input, so there are no modalities to choose")
+        return None
+    names = list(table.x)
+    if group.modalities:
+        if unknown_ones := [name for name in group.modalities if name not in names]:
+            raise UserError(f"client {group.id}: " + unknown("modality", unknown_ones[0], names))
+        return [name for name in names if name in group.modalities]
+    if group.mix is None:
+        return names
+    ratio = {"full": group.mix.full, "multi": group.mix.multi, "single": group.mix.single}
+    if not sum(ratio.values()):
+        raise UserError(f"client {group.id}: mix must have a part above 0")
+    if ratio["multi"] and len(names) < 3:
+        raise UserError(f"client {group.id}: of {len(names)} modalities nobody can own several but not all; leave out mix.multi")
+    at = int(id.rsplit("-", 1)[1]) if group.count > 1 else 0
+    ends = {kind: group.count * sum(list(ratio.values())[:i + 1]) / sum(ratio.values()) for i, kind in enumerate(ratio)}
+    kind = next(kind for kind, end in ends.items() if at < round(end))
+    draws = stream(scenario.seed, "modalities", id)
+    count = {"full": len(names), "single": 1}.get(kind) or int(torch.randint(2, len(names), (), generator=draws))
+    return [names[i] for i in sorted(torch.randperm(len(names), generator=draws)[:count].tolist())]
+
+
+def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tensor, data: Data, public: Tensors | None,
+            owned: list[str] | None) -> Client:
     target = _target(table, group)
     y, test = table.targets[target], table.test
-    common = Tensors(table.x, y, test) if scenario.test == "common" else None
-    if data.partition.name != "iid" and y.dim() == 1:         # a personal test set has the classes its client has
+    x = {name: table.x[name] for name in owned} if isinstance(table.x, dict) and owned else table.x
+    common = Tensors(x, y, test) if scenario.test == "common" else None
+    if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
+        test = rows
+    elif data.partition.name != "iid" and y.dim() == 1:         # a personal test set has the classes its client has
         test = test[torch.isin(y[test], y[rows])]
-    shape = tuple(table.x.shape[1:])
+    shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))
     return Client(id=id, model=partial(build_encoder, group.model.name, shape, group.model.options), task=table.tasks[target],
-                  train=Tensors(table.x, y, rows), test=Tensors(table.x, y, test[:group.test] if group.test else test),
+                  train=Tensors(x, y, rows), test=Tensors(x, y, test[:group.test] if group.test else test),
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))
 

@@ -45,6 +45,14 @@ class Public(Strict):
     data: str | None = None               # a dataset of its own instead
 
 
+class Mix(Strict):
+    """How many of a group's clients own all modalities, several but not all, or a single one: parts of a ratio, e.g. 1, 0, 1."""
+
+    full: Annotated[float, Field(ge=0)] = 0
+    multi: Annotated[float, Field(ge=0)] = 0
+    single: Annotated[float, Field(ge=0)] = 0
+
+
 class Group(Strict):
     """One client, or `count` of the same kind."""
 
@@ -53,6 +61,8 @@ class Group(Strict):
     model: Named
     target: str | None = None             # which of the dataset's targets; needed where it has several
     data: Data | None = None              # a dataset of its own
+    modalities: Annotated[list[str], Field(min_length=1)] | None = None     # which it owns; all if not said
+    mix: Mix | None = None                # instead: drawn for each client of the group
     train: Count | None = None            # how many labelled rows it has at most
     test: Count | None = None
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -15,9 +15,9 @@ from unalike.tasks.task import Task, check_whole
 
 @dataclass(frozen=True)
 class Clustering(Task):
-    """Output (B,) the group each sample is put in, or (B, K) scores, the highest of which says it; labels (B,) whole numbers, -1 where unknown.
+    """Output (B,) the group of each sample, or (B, K) scores, the highest being its group; labels (B,) whole numbers, -1 where unknown.
 
-    Groups have no order: a group is matched with a class only to be scored.
+    Groups have no order: they are matched with classes only to be scored.
     """
 
     name: ClassVar[str] = "clustering"
@@ -40,8 +40,8 @@ class Clustering(Task):
         check_whole(y, self.name, ("n",))
         wrong = y[(y < UNKNOWN) | (y >= len(self.labels))]
         if len(wrong):
-            raise ValueError(f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to {len(self.labels) - 1}, "
-                             f"{UNKNOWN} where unknown")
+            raise ValueError(f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to "
+                             f"{len(self.labels) - 1}, {UNKNOWN} where unknown")
 
 
 class ClusteringMeter:
@@ -119,14 +119,24 @@ def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clust
                      normalise: bool = True) -> dict[str, Any]:
     """Scores of all clients' features by the two usual protocols: `acc`, `nmi`, `ari`, and the same under `joint`.
 
-    `features`, one (n, width) a client; `labels`, one (n,) a client; rows are brought to length 1 unless `normalise` is False.
-    The first follows FMCSC (Chen et al. 2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on
-    each other client's, and the groups of all are scored as one set. `joint` is k-means on everyone's features together, which no
-    server could do without seeing them.
+    `labels`, one (n,) a client; the rest as in `federated_groups`.
     """
     if not features or [len(each) for each in features] != [len(each) for each in labels]:
         raise ValueError(f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
                          f"and labels {[len(each) for each in labels]}")
+    groups, joint = federated_groups(features, clusters, seed, starts, normalise)
+    y = torch.cat([each.cpu() for each in labels])
+    return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
+
+
+def federated_groups(features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
+                     normalise: bool = True) -> tuple[list[Tensor], Tensor]:
+    """Groups of all clients' rows, one (n,) a client, and the groups of all rows taken together.
+
+    `features`, one (n, width) a client; rows are brought to length 1 unless `normalise` is False. The first follow FMCSC (Chen et al.
+    2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on each other client's. The second is
+    k-means on everyone's features together, which no server could do without seeing them.
+    """
     rows = [normalize(each.detach().cpu().double(), dim=-1) if normalise else each.detach().cpu().double() for each in features]
     groups: list[Tensor] = []
     centres: Tensor | None = None
@@ -137,6 +147,4 @@ def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clust
             raise ValueError(f"client {client}: {problem}") from None
         centres = own_centres if centres is None else centres
         groups.append(found)
-    y = torch.cat([each.cpu() for each in labels])
-    together, _ = kmeans(torch.cat(rows), clusters, seed, starts)
-    return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(together, y)}
+    return groups, kmeans(torch.cat(rows), clusters, seed, starts)[0]

@@ -1,0 +1,44 @@
+"""The autoencoder of several modalities: what is missing leaves no trace."""
+
+import pytest
+import torch
+
+from unalike.models import build_encoder
+from unalike.models.autoencoder import Autoencoder, fuse
+
+SHAPES = {"image": (1, 4, 4), "text": (7,)}
+
+
+@pytest.fixture
+def model():
+    return Autoencoder(SHAPES, hidden=(16, 8), width=5).double()
+
+
+def test_fused_feature_is_the_mean_of_the_codes_there_are(model):
+    x = {"image": torch.randn(3, 1, 4, 4).double(), "text": torch.randn(3, 7).double()}
+    codes = model.codes(x)
+    assert set(codes) == {"image", "text"} and all(z.shape == (3, 5) for z in codes.values())
+    assert torch.allclose(model(x), (codes["image"] + codes["text"]) / 2)
+    assert torch.equal(model({"text": x["text"]}), codes["text"])
+    assert torch.equal(fuse([codes["text"]]), codes["text"])
+
+
+def test_decoders_mirror_encoders(model):
+    for part, widths in ((model.encoders["text"], [16, 8, 5]), (model.decoders["text"], [8, 16, 7])):
+        assert [layer.out_features for layer in part if hasattr(layer, "out_features")] == widths
+    assert model.decoders["image"](torch.zeros(2, 5).double()).shape == (2, 16)
+
+
+def test_a_missing_modality_gets_no_gradient(model):
+    model({"text": torch.randn(3, 7).double()}).sum().backward()
+    assert all(p.grad is None for p in model.encoders["image"].parameters())
+
+
+def test_a_plain_input_is_one_modality():
+    assert Autoencoder((7,), hidden=(8,), width=5)(torch.randn(2, 7)).shape == (2, 5)
+
+
+def test_other_encoders_refuse_modalities():
+    assert isinstance(build_encoder("autoencoder", SHAPES, {"hidden": (8,)}), Autoencoder)
+    with pytest.raises(ValueError, match="use autoencoder"):
+        build_encoder("mlp", SHAPES, {})

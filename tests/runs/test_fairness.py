@@ -1,0 +1,95 @@
+"""Comparisons are fair: alone and together do equal work from equal weights, and looking on or running otherwise changes nothing."""
+
+import pytest
+import torch
+
+from unalike import Averaging, AveragingSide, FedAvg, FedMuscle, Local, MultiLabel, Terms
+from unalike.algorithm import digest
+from unalike.engines.local import LocalEngine
+
+
+@pytest.mark.parametrize("terms", [Terms(), Terms(participation=0.4, quorum=0), Terms(dropout=0.5, quorum=0)])
+def test_local_training_gains_nothing_over_itself(toys, tmp_path, terms):
+    """With dropout layers, batch statistics, and rounds that some clients miss."""
+    results = toys.execute(tmp_path / "run", Local(), toys.clients(4), terms=terms, rounds=5, alone=True)
+    assert {c: entry["gain"] for c, entry in results["clients"].items()} == dict.fromkeys("abcd", 0.0)
+
+
+def test_looking_on_more_often_changes_no_dropout_mask(toys, tmp_path):
+    often, seldom = (toys.execute(tmp_path / str(n), Local(), toys.clients(), terms=Terms(evaluations=n), rounds=4) for n in (4, 1))
+    assert toys.hashes(often) == toys.hashes(seldom)
+
+
+def test_another_client_changes_nothing_for_those_who_do_not_hear_of_it(toys, tmp_path):
+    three, four = (toys.hashes(toys.execute(tmp_path / str(n), Local(), toys.clients(n), rounds=2)) for n in (3, 4))
+    assert all(four[c] == hash for c, hash in three.items())
+
+
+def test_alone_starts_where_averaging_starts(toys, tmp_path, monkeypatch):
+    firsts = {}
+    train = AveragingSide.train
+
+    def look(self):
+        firsts.setdefault(self.client.id, digest(self.model))
+        return train(self)
+
+    look.operation = "changes"
+    monkeypatch.setattr(AveragingSide, "train", look)
+    toys.execute(tmp_path / "run", FedAvg(), [toys.client(c) for c in "abc"], rounds=1, alone=True)
+    assert len(set(firsts.values())) == 1 and len(firsts) == 3
+
+
+def test_everyone_leaves_with_the_model_after_local_epochs(toys, tmp_path):
+    """Also who misses the last round."""
+    for keep in ("local", "aligned"):
+        fed = toys.federation(tmp_path / keep, FedMuscle(peers=1, width=8, batch=8, keep=keep), toys.clients(4),
+                              terms=Terms(participation=0.5), rounds=4)
+        for finished in FedMuscle(peers=1, width=8, batch=8, keep=keep).serve(fed):
+            fed.finished = finished
+        settled = {c for c, side in fed.engine.host.sides.items() if "settled" in side.memory}
+        assert settled == (set(fed.engine.host.sides) if keep == "local" else set())
+
+
+def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
+    method = lambda: FedMuscle(peers=1, width=8, batch=8)      # noqa: E731
+    kept, spilled = (toys.execute(tmp_path / str(alive), method(), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
+    assert kept["clock"] == pytest.approx(spilled["clock"], rel=1e-12)
+
+
+def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
+    x, _ = toys.blobs(20, 1)
+    nothing = toys.client("b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2)))
+    results = toys.execute(tmp_path / "run", Local(), [toys.client("a"), nothing], rounds=2)
+    assert not results["failures"] and "mAP" not in results["clients"]["b"]["metrics"] and results["clients"]["b"]["hash"]
+
+
+def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
+    method, training = FedAvg(), toys.training()
+    engine = LocalEngine([toys.client("a")], lambda c: method.Side(c, method, training, 0), tmp_path)
+    sent = {name: tensor.clone() for name, tensor in method.Side(toys.client("a"), method, training, 0).model.state_dict().items()}
+    engine.send({"a": {"operation": "receive", "number": 1, "round": 1, "turn": 0, "body": {"parameters": sent}}})
+    before = {name: tensor.clone() for name, tensor in sent.items()}
+    for tensor in sent.values():
+        tensor.zero_()
+    engine.receive()
+    assert toys.apart({"a": engine.host.sides["a"].model.state_dict()}, {"a": before}) == 0
+
+
+def test_personal_averaging_keeps_its_models_on_disk(toys, tmp_path):
+    class Personal(Averaging):
+        personal = True
+
+        def evaluate(self, fed):
+            return fed.call("evaluate", clients=fed.everyone, quorum=0)
+
+        def finish(self, fed):
+            pass
+
+    kept, spilled = (toys.execute(tmp_path / str(alive), Personal(), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
+    assert toys.hashes(kept) == toys.hashes(spilled)
+
+
+def test_public_sets_in_another_order_are_refused(toys, tmp_path):
+    x, _ = toys.blobs(24, 2000)
+    with pytest.raises(ValueError, match="another public set"):
+        toys.execute(tmp_path / "run", Local(), [toys.client("a"), toys.client("b", public=(x.flip(0), None))])
