@@ -50,7 +50,7 @@ def toys_for(tasks):
     """The same toys for methods that serve other tasks than classification."""
     if tasks[0] != "clustering":
         return {}
-    auto = lambda: Autoencoder((6,), (8,), 4)      # noqa: E731
+    auto = lambda: Autoencoder((6,), (8,), 4)
 
     def single(id, model=None, **about):
         return client(id, model=auto, **({"task": Clustering(CLASSES)} | about))

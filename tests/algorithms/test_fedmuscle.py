@@ -61,7 +61,7 @@ def test_epoch_ignores_the_exchange(outcome, toys):
 
 
 def test_down_is_up_whatever_the_number_of_peers(outcome, toys):
-    six = lambda: [toys.client(id) for id in "abcdef"]     # noqa: E731
+    six = lambda: [toys.client(id) for id in "abcdef"]
     totals = {}
     for peers in (1, 5):
         outcome(six(), peers=peers)
@@ -86,7 +86,7 @@ def test_losses_pull_clients_together(loss, sync, outcome, toys):
 @pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])
 @pytest.mark.parametrize("exchange", ["gradient", "peers"])
 def test_matrix_of_equal_temperatures_is_the_number(loss, exchange, outcome, toys):
-    table = lambda t: [[t] * 4 for _ in range(4)]     # noqa: E731
+    table = lambda t: [[t] * 4 for _ in range(4)]
     number = outcome(loss=loss, exchange=exchange, keep="aligned")
     assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", temperature=table(0.2))) <= 1e-9
     assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", lower_temperature=table(0.15))) <= 1e-9
@@ -183,7 +183,7 @@ def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
 def test_projection(toys, tmp_path):
     wide = toys.client("a", model=toys.partial(MLP, (6,), (8,), 12))
     fits = toys.client("b")
-    side = lambda client, how: FedMuscle.Side(client, toys.method("fedmuscle", projection=how), toys.training(), 0)    # noqa: E731
+    side = lambda client, how: FedMuscle.Side(client, toys.method("fedmuscle", projection=how), toys.training(), 0)
     assert isinstance(side(wide, "auto").model.projection, torch.nn.Linear)
     assert isinstance(side(fits, "auto").model.projection, torch.nn.Identity)
     assert isinstance(side(fits, "always").model.projection, torch.nn.Linear)

@@ -207,7 +207,7 @@ def test_survives_a_client_with_one_sample(name, toys, tmp_path):
 
 def test_takes_inputs_of_another_precision(name, toys, tmp_path):
     """Doubles from NumPy, a model of singles, and an encoder that does not say how wide it is."""
-    double = lambda rows, seed: (toys.blobs(rows, seed)[0].double(), toys.blobs(rows, seed)[1])      # noqa: E731
+    double = lambda rows, seed: (toys.blobs(rows, seed)[0].double(), toys.blobs(rows, seed)[1])
     clients = [toys.client(id, model=toys.noisy, dtype=torch.float32, train=double(20, 1), test=double(40, 2),
                            public=(double(24, 3)[0], None)) for id in "abc"]
     assert not toys.execute(tmp_path / "run", toys.method(name), clients, rounds=1, alone=True)["failures"]
@@ -215,7 +215,7 @@ def test_takes_inputs_of_another_precision(name, toys, tmp_path):
 
 def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path):
     """It changes nothing of what was reached together, and survives a resume; one client has a single label."""
-    small = lambda: [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]      # noqa: E731
+    small = lambda: [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]
     if not toys.method(name).personal:
         with pytest.raises(UserError, match="safeguard"):
             toys.execute(tmp_path / "run", toys.method(name), small(), safeguard=True, watch=stop_at("start", 1))

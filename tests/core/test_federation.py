@@ -184,7 +184,7 @@ def test_too_few_replies_end_the_run_with_names_and_reasons():
 @pytest.mark.parametrize("quorum, failing, holds", [
     (0.5, 2, True), (0.5, 3, False), (1.0, 0, True), (1.0, 1, False), (0.0, 4, True), (0.75, 1, True)])
 def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
-    answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c   # noqa: E731
+    answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c
     for terms, asked in ((quorum, None), (1, quorum)):           # by the terms, or by the call
         fed = federation(FakeEngine(answer=answer), quorum=terms)
         if holds:

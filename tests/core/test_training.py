@@ -72,7 +72,7 @@ def test_the_loop_is_the_plain_loop():
     """Two epochs in batches of 8: as written out by hand."""
     (model, loss), (other, other_loss) = regression(), regression()
     training = Training(optimiser="sgd", rate=0.05, weight_decay=0.0)
-    orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]   # noqa: E731
+    orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]
     mean = train(model, 20, loss, optimiser_for(list(model.parameters()), training), orders(), 8)
     total = 0.0
     for order in orders():

@@ -9,16 +9,6 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from unalike.data import load_dataset
 from unalike.models import CNN, ENCODERS, MLP, Transformer, build_encoder
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Such small products lose more to threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 MAKERS = {
     "mlp": lambda: MLP((1, 8, 8), hidden=(16, 16), width=12),
     "cnn": lambda: CNN((1, 8, 8), channels=(4, 8), width=12),

@@ -51,7 +51,7 @@ def test_everyone_leaves_with_the_model_after_local_epochs(toys, tmp_path):
 
 
 def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
-    method = lambda: FedMuscle(peers=1, width=8, batch=8)      # noqa: E731
+    method = lambda: FedMuscle(peers=1, width=8, batch=8)
     kept, spilled = (toys.execute(tmp_path / str(alive), method(), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
     assert kept["clock"] == pytest.approx(spilled["clock"], rel=1e-12)
 

@@ -86,8 +86,8 @@ def test_public_sets_of_different_length(tmp_path, toys):
 
 def test_widths_that_differ_without_projection(tmp_path, toys):
     """Both misfits are told at once, the third client is fine."""
-    wide = lambda: nn.Linear(6, 9)     # noqa: E731
-    wider = lambda: nn.Linear(6, 10)   # noqa: E731
+    wide = lambda: nn.Linear(6, 9)
+    wider = lambda: nn.Linear(6, 10)
     clients = [toys.client("a"), toys.client("b", model=wide), toys.client("c", model=wider)]
     refused(tmp_path, r"2 problems in own\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
             FedMuscle(peers=1, batch=8, width=8, projection="never"), clients)

@@ -113,7 +113,7 @@ def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
     """The same eight times over, with processes forked from this one, which are quick to start; very early moments among them."""
     folder, struck = tmp_path / "cut", 0
     fork = multiprocessing.get_context("fork")
-    first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)      # noqa: E731
+    first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)
     for _ in range(8):
         process = fork.Process(target=(lambda: runs.resume(folder)) if (folder / "config.yaml").exists() else first)
         process.start()

@@ -152,7 +152,7 @@ class FedMuscle(Algorithm):
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor and its peers: numbers, or matrices whose row 0 is the anchor."""
         order = [list(fed.cards).index(c) for c in (client, *peers)]
-        pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given   # noqa: E731
+        pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given
         upper = pick(self.temperature)
         if self.lower_temperature != "consistent":
             return {"temperature": upper, "lower_temperature": pick(self.lower_temperature)}
@@ -161,7 +161,7 @@ class FedMuscle(Algorithm):
 
     def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any) -> Tensor:
         """The loss of one anchor."""
-        as_given = lambda t: torch.tensor(t, dtype=z.dtype, device=z.device) if isinstance(t, list) else t   # noqa: E731
+        as_given = lambda t: torch.tensor(t, dtype=z.dtype, device=z.device) if isinstance(t, list) else t
         if self.loss == "muscle":
             return muscle_loss(z, peers, as_given(temperature), as_given(lower_temperature))
         per_peer = as_given(temperature)[0, 1:] if isinstance(temperature, list) else temperature
@@ -190,7 +190,7 @@ class FedMuscle(Algorithm):
 
     def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
         t = self.temperatures(fed, client, peers)
-        as_given = lambda g: torch.tensor(g, dtype=views[client].dtype) if isinstance(g, list) else g   # noqa: E731
+        as_given = lambda g: torch.tensor(g, dtype=views[client].dtype) if isinstance(g, list) else g
         return aggregate([views[p] for p in peers], as_given(t["temperature"]), as_given(t["lower_temperature"]))
 
     # the client

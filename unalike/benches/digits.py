@@ -15,7 +15,7 @@ def run(quick: bool = False) -> dict:
         scenario, algorithm = load("digits", settings=["rounds=2"] if quick else [], seed=seed, workers=2, safeguard=True)
         with tempfile.TemporaryDirectory() as folder:
             told[seed], _ = run_scenario(scenario, algorithm, out=Path(folder) / "run")
-    mean = lambda values: sum(values) / len(values)   # noqa: E731
+    mean = lambda values: sum(values) / len(values)
     each = {str(seed): {"delta": r["delta"], "losers": r["losers"], "gains": {c: its["gain"] for c, its in r["clients"].items()},
                         "safeguarded_delta": r["safeguard"]["delta"], "safeguarded_losers": r["safeguard"]["losers"],
                         "safeguarded_gains": {c: its["safeguarded_gain"] for c, its in r["clients"].items()},

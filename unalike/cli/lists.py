@@ -15,7 +15,7 @@ from unalike.scenarios import raw, shipped
 
 def show() -> None:
     console = Console()
-    first = lambda thing: (thing.__doc__ or "").strip().split("\n")[0]   # noqa: E731
+    first = lambda thing: (thing.__doc__ or "").strip().split("\n")[0]
     bench_docs = {name: first(import_module(f"unalike.benches.{name}")) for name in bench_names()}
     for title, rows in {
         "scenarios": {name: raw(name).get("summary", "") for name in shipped()},
