@@ -250,9 +250,9 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypa
     ({"peers": 0}, "must be at least 1, got 0"),
     ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
     ({"batch": 1}, "at least 2"),
-    ({"temperature": 0.0}, "must be above 0"),
+    ({"temperature": 0.0}, "must be at least 0.006"),
     ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
-    ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be above 0"),
+    ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be at least 0.006"),
     ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
     ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
 ])

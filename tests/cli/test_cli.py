@@ -118,7 +118,7 @@ def problems(told):
     ({"algorithm.peer": 2}, "algorithm.peer", 'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width'),
     ({"algorithm.peers": "two"}, "algorithm.peers", "should be a valid integer"),
     ({"algorithm.exchange": "post"}, "algorithm.exchange", "must be 'gradient', 'peers' or 'paper', got 'post'."),
-    ({"algorithm.temperature": -0.1}, "algorithm.temperature", "must be above 0, got -0.1."),
+    ({"algorithm.temperature": -0.1}, "algorithm.temperature", "must be at least 0.006, got -0.1."),
     ({"algorithm.temperature": [[0.2]]}, "algorithm.temperature", "as a matrix it needs 3 rows of 3"),
     ({"algorithm.temperature": "hot"}, "algorithm.temperature", "should be a valid"),
     ({"algorithm.peers": 0}, "algorithm.peers", "must be at least 1, got 0."),

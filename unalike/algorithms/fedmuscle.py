@@ -18,7 +18,7 @@ from unalike.data.public import PublicOrder
 from unalike.data.samples import Samples
 from unalike.federation import Federation
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
-from unalike.losses.muscle import aggregate, muscle_from_aggregate, positive_rows
+from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.randomness import scope, stream
@@ -66,8 +66,8 @@ class FedMuscle(Algorithm):
             given = getattr(self, name)
             if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
                 problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
-            elif not isinstance(given, str) and not bool((torch.tensor(given) > 0).all()):
-                problems.append((name, f"must be above 0, got {given}."))
+            elif not isinstance(given, str) and not bool((torch.tensor(given, dtype=torch.float64) >= COLDEST).all()):
+                problems.append((name, f"must be at least {COLDEST:g}, got {given}."))
         if self.align_rate is not None and not self.align_rate > 0:
             problems.append(("align_rate", f"must be above 0, got {self.align_rate}."))
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
