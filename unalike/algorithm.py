@@ -2,9 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,15 @@ def operation(method: Any) -> Callable:
 def question(method: Any) -> Callable:
     """An operation that leaves the client as it was: no new state to save."""
     method.operation = "asks"
+    return method
+
+
+def together(method: Any) -> Callable:
+    """Under `operation` or `question`: written for several alike clients at once. It gets their sides and, for each argument, a list,
+    and returns the list of replies. An engine that holds several alike clients then asks them all at once, with the same result
+    as one by one; so it must not draw from torch's global generator.
+    """
+    method.together = True
     return method
 
 
@@ -130,6 +139,8 @@ class ClientSide:
         """Run an operation under its own named randomness. Shadows do the same, and their replies are dropped; should one fail,
         all are given up: then there is nothing to judge by."""
         method = getattr(type(self), name)
+        if hasattr(method, "together"):
+            return self.perform_together([self], name, [round], [body])[0]
         self.round = round
         with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
@@ -141,6 +152,18 @@ class ClientSide:
             except (ValueError, RuntimeError):
                 self.shadows = []
         return reply
+
+    @classmethod
+    def perform_together(cls, sides: list[Self], name: str, rounds: list[int], bodies: list[dict[str, Value]]) -> list[Value]:
+        """Run an operation that was written for several; all bodies have the same keys."""
+        for side, number in zip(sides, rounds, strict=True):
+            side.round = number
+        return getattr(cls, name)(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
+
+    def kind(self) -> Hashable:
+        """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
+        return (type(self), str(self.client.device), self.client.dtype, self.client.card().modalities,
+                tuple((name, tuple(tensor.shape)) for name, tensor in self.model.state_dict().items()))
 
     def state(self) -> State | None:
         """Whatever must survive; None where nothing must."""
@@ -175,6 +198,10 @@ class Algorithm:
         """What does not fit this federation: (field, sentence) for each problem."""
         return []
 
+    def refuses(self, client: Client) -> str | None:
+        """Why this client cannot take part, from a look at its data; None: it can."""
+        return None
+
     def serve(self, fed: "Federation") -> Iterator[int]:
         """The server's program. Yields after each round: there the run is saved, and from there it can go on."""
         raise NotImplementedError(f"{type(self).__name__} has no server program: write serve(fed)")
@@ -194,7 +221,6 @@ class Algorithm:
         """Figures of the whole federation from each client's metrics; by default the mean of each over those who have it."""
         names = sorted({name for each in metrics.values() for name in each})
         return {name: _mean([each[name] for each in metrics.values() if name in each]) for name in names}
-
 
     def server_results(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
         """What the server's own model achieved, where there is one."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Annotated, Any, Protocol
 
 import torch
@@ -28,8 +28,8 @@ class Terms(BaseModel):
     dropout: Share = 0.0                                         # chance that a drawn client is gone for the round
     deadline: Annotated[float, Field(gt=0)] | None = None        # simulated seconds a call may take; later replies are lost
     quorum: Share = 0.5                                          # share of the called clients that must reply
+    tick: Annotated[float, Field(ge=0)] = 0.0                    # replies arrive at multiples of so many simulated seconds
     evaluations: Annotated[int, Field(ge=1)] = 10                # points on the learning curves
-
 
     @property
     def partial(self) -> bool:
@@ -38,7 +38,15 @@ class Terms(BaseModel):
 
 
 class QuorumError(RuntimeError):
-    """Too few clients replied."""
+    """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
+
+    def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
+        reasons: dict[str, list[str]] = {}
+        for failure in failures:
+            reasons.setdefault(failure.reason, []).append(failure.client)
+        self.passing = there + sum(not failure.lasting for failure in failures) >= needed
+        super().__init__(f"{what}: {there} of {of} clients replied, the quorum is {needed}. "
+                         + "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in reasons.items()))
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,16 @@ class Replies(dict):
     def __init__(self, replies: dict[str, Any], failures: dict[str, Failure] | None = None):
         super().__init__(replies)
         self.failures = failures or {}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message under way."""
+
+    client: str
+    operation: str
+    round: int
+    at: float
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,7 @@ class Engine(Protocol):
 
 
 Messages = dict[str, dict[str, Value]]
+Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
 
 
 @dataclass
@@ -100,6 +119,7 @@ class Federation:
     seed: int = 0
     record: Callable[..., None] = lambda event, **facts: None
     evaluator: Callable[["Federation"], Replies] | None = None
+    figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
 
     def __post_init__(self) -> None:
@@ -121,11 +141,15 @@ class Federation:
         self.finished = 0                           # the last finished one
         self.clock = 0.0                            # simulated seconds
         self.numbered = 0                           # messages sent so far
+        self.flying: dict[int, Sent] = {}           # those not yet answered, by number
         self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
         self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
         self.failures: list[Failure] = []
+        self.lost: list[int] = []                   # rounds that ended early, for want of clients that were only away
         self.absent: set[str] = set()               # out for this round
         self.drawn: list[str] = list(self.cards)
+        self.visits: dict[str, int] = {}            # in `drive`: how many each client has had
+        self.waiting: list[str] = []                # in `drive`: whose next visit may begin
 
     # who is there
 
@@ -170,15 +194,15 @@ class Federation:
         chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
         chosen = [c for c in chosen if c not in self.quarantined]
         failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)
-                    for c in chosen if clients is None and self._drops(c)}
+                    for c in chosen if clients is None and self._drops(c, self.round)}
         chosen = [c for c in chosen if c not in failures]
         start = self.engine.now
         replies: dict[str, Value] = {}
-        waiting = self._send(operation, {c: {**same, **(each or {}).get(c, {})} for c in chosen})
-        while waiting:
-            for arrival in self.engine.receive(waiting):
-                waiting.discard(arrival.reply["number"])
-                got = self._open(arrival, operation, start)
+        awaited = self._send({c: (operation, {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
+        while awaited:
+            for arrival in self.engine.receive(awaited):
+                awaited.discard(arrival.reply["number"])
+                got = self._open(arrival)
                 if isinstance(got, Failure):
                     failures[arrival.client] = got
                 else:
@@ -188,40 +212,73 @@ class Federation:
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        needed = math.ceil((self.terms.quorum if quorum is None else quorum) * (len(replies) + len(failures)) - 1e-9)
-        if len(replies) < needed:
-            raise QuorumError(f"{operation}, round {self.round}: {len(replies)} of {len(replies) + len(failures)} clients replied, "
-                              f"the quorum is {needed}. " + "; ".join(f"{f.client}: {f.reason}" for f in failures.values()))
+        asked = len(replies) + len(failures)
+        if len(replies) < (needed := _needed(self.terms.quorum if quorum is None else quorum, asked)):
+            raise QuorumError(f"{operation}, round {self.round}", len(replies), asked, needed, list(failures.values()))
         return Replies({c: replies[c] for c in self.cards if c in replies}, failures)
 
-    def drive(self, operation: str, first: Callable[[str], dict[str, Value] | None],
-              then: Callable[[Replies], Messages]) -> Iterator[int]:
-        """The asynchronous form: nobody waits. `first(client)` gives each client's first message, `then(replies)` gets all
-        replies of one instant and returns the next messages, to whom it likes; the end is when no message is under way.
+    def drive(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
+        """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies
+        of one instant and says what is asked next in these visits. A visit ends where nothing more is asked, and the next begins.
 
-        Yields the number of each instant: a method that yields it on lets the run be saved there, messages under way included.
+        Everyone is visited `training.rounds` times; without `rest`, quick clients go on until the slowest has had as many. Who drops out
+        or is late has had its visit, and has the next. `participation` is the share of clients that are visited at a time; `quorum` the
+        share that must be left. Yields a number whenever everyone could have had so many visits: there the run can be saved, with what
+        is under way.
         """
-        self.begin(1)
-        self.round = 0
-        if not self.state.get("driving"):
-            self._send(operation, {c: message for c in self.here if (message := first(c)) is not None})
-            self.state["driving"] = True
-        while self.state["driving"]:
-            arrivals = self.engine.receive()
-            if not arrivals:
-                break
-            self.round, self.turns = self.finished + 1, {}
+        self.drawn = list(self.cards)
+        if not self.visits:
+            order = torch.randperm(len(self.cards), generator=stream(self.seed, "participation"))
+            self.visits = {c: 0 for c in self.cards}
+            self.waiting = [list(self.cards)[i] for i in order] if self.terms.participation < 1 else list(self.cards)
+        while True:
+            self._send(*self._invitations(invite, rest))
+            arrivals = self.engine.receive() if self.flying else []
             self.clock = self.engine.now
-            got = {a.client: self._open(a, operation, a.at) for a in arrivals}
+            got = {}
             for arrival in arrivals:
-                self.record("arrival", at=self.clock, client=arrival.client, round=self.round)
+                sent = self.flying[arrival.reply["number"]]
+                self.record("arrival", at=self.clock, client=sent.client, round=sent.round, operation=sent.operation)
+                got[sent.client] = self._open(arrival)
             failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
             for failure in failures.values():
                 self._fail(failure)
-            onward = then(Replies({c: g for c, g in got.items() if c not in failures}, failures))
-            self._send(operation, {c: m for c, m in onward.items() if c not in self.quarantined})
-            yield self.round
-        self.state["driving"] = False
+            onward = take(Replies({c: got[c] for c in self.cards if c in got and c not in failures}, failures)) if got else {}
+            onward = {c: onward[c] for c in got if c in onward and c not in failures}
+            self._send(onward, {c: self.visits[c] + 1 for c in onward})
+            for client in (c for c in got if c not in onward):
+                self._ended(client)
+            if len(self.everyone) < (needed := _needed(self.terms.quorum, len(self.cards))):
+                gone = list(self.quarantined.values())
+                raise QuorumError(f"visit {self.finished + 1}", len(self.everyone), len(self.cards), needed, gone)
+            if (done := sum(self.visits[c] for c in self.everyone) // max(len(self.everyone), 1)) > self.finished:
+                self.round = done
+                yield done
+            if not self.flying and not self.waiting:
+                return
+
+    def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
+        """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
+        places = max(1, round(self.terms.participation * len(self.cards))) - len({sent.client for sent in self.flying.values()})
+        asks: dict[str, Ask] = {}
+        behind = lambda: min((self.visits[c] for c in self.everyone), default=0) < self.training.rounds
+        while self.waiting and len(asks) < places:
+            client = self.waiting.pop(0)
+            number = self.visits[client] + 1
+            if client in self.quarantined or not (number <= self.training.rounds or (not rest and behind())):
+                continue
+            if self._drops(client, number):
+                self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
+                self._ended(client)
+            else:
+                asks[client] = invite(client)
+        return asks, {c: self.visits[c] + 1 for c in asks}
+
+    def _ended(self, client: str) -> None:
+        self.visits[client] += 1
+        self.waiting.append(client)
+        self.absent.discard(client)
+        self.turns = {key: turn for key, turn in self.turns.items() if key[1] != client}
 
     def evaluate(self, when: str = "end") -> Replies | None:
         """Everyone's metrics, recorded; only in the rounds that are to be points of the learning curves."""
@@ -229,66 +286,83 @@ class Federation:
         if self.evaluator is None or (self.round % every and self.round != self.training.rounds and self.round != 1):
             return None
         replies = self.evaluator(self)
-        self.record("evaluation", round=self.round, when=when, who="together", values=dict(replies))
+        figures = {"figures": self.figures(self, dict(replies))} if self.figures else {}
+        self.record("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
         return replies
 
     def note(self, name: str, values: dict[str, float]) -> None:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
         self.record("note", round=self.round, name=name, values=values)
 
-    def _send(self, operation: str, bodies: Messages) -> set[int]:
+    def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
         """Numbers of the messages sent."""
-        self.record("call", operation=operation, round=self.round)
+        if not asks:
+            return set()
+        self.record("call", operation=next(iter(asks.values()))[0], round=self.round)
         messages: Messages = {}
         before = self.numbered
-        for client, body in bodies.items():
+        for client, (operation, body) in asks.items():
             self.numbered += 1
-            turn = self.turns[self.round, client, operation] = self.turns.get((self.round, client, operation), -1) + 1
-            messages[client] = {"operation": operation, "number": self.numbered, "round": self.round, "turn": turn, "body": body}
+            key = (rounds[client], client, operation)
+            turn = self.turns[key] = self.turns.get(key, -1) + 1
+            messages[client] = {"operation": operation, "number": self.numbered, "round": rounds[client], "turn": turn, "body": body}
+            self.flying[self.numbered] = Sent(client, operation, rounds[client], self.engine.now)
         for client, size in self.engine.send(messages).items():
-            self.ledger.add(self.round, client, "down", operation, size)
+            self.ledger.add(rounds[client], client, "down", asks[client][0], size)
         return set(range(before + 1, self.numbered + 1))
 
-    def _open(self, arrival: Arrival, operation: str, start: float) -> Value | Failure:
+    def _open(self, arrival: Arrival) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in."""
-        self.ledger.add(self.round, arrival.client, "up", operation, arrival.size)
+        sent = self.flying.pop(arrival.reply["number"])
+        self.ledger.add(sent.round, sent.client, "up", sent.operation, arrival.size)
 
-        def fail(reason: str, lasting: bool = operation not in FREE) -> Failure:      # what cannot be measured can still take part
-            return Failure(arrival.client, operation, self.round, reason, lasting)
+        def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
+            return Failure(sent.client, sent.operation, sent.round, reason, lasting)
 
         if "failure" in arrival.reply:
             return fail(arrival.reply["failure"])
-        if self.terms.deadline is not None and operation not in FREE and arrival.at - start > self.terms.deadline:
-            return fail(f"late: {arrival.at - start:.3g} s, the deadline is {self.terms.deadline:g} s", lasting=False)
+        if self.terms.deadline is not None and sent.operation not in FREE and (took := arrival.at - sent.at) > self.terms.deadline:
+            return fail(f"late: {took:.3g} s, the deadline is {self.terms.deadline:g} s", lasting=False)
         if (path := broken(arrival.reply["body"])) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")
         return arrival.reply["body"]
 
-    def _drops(self, client: str) -> bool:
-        if not self.terms.dropout or not self.round:
+    def _drops(self, client: str, round: int) -> bool:
+        if not self.terms.dropout or not round:
             return False
-        return float(torch.rand((), generator=stream(self.seed, "dropout", self.round, client))) < self.terms.dropout
+        return float(torch.rand((), generator=stream(self.seed, "dropout", round, client))) < self.terms.dropout
 
     def _fail(self, failure: Failure) -> None:
         if failure.lasting:
             self.quarantined[failure.client] = failure
         self.absent.add(failure.client)
         self.failures.append(failure)
-        self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason)
+        self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
+                    lasting=failure.lasting)
 
     # what is saved after a round
 
     def memory(self) -> dict[str, Any]:
         return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered,
-                "ledger": self.ledger.as_lists(), "pending": self.engine.pending(),
+                "ledger": self.ledger.as_lists(), "pending": self.engine.pending(), "lost": self.lost,
+                "visits": self.visits, "waiting": self.waiting,
+                "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
+                "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
                 "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
 
     def remember(self, saved: dict[str, Any]) -> None:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
         self.numbered, self.ledger = saved["numbered"], Ledger.from_lists(saved["ledger"])
+        self.visits, self.waiting, self.lost = saved["visits"], saved["waiting"], saved["lost"]
+        self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
+        self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
         self.engine.load(self.finished, self.clock, saved["pending"])
+
+
+def _needed(quorum: float, of: int) -> int:
+    return math.ceil(quorum * of - 1e-9)
 
 
 def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:
@@ -299,6 +373,6 @@ def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float])
     for name, first in states[clients[0]].items():
         sum_ = torch.zeros_like(first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32)
         for c in clients:
-            sum_.add_(states[c][name].to(sum_.dtype), alpha=weights[c] / total)
+            sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
         merged[name] = sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
     return merged

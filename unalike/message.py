@@ -100,9 +100,9 @@ def mapping(value: Value) -> dict[str, Value]:
 
 
 def copy(value: Value) -> Value:
-    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's."""
+    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's; each stays on its device."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
+        return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, dict):
         return {key: copy(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

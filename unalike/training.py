@@ -1,8 +1,8 @@
 """The training loop, the only one. Knows a model, a loss and rows; nothing of methods, clients or servers."""
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Annotated, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,3 +89,76 @@ def train(model: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], optimis
         raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']}) "
                        "or look for NaN in the data")
     return mean
+
+
+class Stack:
+    """Alike models trained as one batched program: their parameters have one axis more, the arithmetic is that of one by one.
+
+    Models that draw random numbers or keep statistics in their forward pass (dropout, batch norm) cannot be stacked.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], training: Training, rate: float | None = None):
+        self.models, self.clip = list(models), training.clip
+        self.alone = len(self.models) == 1
+        self.parameters: dict[str, Any] = dict(self.models[0].named_parameters())
+        if not self.alone:
+            self.parameters = {name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_(p.requires_grad)
+                               for name, p in self.parameters.items()}
+        self.optimiser = optimiser_for([p for p in self.parameters.values() if p.requires_grad], training, rate)
+
+    def step(self, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """One update of each model by its `loss(model, *inputs)`; inputs have a first axis for the models. Returns the losses (models,)."""
+        if self.alone:
+            losses = loss(self.models[0], *(torch.utils._pytree.tree_map(lambda rows: rows[0], given) for given in inputs))[None]
+        else:
+            def one(parameters: dict[str, Tensor], *given: Any) -> Tensor:
+                called = {f"model.{name}": p for name, p in parameters.items()}
+                return torch.func.functional_call(Called(self.models[0], loss), called, given)
+
+            losses = torch.func.vmap(one)(self.parameters, *inputs)
+        self.optimiser.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        if self.clip:
+            self._clip(self.clip)
+        self.optimiser.step()
+        return losses.detach()
+
+    def _clip(self, largest: float) -> None:
+        grads = [p.grad[None] if self.alone else p.grad for p in self.parameters.values() if p.grad is not None]
+        norms = torch.stack([grad.flatten(1).square().sum(1) for grad in grads]).sum(0).sqrt()
+        shrink = (largest / (norms + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(shrink.reshape(-1, *[1] * (grad.dim() - 1)))
+
+    def unstack(self) -> None:
+        """Give the models what they have learnt."""
+        if not self.alone:
+            with torch.no_grad():
+                for i, model in enumerate(self.models):
+                    for name, p in model.named_parameters():
+                        p.copy_(self.parameters[name][i])
+
+
+class Called(nn.Module):
+    """A function of a model, as a module: what it does with the model's parameters can then be done with others."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Tensor]):
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, *inputs: Any) -> Tensor:
+        return self.function(self.model, *inputs)
+
+
+def pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows of several clients as one tensor (clients, most rows, ...), zeros where there are fewer, and which are there (clients, most).
+
+    >>> pad([torch.ones(2, 3), torch.ones(1, 3)])[1]
+    tensor([[1., 1.],
+            [1., 0.]])
+    """
+    most = max(len(each) for each in rows)
+    there = torch.stack([torch.arange(most, device=each.device) < len(each) for each in rows])
+    if all(len(each) == most for each in rows):
+        return torch.stack(list(rows)), there.to(rows[0].dtype)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True), there.to(rows[0].dtype)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from unalike import Clustering
+from unalike import Clustering, Terms
 from unalike.algorithms.afmcc import AFMCC
+from unalike.errors import UserError
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder
 
@@ -27,7 +28,7 @@ def small(**changed):
 
 
 def test_finds_clusters(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", small(), clients(toys), rounds=6, rate=0.01)
+    results = toys.execute(tmp_path / "run", small(), clients(toys), rounds=12, rate=0.01)
     assert results["metrics"]["acc"] > 60 and results["metrics"]["joint"]["acc"] > 60
     assert set(results["clients"]["c"]["metrics"]) == {"acc", "nmi", "ari"} and not results["failures"]
 
@@ -53,7 +54,7 @@ def test_a_stopped_run_ends_the_same(toys, tmp_path):
         pass
 
     def stop(event, **facts):
-        if event == "round" and facts["round"] == 5:
+        if event == "round" and facts["round"] == 2:
             raise Stopped
 
     whole = toys.execute(tmp_path / "whole", small(), clients(toys), rounds=3)
@@ -80,7 +81,7 @@ def test_objective_is_equation_7(toys):
     h = z["left"]                                       # fused from one modality, both are rebuilt
     by_hand = sum(reconstruction(x[v], auto.decoders[v](h), "sample") + 0.7 * fusion_contrast(h, z[v], 0.5) for v in x)
     by_hand = by_hand + 0.3 * class_correlation_loss((h @ side.model.head.weight.mT).softmax(-1), 0.3)
-    assert torch.allclose(side.objective(x, ("left",)), by_hand, rtol=1e-12)
+    assert torch.allclose(side.objective(("left",))(side.model, x, torch.ones(10)), by_hand, rtol=1e-12)
 
 
 def test_weights_follow_the_distance(toys):
@@ -90,8 +91,8 @@ def test_weights_follow_the_distance(toys):
         method = small(weights=weights, sharpness=2.0)
         side = method.Side(clients(toys)[0], method, toys.training(), 0)
         own = {name: t.clone() for name, t in side.model.state_dict().items()}
-        away = {name: t + 1.0 if "encoders" in name else t for name, t in own.items()}
-        shares[weights] = side.shares({"a": own, "b": away})
+        both = {name: torch.stack([t, t + 1.0]) for name, t in own.items() if "encoders" in name}
+        shares[weights] = side.perform("weigh", 1, 0, {"models": both, "own": 0})["shares"]
         assert sum(shares[weights]) == pytest.approx(1) and all(torch.equal(t, own[n]) for n, t in side.model.state_dict().items())
     assert shares["far"][1] > 0.5 > shares["near"][1]
 
@@ -101,3 +102,37 @@ def test_other_models_and_tasks_are_refused(toys, tmp_path):
         toys.execute(tmp_path / "1", small(), [toys.client("a", task=Clustering(4))])
     with pytest.raises(ValueError, match="clustering"):
         toys.execute(tmp_path / "2", small(), [toys.client("a")])
+
+
+def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
+    """Different numbers of rows are filled up, and what fills them up counts for nothing."""
+    odd = lambda: [toys.client(id, rows=rows, model=lambda: Autoencoder((6,), (8,), 4), task=Clustering(4), public=None)
+                   for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))]
+    asked = []
+    perform = AFMCC.Side.perform_together.__func__
+    monkeypatch.setattr(AFMCC.Side, "perform_together", classmethod(
+        lambda cls, sides, name, *rest: asked.append((name, len(sides))) or perform(cls, sides, name, *rest)))
+    toys.execute(tmp_path / "once", small(), odd(), rounds=3, terms=Terms(tick=10.0))
+    assert ("visit", 4) in asked and ("weigh", 4) in asked
+    for how in ({"alive": 1}, {"workers": 2}):
+        toys.execute(tmp_path / str(how), small(), odd(), rounds=3, terms=Terms(tick=10.0), **how)
+        assert toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / str(how))) <= 1e-9
+
+
+def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
+    one = clients(toys, ["left right"] * 4)
+    one[1].train.x["left"][3] = float("nan")
+    results = toys.execute(tmp_path / "run", small(), one, rounds=2, terms=Terms(tick=10.0))
+    assert [failure["client"] for failure in results["failures"]] == ["b"]
+    assert all(torch.isfinite(t).all() for c in "acd" for t in toys.states(tmp_path / "run")[c].values())
+
+
+def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):
+    some = clients(toys, ["left right"] * 2) + clients(toys, ["left right"] * 4, speed=300.0)[2:]
+    visits = toys.execute(tmp_path / "run", small(rest=False), some, rounds=4)["visits"]
+    assert visits["c"] == visits["d"] == 4 and visits["a"] > 6
+
+
+def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_path):
+    with pytest.raises(UserError, match=r"clients\.b +it has 3 samples, fewer than the 4 clusters"):
+        toys.execute(tmp_path / "run", small(), [*clients(toys)[:1], toys.client("b", rows=3, task=Clustering(4))])

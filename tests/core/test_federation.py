@@ -155,7 +155,7 @@ def test_a_failure_is_named_and_lasts():
     replies = fed.call("train")
     assert list(replies) == ["a", "c", "d"]
     assert str(replies.failures["b"]) == "b failed in train, round 1: its disk is full" and replies.failures["b"].lasting
-    assert ("failure", {"round": 1, "client": "b", "operation": "train", "reason": "its disk is full"}) in events
+    assert ("failure", {"round": 1, "client": "b", "operation": "train", "reason": "its disk is full", "lasting": True}) in events
     fed.begin(2)
     assert fed.here == fed.everyone == ["a", "c", "d"]
     fed.call("train")
@@ -269,7 +269,7 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
 def test_dropouts_count_against_the_quorum():
     fed = federation(dropout=1.0)
     fed.begin(1)
-    with pytest.raises(QuorumError, match=r"0 of 4 clients replied, the quorum is 2\. a: dropped out"):
+    with pytest.raises(QuorumError, match=r"0 of 4 clients replied, the quorum is 2\. a, b, c, d: dropped out"):
         fed.call("train")
     assert not fed.engine.log
 
@@ -291,19 +291,19 @@ def test_terms_that_cannot_be_are_refused(wrong):
 # nobody waits
 
 
-def driven(fed, steps=6, then=None):
-    """Every client gets its own count back, until `steps` of them have come; returns (instant, replies) in order."""
+def driven(fed, asks=1, rest=True):
+    """Visits of `asks` questions each; what came, as (instant, {client: (visit, question)})."""
     came = []
 
-    def onward(replies):
-        came.append((fed.clock, dict(replies)))
-        return then(replies) if then else {c: {"n": n + 1} for c, n in replies.items() if n < steps}
+    def take(replies):
+        came.append((fed.clock, {c: (fed.visits[c] + 1, n) for c, n in replies.items()}))
+        return {c: ("work", {"n": n + 1}) for c, n in replies.items() if n < asks}
 
-    return came, fed.drive("work", lambda client: {"n": 1}, onward)
+    return came, fed.drive(lambda client: ("work", {"n": 1}), take, rest)
 
 
 def finish(fed, drive):
-    """Run a drive to its end, saying of each instant that it is finished."""
+    """Run a drive to its end, saying at each yield that it is finished."""
     for number in drive:
         fed.finished = number
     return fed.finished
@@ -313,85 +313,123 @@ def echo(client, operation, body):
     return body.get("n", operation)
 
 
+def pace(rounds=2, engine=None, **terms):
+    """a needs 1 s, b 2 s, c 2.5 s for each answer."""
+    engine = engine or FakeEngine("abc", echo, {"a": 1.0, "b": 2.0, "c": 2.5}.get)
+    return Federation(engine, Training(rounds=rounds), Terms(**terms))
+
+
 def test_replies_come_in_the_order_of_the_clock_and_together_where_they_coincide():
-    """a needs 1 s, b 2 s, c 2.5 s: a alone at 1, a and b at 2, c at 2.5, ..."""
-    fed = federation(FakeEngine("abc", echo, {"a": 1.0, "b": 2.0, "c": 2.5}.get))
-    came, drive = driven(fed, steps=2)
-    assert finish(fed, drive) == 5
-    assert came == [(1.0, {"a": 1}), (2.0, {"a": 2, "b": 1}), (2.5, {"c": 1}), (4.0, {"b": 2}), (5.0, {"c": 2})]
-    assert fed.state["driving"] is False
+    fed = pace()
+    came, drive = driven(fed)
+    assert finish(fed, drive) == 2
+    assert came == [(1.0, {"a": (1, 1)}), (2.0, {"a": (2, 1), "b": (1, 1)}), (2.5, {"c": (1, 1)}),
+                    (4.0, {"b": (2, 1)}), (5.0, {"c": (2, 1)})]
+    assert fed.visits == {"a": 2, "b": 2, "c": 2}
 
 
-def test_then_may_write_to_anyone():
-    """Each reply passes the turn to the next client in the ring; only a is asked first."""
-    fed = federation(FakeEngine("abc", echo, {"a": 1.0, "b": 10.0, "c": 100.0}.get))
-    came = []
+def test_quick_clients_rest_or_go_on_until_the_slowest_is_done():
+    fed = pace()
+    finish(fed, driven(fed, rest=False)[1])
+    assert fed.visits == {"a": 5, "b": 3, "c": 2} and fed.clock == 6.0       # what is under way when c is done is taken in
 
-    def then(replies):
-        came.append((fed.clock, dict(replies)))
-        (client, n), = replies.items()
-        return {"abc"[("abc".index(client) + 1) % 3]: {"n": n + 1}} if n < 5 else {}
 
-    assert finish(fed, fed.drive("work", lambda client: {"n": 1} if client == "a" else None, then)) == 5
-    assert came == [(1.0, {"a": 1}), (11.0, {"b": 2}), (111.0, {"c": 3}), (112.0, {"a": 4}), (122.0, {"b": 5})]
-    assert [m["round"] for _, m in fed.engine.log] == [0, 1, 2, 3, 4]      # no two visits under one number: they are random apart
+def test_a_visit_may_have_several_questions_and_carries_its_number():
+    fed = pace()
+    came, drive = driven(fed, asks=2)
+    finish(fed, drive)
+    assert came[:3] == [(1.0, {"a": (1, 1)}), (2.0, {"a": (1, 2), "b": (1, 1)}), (2.5, {"c": (1, 1)})]
+    assert [(m["round"], m["turn"], m["body"]["n"]) for c, m in fed.engine.log if c == "a"] == [(1, 0, 1), (1, 1, 2), (2, 0, 1), (2, 1, 2)]
+    assert {r for r, *_ in fed.ledger.rows} == {1, 2}
+
+
+def test_questions_of_different_kinds():
+    fed = pace(rounds=1, engine=FakeEngine("ab", lambda c, o, b: o))
+    finish(fed, fed.drive(lambda c: ("weigh", {}), lambda replies: {c: ("train", {}) for c, o in replies.items() if o == "weigh"}))
+    assert fed.engine.called == [("a", "weigh", {}), ("b", "weigh", {}), ("a", "train", {}), ("b", "train", {})]
+    assert {o for *_, o in fed.ledger.rows} == {"weigh", "train"}
 
 
 def test_a_failure_while_driving_leaves_the_others_alone():
-    fed = federation(FakeEngine("abc", lambda c, o, b: "!gone" if c == "b" and b["n"] == 2 else b["n"]))
+    fed = pace(rounds=3, engine=FakeEngine("abc", lambda c, o, b: "!gone" if c == "b" and fed.visits[c] == 1 else 1))
     seen = []
 
-    def then(replies):
-        seen.append((dict(replies), sorted(replies.failures)))
-        return {c: {"n": n + 1} for c, n in replies.items() if n < 3} | ({"b": {"n": 9}} if len(seen) == 2 else {})
+    def take(replies):
+        seen.append((sorted(replies), sorted(replies.failures)))
+        return {}
 
-    finish(fed, fed.drive("work", lambda client: {"n": 1}, then))
-    assert seen == [({"a": 1, "b": 1, "c": 1}, []), ({"a": 2, "c": 2}, ["b"]), ({"a": 3, "c": 3}, [])]
-    assert list(fed.quarantined) == ["b"]
+    finish(fed, fed.drive(lambda client: ("work", {}), take))
+    assert seen == [(["a", "b", "c"], []), (["a", "c"], ["b"]), (["a", "c"], [])]
+    assert list(fed.quarantined) == ["b"] and fed.finished == 3
+
+
+def test_a_drive_ends_when_too_few_are_left():
+    fed = pace(engine=FakeEngine("abc", lambda c, o, b: 1 if c == "a" else "!gone"))
+    with pytest.raises(QuorumError, match=r"1 of 3 clients replied, the quorum is 2\. b, c: gone"):
+        finish(fed, driven(fed)[1])
+
+
+def test_who_drops_out_or_is_late_has_had_its_visit():
+    fed = pace(rounds=20, dropout=0.4, deadline=2.2)
+    came, drive = driven(fed)
+    assert finish(fed, drive) == 20 and set(fed.visits.values()) == {20}
+    assert not any("c" in replies for _, replies in came) and not fed.quarantined
+    reasons = {(f.client, f.reason.split(":")[0]) for f in fed.failures}
+    assert reasons == {("a", "dropped out"), ("b", "dropped out"), ("c", "dropped out"), ("c", "late")}
+    assert len([f for f in fed.failures if f.client == "c"]) == 20
+
+
+def test_a_drive_where_everyone_always_drops_out_ends():
+    fed = pace(rounds=3, dropout=1.0)
+    came, drive = driven(fed)
+    assert finish(fed, drive) == 3 and not came
+
+
+def test_participation_is_how_many_are_visited_at_a_time():
+    takes = {f"c{i}": 1.0 + i / 7 for i in range(10)}
+    fed = pace(rounds=4, engine=FakeEngine(list(takes), echo, takes.get), participation=0.3)
+    most = []
+
+    def invite(client):
+        most.append(len({sent.client for sent in fed.flying.values()} | {client}))
+        return "work", {"n": 1}
+
+    finish(fed, fed.drive(invite, lambda replies: {}))
+    assert max(most) <= 3 and set(fed.visits.values()) == {4}
 
 
 def test_a_call_between_instants_takes_nobody_elses_reply():
     """Evaluating in the middle of an asynchronous run must leave the messages under way, and their times, as they are."""
-    takes = {"a": 1.0, "b": 2.0, "c": 2.5}.get
-    plain = federation(FakeEngine("abc", echo, takes))
-    expected, drive = driven(plain, steps=3)
+    plain = pace(3)
+    expected, drive = driven(plain)
     finish(plain, drive)
-    fed = federation(FakeEngine("abc", echo, takes))
-    came, drive = driven(fed, steps=3)
+    fed = pace(3)
+    came, drive = driven(fed)
     for number in drive:
         fed.finished = number
         assert dict(fed.call("evaluate", clients=fed.everyone, quorum=1.0)) == {c: "evaluate" for c in "abc"}
     assert came == expected
 
 
-def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way():
-    takes = {"a": 1.0, "b": 2.0, "c": 2.5}.get
-    plain = federation(FakeEngine("abc", echo, takes), participation=0.9)
-    expected, drive = driven(plain, steps=3)
-    finish(plain, drive)
-    for stop in range(1, len(expected) + 1):
-        first = federation(FakeEngine("abc", echo, takes))
-        came, drive = driven(first, steps=3)
-        for first.finished in itertools.islice(drive, stop):
-            pass
-        second = federation(FakeEngine("abc", echo, takes))
+@pytest.mark.parametrize("terms", [{}, {"participation": 0.5}, {"dropout": 0.3}, {"deadline": 2.2}])
+@pytest.mark.parametrize("rest", [True, False])
+def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(terms, rest):
+    plain = pace(4, **terms)
+    expected, drive = driven(plain, 2, rest)
+    last = finish(plain, drive)
+    for stop in range(1, last + 1):
+        first = pace(4, **terms)
+        came, drive = driven(first, 2, rest)
+        for first.finished in drive:
+            if first.finished >= stop:
+                break
+        second = pace(4, **terms)
         second.remember(copy(first.memory()))
-        rest, drive = driven(second, steps=3)
+        again, drive = driven(second, 2, rest)
         finish(second, drive)
-        assert came + rest == expected
+        assert came + again == expected
         assert second.numbered == plain.numbered and second.ledger.rows == plain.ledger.rows and second.clock == plain.clock
-
-
-def test_a_resumed_drive_knows_who_was_drawn():
-    names = [f"c{i}" for i in range(10)]
-    first = federation(FakeEngine(names, echo), participation=0.4)
-    _, drive = driven(first)
-    first.finished = next(drive)
-    second = federation(FakeEngine(names, echo), participation=0.4)
-    second.remember(copy(first.memory()))
-    _, drive = driven(second)
-    next(drive)
-    assert second.here == first.here and len(first.here) == 4
+        assert second.visits == plain.visits and second.failures == plain.failures
 
 
 # what is remembered

@@ -1,5 +1,6 @@
 """The list of methods. A new method is one file and one line here; the command, the docs table and the contract tests follow."""
 
+from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.algorithms.fedprox import FedProx
@@ -10,4 +11,5 @@ ALGORITHMS = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedmuscle": FedMuscle,
+    "afmcc": AFMCC,
 }

@@ -5,32 +5,36 @@ on every subset of its modalities, and gives its model back. Reconstruction, a c
 constraint are what it minimises (eq. 7). What is measured is the mixture a client would get next.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, operation, question
-from unalike.federation import Federation, Messages, Replies, mean_states
+from unalike.algorithm import Algorithm, ClientSide, State, operation, question, together
+from unalike.client import Client
+from unalike.federation import Ask, Federation, Replies
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, fuse, modalities
 from unalike.models.model import Model
 from unalike.randomness import number, stream
 from unalike.tasks.clustering import clustering_scores, federated_groups, kmeans
-from unalike.training import step
+from unalike.training import Diverged, Stack, pad
 
 Parameters = dict[str, Tensor]
 
 
 @dataclass
 class AFMCC(Algorithm):
-    """alpha, beta, lambda and tau are the paper's for BDGP; `training.rounds` is the number of visits to each client."""
+    """alpha, beta, lambda and tau are the paper's for BDGP; `training.rounds` is the number of visits to each client.
 
-    evaluates: ClassVar[bool] = True
+    Its ablation: without A is alpha=0, without B is beta=0, without C is weights=uniform.
+    """
+
     asynchronous: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
@@ -44,81 +48,83 @@ class AFMCC(Algorithm):
     weights: Literal["uniform", "far", "near"] = "far"            # eq. 6 as printed: the farther a model's features, the more it counts
     sharpness: float = 1.0                                        # of these weights; distances are taken relative to their mean
     exchange: Literal["encoders", "paper"] = "encoders"           # what a client gets to find its weights by: encoders it can use, or all
+    rest: bool = True                                             # no: quick clients go on until the slowest has had its visits
     starts: int = 100                                             # of k-means, when measuring
 
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
         self.begin(fed)
-        for instant in fed.drive("visit", lambda client: self.invite(fed, client), lambda replies: self.answer(fed, replies)):
-            done = sum(fed.state["visits"].values())
-            if done >= fed.state["measured"] + len(fed.cards) * max(1, fed.training.rounds // fed.terms.evaluations):
-                fed.state["measured"] = done
-                self.record(fed, done // len(fed.cards))
-            yield instant
+        yield from fed.drive(lambda client: self.invite(fed, client), lambda replies: self.take(fed, replies), self.rest)
 
     def begin(self, fed: Federation) -> None:
         """One client with as many modalities as anyone has trains first; everybody starts where it ends."""
         if "models" in fed.state:
             return
-        first = max(fed.cards, key=lambda c: len(fed.cards[c].modalities))
-        start = fed.call("pretrain", clients=[first], quorum=1.0)[first]
-        fed.state |= {"models": {c: start for c in fed.cards}, "visits": {c: 0 for c in fed.cards}, "measured": 0,
-                      "shares": {c: [1 / len(fed.cards)] * len(fed.cards) for c in fed.cards}}
+        firsts = sorted(fed.cards, key=lambda c: -len(fed.cards[c].modalities))
+        start = next(reply[c] for c in firsts if (reply := fed.call("pretrain", clients=[c], quorum=float(c == firsts[-1]))))
+        count = len(fed.cards)
+        fed.state |= {"models": {name: torch.stack([t] * count) for name, t in start.items()},       # (clients, ...) each
+                      "shares": torch.full((count, count), 1 / count, dtype=torch.float64)}
 
-    def invite(self, fed: Federation, client: str) -> dict[str, Value]:
-        """The first message of a visit."""
+    def invite(self, fed: Federation, client: str) -> Ask:
+        """What begins a visit: the models to find weights by; where all count the same, their mean."""
         models = fed.state["models"]
         if self.weights == "uniform":
-            return {"parameters": self.mixture(fed, client)}
+            return "visit", {"parameters": self.mixtures(fed, [client])[client]}
+        own = list(fed.cards).index(client)
         if self.exchange == "paper":
-            return {"models": models}
-        own = tuple(f"encoder.encoders.{name}." for name in fed.cards[client].modalities)
-        return {"encoders": {c: {name: t for name, t in model.items() if name.startswith(own)} for c, model in models.items()}}
+            return "choose", {"models": models, "own": own}
+        usable = tuple(f"encoder.encoders.{name}." for name in fed.cards[client].modalities)
+        return "weigh", {"models": {name: t for name, t in models.items() if name.startswith(usable)}, "own": own}
 
-    def answer(self, fed: Federation, replies: Replies) -> Messages:
-        """Weights found: send the mixture. Trained: keep the model, and invite again unless that was the last visit."""
+    def take(self, fed: Federation, replies: Replies) -> dict[str, Ask]:
+        """Weights found: send the mixture. Trained: keep the model."""
+        place = {client: i for i, client in enumerate(fed.cards)}
         for client, reply in replies.items():           # all of this instant first: they count for everyone's next message
             if "shares" in reply:
-                fed.state["shares"][client] = reply["shares"]
-            if "parameters" in reply:
-                fed.state["models"][client] = reply["parameters"]
-                fed.state["visits"][client] += 1
-        trained = [client for client, reply in replies.items() if "parameters" in reply]
-        again = {c: self.invite(fed, c) for c in trained if fed.state["visits"][c] < fed.training.rounds}
-        return again | {c: {"parameters": self.mixture(fed, c)} for c in replies if c not in trained}
+                fed.state["shares"][place[client]] = torch.tensor(reply["shares"], dtype=torch.float64)
+            for name, tensor in reply.get("parameters", {}).items():
+                fed.state["models"][name][place[client]] = tensor
+        weighed = [client for client, reply in replies.items() if "parameters" not in reply]
+        return {client: ("visit", {"parameters": mixed}) for client, mixed in self.mixtures(fed, weighed).items()}
 
-    def mixture(self, fed: Federation, client: str) -> Parameters:
-        """Everyone's latest models, weighted for this client (eq. 6)."""
-        return mean_states(fed.state["models"], dict(zip(fed.cards, fed.state["shares"][client], strict=True)))
+    def mixtures(self, fed: Federation, clients: list[str]) -> dict[str, Parameters]:
+        """Everyone's latest models, weighted for each of these clients (eq. 6)."""
+        place = {client: i for i, client in enumerate(fed.cards)}
+        shares = fed.state["shares"][[place[client] for client in clients]]
+        mixed = {name: mix(shares, models) for name, models in fed.state["models"].items()}
+        return {client: {name: tensor[i] for name, tensor in mixed.items()} for i, client in enumerate(clients)}
 
     def finish(self, fed: Federation) -> None:
-        for client in fed.everyone:
-            fed.call("receive", clients=[client], quorum=0, parameters=self.mixture(fed, client))
+        fed.call("receive", clients=fed.everyone, quorum=0,
+                 each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()})
 
     def evaluate(self, fed: Federation) -> Replies:
         """Both protocols on the fused features of everyone; each client's share of the first one."""
-        told: dict[str, Any] = {}
-        for client in fed.everyone:
-            told |= fed.call("evaluate", clients=[client], quorum=0, parameters=self.mixture(fed, client))
+        told = fed.call("appraise", clients=fed.everyone, quorum=0,
+                        each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()})
         features, labels = [t["features"] for t in told.values()], [t["y"] for t in told.values()]
         clusters = len(next(iter(fed.cards.values())).labels)
         groups, joint = federated_groups(features, clusters, number(fed.seed, "k-means"), self.starts)
         y = torch.cat(labels)
         fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
-        return Replies({client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)})
-
-    def record(self, fed: Federation, visits: int) -> None:
-        values = self.evaluate(fed)
-        fed.record("evaluation", round=visits, when="end", who="together", values=dict(values), scores=fed.state["scores"])
+        each = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)}
+        return Replies(each, told.failures)
 
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
         return dict(fed.state["scores"])
+
+    def refuses(self, client: Client) -> str | None:
+        """Too few samples for its clusters."""
+        samples, clusters = len(client.train), len(client.task.labels)
+        return None if samples >= clusters else f"it has {samples} sample{'s' * (samples != 1)}, fewer than the {clusters} clusters to find"
 
     # the client
 
     class Side(ClientSide):
         algorithm: "AFMCC"
+        passing = False         # the model is the server's to keep, and comes again with the next message
 
         def build(self, encoder: nn.Module) -> Model:
             if not isinstance(encoder, Autoencoder):
@@ -127,79 +133,121 @@ class AFMCC(Algorithm):
 
         @operation
         def pretrain(self) -> Value:
-            self.train_on_subsets(self.algorithm.pretraining, turns=5)
+            self.passing = True
+            self.descend([self], self.algorithm.pretraining, turns=5)
             return dict(self.model.state_dict())
 
+        @question
+        @together
+        def weigh(sides: "list[AFMCC.Side]", models: list[Parameters], own: list[int]) -> list[Value]:
+            """How much each model counts here."""
+            distances = deviations(sides, models, own)
+            return [{"shares": side.shares(each)} for side, each in zip(sides, distances, strict=True)]
+
         @operation
-        def visit(self, parameters: Parameters | None = None, encoders: dict | None = None, models: dict | None = None) -> Value:
-            """Find weights, or take the mixture and train; both at once where all models came."""
-            known = models or encoders
-            shares = self.shares(known) if known else None
-            if models and shares:
-                parameters = mean_states(models, dict(zip(models, shares, strict=True)))
-            if parameters is None:
-                return {"shares": shares}
-            self.receive(parameters)
-            self.train_on_subsets(self.algorithm.steps * len(self.subsets()), turns=self.algorithm.steps)
-            return {"parameters": dict(self.model.state_dict()), **({"shares": shares} if shares else {})}
+        def choose(self, models: Parameters, own: int) -> Value:
+            """Weigh, mix and train: all models came."""
+            shares = self.shares(deviations([self], [models], [own])[0])
+            mixed = {name: mix(torch.tensor([shares], dtype=torch.float64), each)[0] for name, each in models.items()}
+            return {"shares": shares, **AFMCC.Side.visit([self], [mixed])[0]}
+
+        @operation
+        @together
+        def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Value]:
+            """Train from the mixture."""
+            for side, given in zip(sides, parameters, strict=True):
+                side.model.load_state_dict(given)
+                side.passing = True
+            how = sides[0].algorithm
+            sides[0].descend(sides, how.steps * len(sides[0].subsets()), how.steps)
+            return [{"parameters": dict(side.model.state_dict())} for side in sides]
 
         @operation
         def train(self) -> Value:
             """A visit without the others."""
-            turns = self.algorithm.steps * len(self.subsets())
-            return self.train_on_subsets(turns + (self.algorithm.pretraining if self.round == 1 else 0), turns=self.algorithm.steps)
+            steps = self.algorithm.steps * len(self.subsets())
+            return self.descend([self], steps + (self.algorithm.pretraining if self.round == 1 else 0), self.algorithm.steps)
 
         @operation
         def receive(self, parameters: Parameters) -> None:
             self.model.load_state_dict(parameters)
+            self.passing = False
 
         @question
-        def evaluate(self, common: bool = False, parameters: Parameters | None = None) -> Value:
-            """Fused features of given parameters, for the server to cluster; without any, how well the client clusters by itself."""
-            own = {name: t.clone() for name, t in self.model.state_dict().items()}
-            self.model.load_state_dict(parameters or own)
-            h, y = self.fused()
-            self.model.load_state_dict(own)
-            if parameters is not None:
-                return {"features": h, "y": y}
-            clusters = len(self.client.task.labels)
-            groups, _ = kmeans(nn.functional.normalize(h, dim=-1), clusters, number(self.seed, "k-means"), self.algorithm.starts)
-            return clustering_scores(groups, y)
+        def appraise(self, parameters: Parameters) -> Value:
+            """Fused features of given parameters, and the labels, for the server to cluster and score."""
+            encoder = self.autoencoder
+            own = {name: t.clone() for name, t in encoder.state_dict().items()}
+            encoder.load_state_dict({k.removeprefix("encoder."): v for k, v in parameters.items() if k.startswith("encoder.")})
+            h = self.fused()
+            encoder.load_state_dict(own)
+            return {"features": h, "y": self.client.train.labelled(torch.arange(len(self.client.train)))[1]}
 
-        def fused(self) -> tuple[Tensor, Tensor]:
-            x, y = self.client.train.labelled(torch.arange(len(self.client.train)))
+        @question
+        def evaluate(self, common: bool = False) -> Value:
+            """How well the client clusters by itself."""
+            y = self.client.train.labelled(torch.arange(len(self.client.train)))[1]
+            h = nn.functional.normalize(self.fused(), dim=-1)
+            return clustering_scores(kmeans(h, len(self.client.task.labels), number(self.seed, "k-means"), self.algorithm.starts)[0], y)
+
+        def state(self) -> State | None:
+            return None if self.passing else super().state()
+
+        def fused(self) -> Tensor:
             with torch.no_grad():
-                return self.model.features(self.client.place(x)).cpu(), y
+                return self.model.features(self.rows()).cpu()
+
+        def rows(self) -> dict[str, Tensor]:
+            """All its samples, where it computes."""
+            if not hasattr(self, "placed"):
+                self.placed = modalities(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
+            return self.placed
 
         def subsets(self) -> list[tuple[str, ...]]:
             names = self.client.card().modalities
             return [subset for size in range(1, len(names) + 1) for subset in combinations(names, size)]
 
-        def train_on_subsets(self, steps: int, turns: int) -> float:
-            """Gradient steps with a fresh Adam, `turns` of them on each fusion set in turn, over whole batches of the client's samples."""
-            optimiser, subsets, data = self.optimiser(fresh=True), self.subsets(), self.client.train
-            self.memory["trained"] = self.memory.get("trained", 0) + 1
-            draws = stream(self.seed, "batches", self.client.id, self.memory["trained"])
-            self.model.train()
-            loss = torch.zeros(())
+        @staticmethod
+        def descend(sides: "list[AFMCC.Side]", steps: int, turns: int) -> float:
+            """Gradient steps with a fresh optimiser, `turns` of them on each fusion set in turn; batches of each client's own rows."""
+            first, subsets, batch = sides[0], sides[0].subsets(), sides[0].training.batch
+            stack = Stack([side.model for side in sides], first.training)
+            draws = [stream(side.seed, "batches", side.client.id, side.round) for side in sides]
+            whole = all(len(side.client.train) <= batch for side in sides)
+            x, there = padded([side.rows() for side in sides])
+            losses = torch.zeros(len(sides))
+            for side in sides:
+                side.model.train()
+                side.work += steps * min(len(side.client.train), batch)
             for at in range(steps):
-                rows = torch.randperm(len(data), generator=draws)[:self.training.batch]
-                loss = self.objective(self.client.place(data.rows(rows)[0]), subsets[at // turns % len(subsets)])
-                step(loss, optimiser, self.training.clip)
-                self.work += len(rows)
-            return float(loss.detach())
+                if not whole:
+                    picked = [torch.randperm(len(side.client.train), generator=draw)[:batch].to(first.client.device)
+                              for side, draw in zip(sides, draws, strict=True)]
+                    x, there = padded([{name: rows[few] for name, rows in side.rows().items()}
+                                       for side, few in zip(sides, picked, strict=True)])
+                losses = stack.step(first.objective(subsets[at // turns % len(subsets)]), x, there)
+            stack.unstack()
+            for side, loss in zip(sides, losses.tolist(), strict=True):
+                if loss != loss and len(sides) == 1:
+                    raise Diverged(f"the training loss became {loss}; look for NaN in the data of {side.client.id}, or lower training.rate")
+            return float(losses[0])
 
-        def objective(self, given: dict[str, Tensor] | Tensor, subset: tuple[str, ...]) -> Tensor:
+        def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
             """Eq. 7 for one fusion set; every modality the client owns is rebuilt from it, also those outside."""
-            how, x, encoder = self.algorithm, modalities(given), self.autoencoder
-            codes = encoder.codes(x)
-            h = fuse([codes[name] for name in subset])
-            parts = [reconstruction(rows.flatten(1), encoder.decoders[name](h), how.error) for name, rows in x.items()]
-            if how.alpha:
-                parts += [how.alpha * fusion_contrast(h, z, how.temperature) for z in codes.values()]
-            if how.beta:
-                parts.append(how.beta * class_correlation_loss(self.model.head(h).softmax(-1), how.flexibility))
-            return torch.stack(parts).sum()
+            how = self.algorithm
+
+            def loss(model: Model, x: dict[str, Tensor], there: Tensor) -> Tensor:
+                encoder: Any = model.encoder
+                codes = encoder.codes(x)
+                h = fuse([codes[name] for name in subset])
+                parts = [reconstruction(rows.flatten(1), encoder.decoders[name](h), how.error, there) for name, rows in x.items()]
+                if how.alpha:
+                    parts += [how.alpha * fusion_contrast(h, z, how.temperature, there) for z in codes.values()]
+                if how.beta:
+                    parts.append(how.beta * class_correlation_loss(model.head(h).softmax(-1), how.flexibility, there))
+                return torch.stack(parts).sum()
+
+            return loss
 
         @property
         def autoencoder(self) -> Autoencoder:
@@ -207,20 +255,38 @@ class AFMCC(Algorithm):
             assert isinstance(encoder, Autoencoder)      # build() made sure
             return encoder
 
-        def shares(self, models: dict[str, Parameters]) -> list[float]:
-            """How much each model counts here: a softmax of how far its codes are from this client's fused features, in units of the
-            mean distance; as printed, eq. 6 overflows."""
-            x, _ = self.client.train.rows(torch.arange(len(self.client.train)))
-            x, encoder = modalities(self.client.place(x)), self.autoencoder
-            own = {name: t.clone() for name, t in encoder.state_dict().items()}
-            with torch.no_grad():
-                h, far = encoder(x), []
-                for model in models.values():
-                    known = {k.removeprefix("encoder."): v for k, v in model.items() if k.startswith("encoder.encoders.")}
-                    encoder.load_state_dict(known, strict=False)
-                    far.append(torch.stack([(z - h).norm() for z in encoder.codes(x).values()]).mean())
-            encoder.load_state_dict(own)
-            self.work += len(self.client.train) * len(models) / 3
-            distance = torch.stack(far)
+        def shares(self, distance: Tensor) -> list[float]:
+            """A softmax of how far each model's codes are, in units of the mean distance; as printed, eq. 6 overflows."""
             sign = 1 if self.algorithm.weights == "far" else -1
             return (sign * self.algorithm.sharpness * distance / distance.mean().clamp_min(1e-12)).softmax(0).tolist()
+
+
+def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]) -> Tensor:
+    """(clients, models): how far the codes of each model lie from a client's fused features under its own model, mean over the
+    client's modalities; of all clients and models at once."""
+    x, there = padded([side.rows() for side in sides])
+    mine = torch.tensor(own, device=there.device)
+    codes = {}
+    with torch.no_grad():
+        for name, rows in x.items():
+            encoder, prefix = sides[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
+            keys = [key for key in models[0] if key.startswith(prefix)]
+            known = {key.removeprefix(prefix): torch.stack([model[key].to(rows) for model in models]) for key in keys}
+            one = partial(torch.func.functional_call, encoder)
+            codes[name] = torch.func.vmap(torch.func.vmap(one, (0, None)))(known, rows.flatten(2))       # (clients, models, rows, width)
+        h = fuse([z[torch.arange(len(sides), device=z.device), mine] for z in codes.values()])            # (clients, rows, width)
+        far = [((z - h[:, None]) * there[:, None, :, None]).flatten(2).norm(dim=-1) for z in codes.values()]
+    for side in sides:
+        side.work += len(side.client.train) * len(next(iter(models[0].values()))) / 3
+    return torch.stack(far).mean(0).double().cpu()
+
+
+def mix(shares: Tensor, models: Tensor) -> Tensor:
+    """Weighted means (clients, ...) of models (models, ...) by shares (clients, models)."""
+    return (shares.to(models) @ models.flatten(1)).reshape(len(shares), *models.shape[1:])
+
+
+def padded(rows: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
+    """Modalities of several clients, filled up to the same number of rows, and which rows are there."""
+    filled = {name: pad([each[name] for each in rows]) for name in rows[0]}
+    return {name: x for name, (x, _) in filled.items()}, next(iter(filled.values()))[1]

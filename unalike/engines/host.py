@@ -6,6 +6,7 @@ Knows sides only as things with operations and a state.
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from unalike.client import Card, Client
@@ -40,6 +41,42 @@ class Host:
             reply = {"number": number, "failure": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
         self.answered[client] = (number, reply)
         return reply
+
+    def handle_all(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
+        """Answers of several clients. Those who are alike and are asked the same thing, in an operation written for several, are asked
+        at once; should that fail, one by one, so that only the culprit does."""
+        replies: dict[str, dict[str, Any]] = {}
+        for alike in self._groups(messages):
+            if len(alike) > 1:
+                with suppress(Exception):
+                    replies |= self._run_together({client: messages[client] for client in alike})
+        return {client: replies[client] if client in replies else self.handle(client, message) for client, message in messages.items()}
+
+    def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
+        groups: dict[Any, list[str]] = {}
+        for client, message in messages.items():
+            name, body = message["operation"], message["body"]
+            if len(messages) > self.alive or not isinstance(body, dict) or self.answered.get(client, (None,))[0] == message["number"]:
+                continue
+            side = self._awake(client)
+            if hasattr(getattr(type(side), str(name), None), "together"):
+                groups.setdefault((name, tuple(sorted(body)), side.kind()), []).append(client)
+        return list(groups.values())
+
+    def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
+        sides = [self._awake(client) for client in messages]
+        asked = list(messages.values())
+        name: Any = asked[0]["operation"]
+        if getattr(type(sides[0]), name).operation == "changes":
+            self.changed |= messages.keys()
+            self.spilled -= messages.keys()
+        bodies = type(sides[0]).perform_together(sides, name, [m["round"] for m in asked], [m["body"] for m in asked])
+        replies = {}
+        for (client, message), side, body in zip(messages.items(), sides, bodies, strict=True):
+            replies[client] = {"number": message["number"], "body": body, "work": side.work}
+            side.work = 0.0
+            self.answered[client] = (message["number"], replies[client])
+        return replies
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         side, name, body = self._awake(client), message["operation"], message["body"]

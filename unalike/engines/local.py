@@ -1,6 +1,7 @@
 """The local engine: clients in this process, or alive in N worker processes, on a virtual clock. Knows nothing of methods."""
 
 import heapq
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ class LocalEngine:
     """Carries calls on this machine. `workers=0`: clients run here, messages are copied and their size computed; N > 0: every
     message is really encoded and goes to one of N processes that keep the clients alive.
 
-    A call lasts, on the virtual clock, latency + bytes / link each way + work / speed of the client; real time plays no part.
+    A call lasts, on the virtual clock, latency + bytes / link each way + work / speed of the client; real time plays no part. With a
+    `tick` replies arrive at its next multiple, so that clients of about the same pace arrive, and are computed, together.
     """
 
     def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, workers: int = 0,
-                 alive: int = 256, limit: int = LIMIT):
-        self.now, self.limit = 0.0, limit
+                 alive: int = 256, limit: int = LIMIT, tick: float = 0.0):
+        self.now, self.limit, self.tick = 0.0, limit, tick
         self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
@@ -91,18 +93,20 @@ class LocalEngine:
         for client, down, up, reply in self._compute():
             card = self.told[client]
             lasts = 2 * card.latency + (down + up) / card.link + reply.get("work", 0.0) / card.speed
-            heapq.heappush(self.queue, (self.now + lasts, self.order, client, up, reply))
+            at = self.now + lasts
+            at = self.tick * math.ceil(at / self.tick - 1e-9) if self.tick else at
+            heapq.heappush(self.queue, (at, self.order, client, up, reply))
             self.order += 1
 
     def _compute(self) -> list[tuple[str, int, int, dict]]:
         sent, self.sent = self.sent, {}
         if self.host is not None:
-            return [(client, down, *self._answer(self.host, client, message)) for client, (down, message) in sent.items()]
+            answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
+            return [(client, down, *self._measured(answers[client])) for client, (down, _) in sent.items()]
         replies = {client: (len(data), mapping(decode(data, self.limit))) for client, data in collect(self.workers, len(sent))}
         return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
 
-    def _answer(self, host: Host, client: str, message: dict[str, Value]) -> tuple[int, dict]:
-        reply = host.handle(client, message)
+    def _measured(self, reply: dict[str, Any]) -> tuple[int, dict]:
         try:
             return size(reply, self.limit), mapping(copy(reply))
         except MessageError as error:

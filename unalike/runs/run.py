@@ -18,7 +18,7 @@ from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.engines.local import LocalEngine
 from unalike.errors import Problems, UserError
-from unalike.federation import Federation, Terms
+from unalike.federation import Federation, QuorumError, Terms
 from unalike.runs.folder import Folder, commit
 from unalike.safeguard import shadows
 from unalike.training import Training
@@ -47,6 +47,8 @@ class Run:
                             f"{method} is none of them")
         if strange := [c for c in clients if c.task.name not in algorithm.tasks]:
             raise UserError(f"{method} does {', '.join(algorithm.tasks)}; client {strange[0].id} wants {strange[0].task.name}")
+        if refused := [(f"clients.{c.id}", reason) for c in clients if (reason := algorithm.refuses(c)) is not None]:
+            raise Problems(name, refused)
         public = [len(c.public) for c in clients if c.public is not None]
         if problems := algorithm.check(len(clients), min(public, default=0)):
             raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
@@ -74,7 +76,8 @@ class Run:
         alone = self.alone_values() if self.alone else None
         engine = self.engine(self.folder.clients, self.guarded)
         try:
-            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.guarded)
+            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
+                             self.guarded)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -90,16 +93,26 @@ class Run:
         return results
 
     def serve(self, fed: Federation, seconds: Callable[[], float]) -> None:
-        started = time.time()
-        for finished in self.algorithm.serve(fed):
-            fed.finished = finished
-            self.tell("round", round=finished, seconds=time.time() - started, clock=fed.clock,
-                      bytes={way: fed.ledger.total(way) for way in ("up", "down")})
-            started = time.time()
-            if not self.algorithm.evaluates:
-                fed.evaluate()
-            if finished % self.checkpoint == 0 or finished == self.training.rounds:
-                self.save(fed, finished, seconds())
+        """Every round. One that too few clients saw to its end, because they were away, is over; those who did their part keep it."""
+        while True:
+            try:
+                for finished in self.algorithm.serve(fed):
+                    self.end_round(fed, finished, seconds)
+                return
+            except QuorumError as short:
+                if not short.passing or fed.visits or len(fed.lost) + 1 == self.training.rounds:
+                    raise
+                fed.lost.append(fed.round)
+                self.tell("lost", round=fed.round, reason=str(short))
+                self.end_round(fed, fed.round, seconds)
+
+    def end_round(self, fed: Federation, finished: int, seconds: Callable[[], float]) -> None:
+        fed.finished = finished
+        self.tell("round", round=finished, seconds=seconds(), clock=fed.clock, bytes={way: fed.ledger.total(way) for way in ("up", "down")})
+        if not self.algorithm.evaluates:
+            fed.evaluate()
+        if finished % self.checkpoint == 0 or finished == self.training.rounds:
+            self.save(fed, finished, seconds())
 
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
@@ -135,7 +148,10 @@ class Run:
         results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
                    "metrics": self.algorithm.figures(fed, dict(together)), **summary(clients, "gain"),
                    "bytes": {way: fed.ledger.total(way) for way in ("up", "down")}, "clock": fed.clock, "rounds": fed.finished,
-                   "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason} for f in fed.failures]}
+                   "lost": fed.lost, "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason,
+                                                   "lasting": f.lasting} for f in fed.failures]}
+        if fed.visits:
+            results["visits"] = fed.visits
         if self.guarded:
             results["safeguard"] = summary(clients, "safeguarded_gain")
         if (server := self.algorithm.server_results(fed, dict(together))) is not None:
@@ -208,7 +224,7 @@ class Run:
             made.shadows = shadows(made) if guarded else []
             return made
 
-        return LocalEngine(self.clients, side, place, self.workers, self.alive)
+        return LocalEngine(self.clients, side, place, self.workers, self.alive, tick=self.terms.tick)
 
     def tell(self, event: str, **facts: Any) -> None:
         if event not in ("call", "alone", "stage"):
