@@ -195,7 +195,7 @@ class AFMCC(Algorithm):
 
         def fused(self) -> Tensor:
             with torch.no_grad():
-                return self.model.features(self.rows()).cpu()
+                return self.model.features(self.rows())
 
         def rows(self) -> dict[str, Tensor]:
             """All its samples, where it computes."""

@@ -1,6 +1,5 @@
 """Groups to be found without labels, which only score them. Knows nothing of where features come from or how they are learnt."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
@@ -11,6 +10,8 @@ from torch.nn.functional import normalize
 
 from unalike.tasks.classification import UNKNOWN
 from unalike.tasks.task import Task, check_whole
+
+ROOM = 50_000_000        # distances that k-means may hold at once
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,13 @@ def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def kmeans(features: Tensor, clusters: int, generator_seed: int, starts: int = 100, centres: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Groups (n,) int64 and their centres (clusters, width) float64 for features (n, width): the best of `starts` runs.
+    """Groups (n,) int64 and their centres (clusters, width) float64 for features (n, width): the best of `starts` runs, all at once.
 
     Where `centres` are given there is one run, from there, and group k is the one that grew from centre k.
 
     >>> kmeans(torch.tensor([[0.0], [0.1], [5.0]]), 2, generator_seed=0, centres=torch.tensor([[4.0], [1.0]]))[0]
     tensor([1, 1, 0])
     """
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
     if features.ndim != 2:
         raise ValueError(f"k-means takes features (n, width), got shape {tuple(features.shape)}")
     if not 1 <= clusters <= len(features):
@@ -107,12 +105,53 @@ def kmeans(features: Tensor, clusters: int, generator_seed: int, starts: int = 1
         raise ValueError(f"k-means needs finite features, got NaN or infinity in {int((~finite).sum())} of {len(features)} samples")
     if centres is not None and centres.shape != (clusters, features.shape[1]):
         raise ValueError(f"k-means starts from {clusters} centres of width {features.shape[1]}, got shape {tuple(centres.shape)}")
-    begin: dict[str, Any] = {"n_init": starts} if centres is None else {"n_init": 1, "init": centres.detach().cpu().double().numpy()}
-    model = KMeans(clusters, random_state=generator_seed % 2**32, **begin)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)     # fewer different rows than clusters: some stay empty, and score so
-        model.fit(features.detach().cpu().double().numpy())
-    return torch.from_numpy(model.labels_).long(), torch.from_numpy(model.cluster_centers_)
+    x = features.detach().double()
+    if centres is not None:
+        begun = centres.to(x)[None]
+        groups, ends, _ = _lloyd(x, begun)
+        return groups[0].cpu(), ends[0].cpu()
+    at_once = max(1, ROOM // (len(x) * clusters))                       # starts that fit in memory together
+    generator = torch.Generator(x.device).manual_seed(generator_seed)
+    found = [_lloyd(x, _spread(x, clusters, min(at_once, starts - done), generator)) for done in range(0, starts, at_once)]
+    groups, ends, spreads = (torch.cat(parts) for parts in zip(*found, strict=True))
+    best = int(spreads.argmin())
+    return groups[best].cpu(), ends[best].cpu()
+
+
+def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -> Tensor:
+    """First centres (starts, clusters, width): rows drawn with chances by their squared distance to those drawn before (k-means++)."""
+    picked = [x[torch.randint(len(x), (starts,), generator=generator, device=x.device)]]
+    nearest = torch.full((starts, len(x)), torch.inf, dtype=x.dtype, device=x.device)
+    while len(picked) < clusters:
+        nearest = torch.minimum(nearest, _apart(x, picked[-1][:, None])[..., 0])
+        chances = nearest + torch.finfo(x.dtype).tiny                   # all rows alike: any of them
+        picked.append(x[torch.multinomial(chances, 1, generator=generator)[:, 0]])
+    return torch.stack(picked, 1)
+
+
+def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group that loses all rows keeps its centre."""
+    centres = centres.clone()
+    groups = torch.full((len(centres), len(x)), -1, device=x.device)
+    moving = torch.arange(len(centres), device=x.device)                # starts that have not settled
+    for _ in range(300):
+        found = _apart(x, centres[moving]).argmin(-1)
+        moved = (found != groups[moving]).any(-1)
+        groups[moving] = found
+        moving, found = moving[moved], found[moved]
+        if not len(moving):
+            break
+        belongs = torch.nn.functional.one_hot(found, centres.shape[1]).to(x.dtype)
+        sizes = belongs.sum(1)[..., None]
+        centres[moving] = torch.where(sizes > 0, belongs.mT @ x / sizes.clamp(min=1), centres[moving])
+    return groups, centres, _apart(x, centres).amin(-1).sum(-1)
+
+
+def _apart(x: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances (starts, n, clusters)."""
+    flat = x @ centres.flatten(0, 1).mT                                 # one product for all starts
+    across = flat.reshape(len(x), *centres.shape[:2]).transpose(0, 1)
+    return ((centres * centres).sum(-1)[:, None] - 2 * across + (x * x).sum(-1)[None, :, None]).clamp_(min=0)
 
 
 def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
@@ -137,7 +176,7 @@ def federated_groups(features: Sequence[Tensor], clusters: int, seed: int, start
     2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on each other client's. The second is
     k-means on everyone's features together, which no server could do without seeing them.
     """
-    rows = [normalize(each.detach().cpu().double(), dim=-1) if normalise else each.detach().cpu().double() for each in features]
+    rows = [normalize(each.detach().double(), dim=-1) if normalise else each.detach().double() for each in features]
     groups: list[Tensor] = []
     centres: Tensor | None = None
     for client, own in enumerate(rows):
