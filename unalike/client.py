@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from unalike.data.samples import Samples, fingerprint, samples
+from unalike.data.samples import Samples, Tensors, fingerprint, samples
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
@@ -38,11 +39,6 @@ class Card:
     def as_dict(self) -> dict:
         return {key: list(item) if isinstance(item, tuple) else item for key, item in asdict(self).items()}
 
-    @classmethod
-    def from_dict(cls, told: dict) -> "Card":
-        fields: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in told.items()}
-        return cls(**fields)
-
 
 @dataclass
 class Client:
@@ -71,14 +67,32 @@ class Client:
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise ValueError(f"a client's id is a word, got {self.id!r}")
         if not isinstance(self.task, Task):
             raise ValueError(f"client {self.id}: task must be a Task, e.g. Classification(10), got {self.task!r}; "
                              f"there are {', '.join(sorted(TASKS))}")
-        for name in ("train", "test", "public", "common"):
-            if (given := getattr(self, name)) is not None:
-                setattr(self, name, samples(given))
-        if not len(self.train):
-            raise ValueError(f"client {self.id}: its training set is empty")
+        if not callable(self.model):
+            raise ValueError(f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}")
+        for name in ("train", "test", "common", "public"):
+            try:
+                self._take(name)
+            except ValueError as error:
+                raise ValueError(f"client {self.id}, {name}: {error}") from None
+
+    def _take(self, name: str) -> None:
+        """What was given under that name, as Samples; labels in memory must fit the task. What is Samples already was looked at."""
+        given = getattr(self, name)
+        if given is None and name != "train":
+            return
+        data = unlabelled(given) if name == "public" else samples(given)
+        if not len(data):
+            raise ValueError("there are no rows")
+        if data is not given and isinstance(data, Tensors) and name != "public":
+            if data.y is None:
+                raise ValueError("there are no labels: give (x, y)")
+            self.task.check(data.y[data.index.to(data.y.device)])
+        setattr(self, name, data)
 
     def encoder(self, seed: int) -> nn.Module:
         """A fresh encoder on the CPU; a module that was given is copied, so that runs do not change it."""
@@ -86,13 +100,24 @@ class Client:
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
 
     def card(self) -> Card:
-        named = self.model_name or type(self.model).__name__
+        named, public = self.model_name or self._model_name(), self.public
+        try:
+            shape = self.train.shape
+            shown = (fingerprint(public), len(public), str(public.shape)) if public is not None else (None, 0, "")
+        except Exception as error:      # what a dataset may raise is open
+            raise ValueError(f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})") from error
         return Card(id=self.id, model=named, task=self.task.name, metric=self.task.metric, labels=self.task.labels,
-                    samples=len(self.train), modalities=modalities(self.train), capacity=self.capacity, speed=self.speed,
-                    link=self.link, latency=self.latency, public=fingerprint(self.public) if self.public is not None else None,
-                    public_rows=len(self.public) if self.public is not None else 0,
-                    public_shape=str(self.public.shape) if self.public is not None else "",
+                    samples=len(self.train), modalities=tuple(shape) if isinstance(shape, dict) else ("x",), capacity=self.capacity,
+                    speed=self.speed, link=self.link, latency=self.latency, public=shown[0], public_rows=shown[1], public_shape=shown[2],
                     tested_on="common" if self.common is not None else "own")
+
+    def _model_name(self) -> str:
+        """A module's class, or the function that makes it; a lambda has no name, what it makes has."""
+        if isinstance(self.model, nn.Module):
+            return type(self.model).__name__
+        maker = self.model.func if isinstance(self.model, partial) else self.model
+        name = getattr(maker, "__name__", type(maker).__name__)
+        return name if name.isidentifier() else type(self.encoder(0)).__name__
 
     @overload
     def place(self, value: Tensor) -> Tensor: ...
@@ -112,9 +137,9 @@ class Client:
         return value.to(self.device, self.dtype, non_blocking=True)
 
 
-def modalities(data: Samples) -> tuple[str, ...]:
-    x, _ = data.rows(torch.arange(1))
-    return tuple(x) if isinstance(x, dict) else ("x",)
+def unlabelled(given: Any) -> Samples:
+    """A public set: inputs as a tensor, or by modality, or whatever else holds data."""
+    return samples((given, None) if isinstance(given, Tensor | dict) else given)
 
 
 def _clone(module: nn.Module) -> nn.Module:

@@ -86,11 +86,6 @@ def test_public_sets_of_different_length_are_refused():
         federation(engine)
 
 
-def test_a_card_survives_being_told():
-    card = FakeEngine(public="f00", public_rows=3, modalities=("image", "text")).told["a"]
-    assert Card.from_dict(card.as_dict()) == card
-
-
 def test_public_batches_are_the_same_for_everyone_and_new_every_round():
     one, other = (federation(FakeEngine(public="f00", public_rows=50)).public(16) for _ in range(2))
     first = [rows.tolist() for rows in one.batches(1)]

@@ -1,6 +1,7 @@
 """A client's data: rows of inputs and, perhaps, labels, in memory or read on demand. Knows nothing of tasks or clients."""
 
 import hashlib
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -96,8 +97,8 @@ class Lazy(Samples):
     def take(self, index: Tensor) -> "Lazy":
         return Lazy(self.dataset, self.index[index])
 
-    @property
-    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    @cached_property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:      # rows do not change, and reading one may take long
         return each(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
 
 
