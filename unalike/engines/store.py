@@ -29,7 +29,11 @@ def save(path: Path, value: Any) -> None:
     described = json.dumps(tree(value, put))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    save_file(tensors, partial, metadata={"value": described})
+    try:
+        save_file(tensors, partial, metadata={"value": described})
+    except SafetensorError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written ({error}); look whether the disk is full, then resume the run") from None
     partial.replace(path)
 
 
