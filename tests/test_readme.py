@@ -21,6 +21,17 @@ def test_python_runs(page, tmp_path, monkeypatch):
         assert {"config.yaml", "events.jsonl", "ledger.csv", "results.json", "report.html"} <= {p.name for p in run.iterdir()}
 
 
+def test_the_readme_example_ends_the_same_whenever_it_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    block, = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    ends = []
+    for _ in range(2):
+        exec(compile(block, "README.md", "exec"), names := {})
+        ends.append({id: (its["hash"], its["value"]) for id, its in names["results"]["clients"].items()})
+    assert ends[0] == ends[1] and {its["model"] for its in names["results"]["clients"].values()} == {"Sequential"}
+    assert names["models"]["clinic"](names["x"]).shape == (300, 3)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -16,7 +16,8 @@ HOMES = {
     "Training": "unalike.training",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
     "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",
-    "run": "unalike.runs", "resume": "unalike.runs", "show": "unalike.report",
+    "run": "unalike.runs", "resume": "unalike.runs", "show": "unalike.report", "compare": "unalike.report",
+    "trained": "unalike.runs.export", "export": "unalike.runs.export", "rebuild": "unalike.runs.export",
 }
 
 __all__ = [*HOMES, "__version__"]

@@ -57,6 +57,19 @@ def test_events_are_lines_in_order(tmp_path):
     assert [e["event"] for e in events] == ["round", "failure"] and events[1]["reason"] == "two\nlines, ünï" and events[0]["time"] > 0
 
 
+@pytest.mark.parametrize("torn", ['{"event": "rou', '{"event": "round"}'])
+def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
+    from unalike.report import read
+    folder = Folder.create(tmp_path, {"name": "a"})
+    folder.event("start")
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(torn)
+    folder.event("resume")
+    folder.event("round")
+    events = [event["event"] for event in read(tmp_path).events]
+    assert events == ["start", *["round"] * torn.endswith("}"), "resume", "round"] and "\n\n" not in (tmp_path / "events.jsonl").read_text()
+
+
 # what Python may get wrong
 
 

@@ -233,8 +233,10 @@ def test_damaged_server_checkpoint_falls_back_to_the_one_before(late, pieces, to
             pieces("cut", watch=stop_after(3))
     spoil(checkpoints(tmp_path / "cut", "server", "server")[-1])
     heard = []
-    results = pieces("cut", watch=lambda event, **facts: heard.append((event, facts.get("round"))))
-    assert ("resume", 2) in heard
+    results = pieces("cut", watch=lambda event, **facts: heard.append((event, facts.get("round"), facts.get("reason"))))
+    assert ("resume", 2, None) in heard
+    told, = [reason for event, _, reason in heard if event == "damaged"]
+    assert told.endswith("; the run goes on from round 2") and "cannot be read" in told
     assert toys.hashes(results) == toys.hashes(whole)
     assert "damaged" in (tmp_path / "cut" / "events.jsonl").read_text()
 

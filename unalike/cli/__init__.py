@@ -37,8 +37,8 @@ def run(
     made, method = load(scenario, algorithm, settings, seed=seed, workers=workers, threads=threads, device=device, dtype=dtype,
                         alone=None if alone else False, safeguard=safeguard or None)
     with progress(quiet=as_json) as watch:
-        results, path = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
-    tell(results, path, as_json)
+        results, _ = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
+    tell(results, as_json)
 
 
 @app.command()
@@ -48,7 +48,7 @@ def resume(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's fol
     from unalike.cli.progress import progress
     with progress(quiet=as_json) as watch:
         results = runs.resume(path, watch)
-    tell(results, path, as_json)
+    tell(results, as_json)
 
 
 @app.command(name="list")
@@ -111,13 +111,12 @@ def bench(
     run_bench(name, quick, out)
 
 
-def tell(results: dict, path: Path, as_json: bool) -> None:
+def tell(results: dict, as_json: bool) -> None:
     from unalike.report import show
     if as_json:
         print_json(results)
         return
     show(results)
-    typer.echo(f"report   {Path(path) / 'report.html'}")
 
 
 def print_json(value: dict) -> None:

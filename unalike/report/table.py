@@ -84,6 +84,8 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
     if sent:
         facts += [("bytes", Text(f"{words.data(sent.get('up'))} up, {words.data(sent.get('down'))} down"))]
     facts += [("time", Text(words.duration(results.get("seconds"))))]
+    if results.get("folder"):
+        facts += [("report", Text(words.printable(f"{results['folder']}/report.html")))]
     return facts
 
 

@@ -1,17 +1,20 @@
 """Runs: one execution each, in a folder that tells all of it and from which it can go on."""
 
+import json
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unalike.algorithm import Algorithm
-from unalike.client import Client
-from unalike.data.samples import samples
+from unalike.client import Client, unlabelled
 from unalike.errors import UserError
 from unalike.federation import Terms
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run, Watch
 from unalike.scenarios import Scenario, build, read
+from unalike.scenarios.schema import checked
 from unalike.training import Training
 
 
@@ -19,30 +22,43 @@ def quiet(event: str, **facts: Any) -> None:
     """Nobody watches."""
 
 
-def run(algorithm: Algorithm, clients: list[Client], *, public: Any = None, training: Training | None = None,
+def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, training: Training | None = None,
         terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None,
-        alone: bool = True, safeguard: bool = False, resume: bool = False, name: str = "own", watch: Watch = quiet) -> dict[str, Any]:
-    """Run a method on clients of your own and return the results; the run's folder has everything else.
+        alone: bool = True, safeguard: bool = False, resume: bool = False, name: str = "own", progress: bool = False,
+        watch: Watch = quiet) -> dict[str, Any]:
+    """Run a method on clients of your own and return the results; the run's folder, `results["folder"]`, has everything else.
 
     `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples. `resume=True` goes on with the
-    run in `out` if there is one; the clients must be the same again.
+    run in `out` if there is one; clients and settings must be the same again. `progress=True` shows how far it is.
     """
+    algorithm, training, terms = checked(algorithm), training or Training(), terms or Terms()
+    clients = [clients] if isinstance(clients, Client) else list(clients)
+    given = [("training", training, Training), ("terms", terms, Terms), *(("each client", c, Client) for c in clients)]
+    for what, value, kind in given:
+        if not isinstance(value, kind):
+            raise UserError(f"{what} must be made by unalike.{kind.__name__}(...), got {value!r}")
+    for what, value, least in [("seed", seed, None), ("workers", workers, 0), ("threads", threads, 1), ("alive", alive, 1)]:
+        if not isinstance(value, int) or (least is not None and value < least):
+            raise UserError(f"{what} must be a whole number{'' if least is None else f', at least {least}'}, got {value!r}")
+    if resume and out is None:
+        raise UserError("resume=True needs out=, the folder of the run to go on with")
     if public is not None:
-        public = samples((public, None)) if hasattr(public, "dim") else samples(public)
-        for client in clients:
-            client.public = client.public if client.public is not None else public
-    training, terms, method = training or Training(), terms or Terms(), type(algorithm).__name__.lower()
-    config = {"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
-              "training": training.model_dump(), "federation": terms.model_dump(), "clients": [c.card().as_dict() for c in clients],
-              "seed": seed, "python": True}
+        public = unlabelled(public)
+        clients = [replace(c, public=public) if c.public is None else c for c in clients]
+    method = type(algorithm).__name__.lower()
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
                alive=alive, alone=alone, safeguard=safeguard, watch=watch)
+    config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
+                    "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
+                    "clients": [card.as_dict() for card in made.cards.values()], "seed": seed, "python": True})
     path = place(out, name, method, seed)
-    going_on = resume and (path / "config.yaml").exists()
-    made.folder = Folder.open(path) if going_on else Folder.create(path, config)
-    if going_on and (was := {k: v for k, v in made.folder.config.items() if k != "summary"}) != {k: config[k] for k in was if k in config}:
-        raise UserError(f"{out} holds a run with other clients or settings; resume needs the same ones")
-    return report(made)
+    if resume and (path / "config.yaml").exists():
+        made.folder = Folder.open(path)
+        if changed := differences(made.folder.config, config):
+            raise UserError(f"{path} holds another run: {', '.join(changed[:3])}; resume it as it was, or choose another folder")
+    else:
+        made.folder = Folder.create(path, config)
+    return report(made, progress)
 
 
 def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | None = None, data_dir: str | None = None,
@@ -54,12 +70,12 @@ def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | 
     return report(made), made.folder.path
 
 
-def resume(path: str | Path, watch: Watch = quiet) -> dict[str, Any]:
+def resume(path: str | Path, watch: Watch = quiet, progress: bool = False) -> dict[str, Any]:
     """Go on from the last finished round; the end is the same as if nothing had happened."""
     folder = Folder.open(Path(path))
     if (done := folder.results) is not None:
         return done
-    return report(reopen(folder, watch))
+    return report(reopen(folder, watch), progress)
 
 
 def reopen(folder: Folder, watch: Watch = quiet) -> Run:
@@ -80,12 +96,40 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
                checkpoint=scenario.checkpoint, cache=True, watch=watch)
 
 
-def report(made: Run) -> dict[str, Any]:
-    results = made.go()
+def report(made: Run, progress: bool = False) -> dict[str, Any]:
     from unalike.report import write
+    if progress:
+        from unalike.cli.progress import progress as bar
+        watch = made.watch
+        with bar() as shown:
+            made.watch = lambda event, **facts: (shown(event, **facts), watch(event, **facts))[1]
+            return report(made)
+    results = made.go()
     made.watch("stage", text="the report")
     write(made.folder.path)
     return results
+
+
+def plain(config: dict[str, Any]) -> dict[str, Any]:
+    """Numbers, words, lists and mappings only: tensors as lists, and of what else a method of one's own may hold, the name."""
+    def name(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else getattr(value, "__qualname__", type(value).__qualname__)
+
+    return json.loads(json.dumps(config, default=name))
+
+
+def differences(was: Any, now: Any, where: str = "") -> list[str]:
+    """What changed between two configs, a few words each; clients go by their id.
+
+    >>> differences({"seed": 0, "training": {"rounds": 3}}, {"seed": 0, "training": {"rounds": 5}})
+    ['training.rounds was 3, is 5']
+    """
+    if where == "clients":
+        was, now = ({card["id"]: card for card in cards} for cards in (was, now))
+    if not isinstance(was, dict) or not isinstance(now, dict):
+        return [] if was == now else [f"{where} was {was}, is {now}"]
+    at = f"{where}." if where else ""
+    return [told for key in {**was, **now} for told in differences(was.get(key), now.get(key), f"{at}{key}")]
 
 
 def place(out: str | Path | None, name: str, method: str, seed: int) -> Path:

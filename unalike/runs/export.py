@@ -1,56 +1,103 @@
-"""A client's model to take home. Knows run folders and how to build the client again."""
+"""Trained models to take home. Knows run folders and how to build the clients again."""
 
 import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from unalike.algorithm import Algorithm, ClientSide, digest
 from unalike.client import Client
 from unalike.engines.store import Store
 from unalike.errors import UserError, unknown
 from unalike.runs.folder import Folder
+from unalike.scenarios import build, read
+from unalike.scenarios.schema import read_algorithm
+from unalike.training import Training
 
 
-def export(run: Path, client: str, to: Path, onnx: bool = True) -> list[str]:
-    """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each."""
-    from unalike.runs import reopen
+def trained(run: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None) -> dict[str, nn.Module]:
+    """The models of a run by client, each from input to the task's output, on the CPU and in eval mode.
+
+    `clients` are those of a run from Python, made as they were for it; some of them give the models of these. `algorithm` is
+    needed only where the method is your own.
+    """
     folder = Folder.open(Path(run))
-    made = reopen(folder)
-    clients = {c.id: c for c in made.clients}
-    if client not in clients:
-        raise UserError(unknown("client", client, clients))
-    state = Store(folder.clients).newest(client)
-    if state is None:
-        raise UserError(f"{client} has no model yet: the run has not finished a round")
-    side = made.algorithm.Side(clients[client], made.algorithm, made.training, made.seed)
-    side.restore(state)
-    model = side.model.eval().cpu()
-    to = Path(to)
+    return {id: _learnt(folder, side()) for id, side in _sides(folder.config, folder.path, clients, algorithm).items()}
+
+
+def export(run: str | Path, client: str, to: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
+           algorithm: Algorithm | None = None) -> list[str]:
+    """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
+    folder = Folder.open(Path(run))
+    side = _side(client, _sides(folder.config, folder.path, clients, algorithm))
+    model = _learnt(folder, side)
+    to = Path(to or folder.path / "exports" / client)
     to.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, to / "model.safetensors")
-    card = clients[client].card()
+    card = side.client.card()
     (to / "config.json").write_text(json.dumps({"client": client, "scenario": folder.config, "labels": card.labels, "task": card.task,
                                                 "finished": folder.results is not None}, indent=1))
+    own = ", clients" if folder.config.get("python") else ""
     lines = [f"{to / 'model.safetensors'}   {sum(p.numel() for p in model.parameters()):,} parameters",
-             f"{to / 'config.json'}   rebuild with unalike.runs.export.rebuild({str(to)!r})"]
-    return [*lines, _onnx(model, clients[client], to)] if onnx else lines
+             f"{to / 'config.json'}   rebuild with unalike.rebuild({str(to)!r}{own})"]
+    return [*lines, _onnx(model, side.client, to)] if onnx else lines
 
 
-def rebuild(folder: str | Path) -> nn.Module:
-    """The exported model, from its two files."""
-    from safetensors.torch import load_file
-
-    from unalike.runs import prepare
-    from unalike.scenarios import read
+def rebuild(folder: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None) -> nn.Module:
+    """The exported model, from its two files. `clients` as for `trained`."""
     told = json.loads((Path(folder) / "config.json").read_text())
-    config = dict(told["scenario"])
-    data_dir = config.pop("data_dir", None)
-    scenario, algorithm = read(config, str(folder))
-    made = prepare(scenario, algorithm, None, data_dir, lambda event, **facts: None)
-    side = made.algorithm.Side(next(c for c in made.clients if c.id == told["client"]), made.algorithm, made.training, made.seed)
+    side = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
     side.model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    return side.model.eval()
+
+
+def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | None,
+           algorithm: Algorithm | None) -> dict[str, Callable[[], ClientSide]]:
+    """What makes each client's side as the run's config has it, untrained."""
+    config = dict(config)
+    if config.get("python"):
+        fields = dict(config["algorithm"])
+        method = algorithm or read_algorithm(fields.pop("name"), fields)[0]
+        if clients is None:
+            raise UserError(f"{source} was run from Python with clients that only Python can make: pass clients=, made as for the run")
+        if method is None:
+            raise UserError(f"{source} was run with the method {config['algorithm']['name']}, which is your own: pass algorithm=")
+        training, seed = Training(**config["training"]), config["seed"]
+    else:
+        data_dir = config.pop("data_dir", None)
+        scenario, method = read(config, str(source))
+        clients, training, seed = build.clients(scenario, data_dir), scenario.training, scenario.seed
+    return {c.id: partial(method.Side, replace(c, device="cpu"), method, training, seed) for c in clients}
+
+
+def _side(client: str, sides: dict[str, Callable[[], ClientSide]]) -> ClientSide:
+    if client not in sides:
+        raise UserError(unknown("client", client, sides))
+    return sides[client]()
+
+
+def _learnt(folder: Folder, side: ClientSide) -> nn.Module:
+    """The model a client left the run with, or has so far where a client keeps all of it; its hash is that of the results."""
+    id, results, state = side.client.id, folder.results, Store(folder.clients).newest(side.client.id)
+    if results is None and (state is None or state["model"].keys() != side.model.state_dict().keys()):
+        raise UserError(f"{id} has no model to take home: the run {folder.path} is not finished; resume it first")
+    ended = results["clients"].get(id, {"hash": None})["hash"] if results is not None else None
+    if results is not None and ended is None:
+        raise UserError(f"{id} has no model to take home: it failed in the run {folder.path}, or was not in it")
+    try:
+        if state is not None:
+            side.restore(state)
+        fits = ended is None or digest(side.model) == ended
+    except RuntimeError:      # names or shapes differ
+        fits = False
+    if not fits:
+        raise UserError(f"the model of {id} is not the one it had in the run {folder.path}: make the clients as they were for it")
     return side.model.eval()
 
 

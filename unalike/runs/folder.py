@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class Folder:
     def create(cls, path: Path, config: dict[str, Any]) -> "Folder":
         path = Path(path)
         if (path / "config.yaml").exists():
-            raise UserError(f"{path} already holds a run; resume it with `unalike resume {path}` or choose another folder")
+            how = "resume=True" if config.get("python") else f"`unalike resume {path}`"
+            raise UserError(f"{path} already holds a run; resume it with {how} or choose another folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder = cls(path)
@@ -52,11 +54,14 @@ class Folder:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        return self.read_json("results.json")
+        told = self.read_json("results.json")
+        return told | {"folder": str(self.path)} if isinstance(told, dict) else told       # it may have been moved since
 
     def event(self, event: str, **facts: Any) -> None:
-        with (self.path / "events.jsonl").open("a") as file:
-            file.write(json.dumps({"event": event, "time": time.time(), **facts}) + "\n")
+        with (self.path / "events.jsonl").open("ab+") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":     # a killed run left half a line
+                file.write(b"\n")
+            file.write(json.dumps({"event": event, "time": time.time(), **facts}).encode() + b"\n")
 
     def write(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.{os.getpid()}.partial"
@@ -73,19 +78,21 @@ class Folder:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}); take it away to have it made again") from None
 
-    def last(self) -> dict[str, Any] | None:
+    def last(self, tell: Callable[..., None] | None = None) -> dict[str, Any] | None:
         """The newest server state that can be read with its clients'; a damaged one is told of, and the one before it serves."""
-        paths = sorted((self.path / "checkpoints" / "server" / "server").glob("*.safetensors"), reverse=True)
-        for path in paths:
+        damaged: list[str] = []
+        for path in sorted((self.path / "checkpoints" / "server" / "server").glob("*.safetensors"), reverse=True):
             try:
                 saved = load(path)
-                Store(self.clients).check(saved["federation"]["finished"])
-                return saved
+                Store(self.clients).check(finished := saved["federation"]["finished"])
             except CheckpointError as error:
-                self.event("damaged", reason=str(error))
-                damaged = error
-        if paths:
-            raise UserError(f"no checkpoint of {self.path} can be read: {damaged}")
+                damaged.append(str(error))
+                continue
+            for reason in damaged:
+                (tell or self.event)("damaged", reason=f"{reason}; the run goes on from round {finished}", round=finished)
+            return saved
+        if damaged:
+            raise UserError(f"no checkpoint of {self.path} can be read: {damaged[-1]}")
         return None
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,10 +51,14 @@ class Run:
         if refused := [(f"clients.{c.id}", reason) for c in clients if (reason := algorithm.refuses(c)) is not None]:
             raise Problems(name, refused)
         public = [len(c.public) for c in clients if c.public is not None]
-        if problems := algorithm.check(len(clients), min(public, default=0)):
-            raise Problems(name, [(f"algorithm.{field}", sentence) for field, sentence in problems])
+        problems = algorithm.check(len(clients), min(public, default=0))
+        if not public and problems != (others := algorithm.check(len(clients), sys.maxsize)):
+            problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
+        if problems:
+            raise Problems(name, [("public" if field == "public" else f"algorithm.{field}", sentence) for field, sentence in problems])
         if problems := misfits(algorithm, clients, training, seed):
             raise Problems(name, problems)
+        self.cards = {c.id: c.card() for c in clients}
 
     def go(self) -> dict[str, Any]:
         """Run to the end, from the last finished round if there is one. Returns the results."""
@@ -67,12 +72,12 @@ class Run:
             torch.set_num_threads(threads)
 
     def execute(self) -> dict[str, Any]:
-        saved = self.folder.last()
+        saved = self.folder.last(self.tell)
         begun = time.time()
         before = saved["seconds"] if saved else 0.0
         self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
                   round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
-                  clients={c.id: c.card().as_dict() for c in self.clients})
+                  clients={id: card.as_dict() for id, card in self.cards.items()})
         alone = self.alone_values() if self.alone else None
         engine = self.engine(self.folder.clients, self.guarded)
         try:
@@ -86,7 +91,7 @@ class Run:
             results = self.conclude(fed, alone)
         finally:
             engine.close()
-        results |= {"seconds": round(before + time.time() - begun, 3), "commit": commit()}
+        results |= {"seconds": round(before + time.time() - begun, 3), "commit": commit(), "folder": str(self.folder.path)}
         fed.ledger.write(self.folder.path / "ledger.csv")
         self.folder.write_json("results.json", results)
         self.tell("finish", seconds=results["seconds"])
@@ -208,11 +213,16 @@ class Run:
             self.tell(event, **facts)
 
     def cached(self, first: dict[str, Any]) -> Path | None:
-        """Where the values of this very training are kept: same code, clients, data, budget, seed and first weights."""
+        """Where the values of this very training are kept: same code, clients, data, budget, seed and first weights; and the same
+        method, where its client alone is another than that of local training."""
         if not self.cache:
             return None
         from unalike.data.samples import fingerprint
-        told = [self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.model_dump(), source_hash(),
+        side, build = self.algorithm.Side, self.algorithm.Side.build is not ClientSide.build
+        own = any(getattr(side, name) is not getattr(ClientSide, name) for name in ("train", "task_loss", "learn", "optimiser", "evaluate"))
+        told = [[f"{side.__module__}.{side.__qualname__}", vars(self.algorithm)] if own else "as local",
+                [str(side(replace(c, device="cpu"), self.algorithm, self.training, self.seed).model) for c in self.clients if build],
+                self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.model_dump(), source_hash(),
                 {c.id: [first.get(c.id), str(c.dtype), c.device, fingerprint(c.train), fingerprint(c.test) if c.test is not None else 0,
                         fingerprint(c.common) if c.common is not None else 0] for c in self.clients}]
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")

@@ -1,14 +1,15 @@
 """What a scenario file may say, checked all at once. Knows names and types; builds nothing."""
 
+import copy
 import dataclasses
 import inspect
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 
 from unalike.algorithm import Algorithm
-from unalike.errors import Problems, nearest, unknown
+from unalike.errors import Problems, UserError, nearest, unknown
 from unalike.federation import Terms
 from unalike.training import Training
 
@@ -127,6 +128,31 @@ def read_algorithm(name: str, fields: dict[str, Any]) -> tuple[Algorithm | None,
     made = ALGORITHMS[name]
     good, problems = _options("algorithm", made.__name__, {field.name: field.type for field in dataclasses.fields(made)}, fields)
     return (None, problems) if problems else (made(**good), [])
+
+
+def checked(algorithm: Any) -> Algorithm:
+    """A method made in Python with its fields as a file would have given them: numbers as their type, tensors as lists."""
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        raise UserError(f"algorithm is the class {algorithm.__name__}, make one of it: {algorithm.__name__}()")
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"algorithm must be a method, such as unalike.FedMuscle(), got {algorithm!r}")
+    known = {field.name: field.type for field in dataclasses.fields(algorithm) if _has_schema(field.type)}
+    given = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in vars(algorithm).items() if name in known}
+    good, problems = _options("algorithm", type(algorithm).__name__, known, given)
+    if problems:
+        raise Problems(type(algorithm).__name__, problems)
+    made = copy.copy(algorithm)
+    vars(made).update(good)
+    return made
+
+
+def _has_schema(kind: Any) -> bool:
+    """Whether pydantic can tell values of that type; a method of one's own may have any."""
+    try:
+        TypeAdapter(kind, config=ConfigDict())
+    except PydanticUserError:
+        return False
+    return not isinstance(kind, str)
 
 
 def _options(at: str, owner: str, known: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:

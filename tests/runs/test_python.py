@@ -1,0 +1,259 @@
+"""Runs from Python: what is given is checked before anything is written, and what was trained comes back."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import unalike
+from unalike import Classification, Client, FedAvg, FedMuscle, Local, Training, run
+from unalike.engines import store
+from unalike.errors import UserError
+from unalike.runs import differences
+from unalike.runs.folder import Folder
+from unalike.runs.run import Run
+
+ONCE = Training(rounds=1, batch=8)
+
+
+class Broken(Dataset):
+    """Readable so many times, then the disk is gone."""
+
+    def __init__(self, reads):
+        self.reads = reads
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        self.reads -= 1
+        if self.reads < 0:
+            raise OSError("scan 17 is missing")
+        return torch.zeros(6, dtype=torch.float64), row % 4
+
+
+def go(folder, algorithm, clients, **options):
+    return run(algorithm, clients, **({"training": ONCE, "out": folder, "alone": False} | options))
+
+
+def refused(tmp_path, says, algorithm, clients, **options):
+    with pytest.raises(ValueError, match=says):
+        go(tmp_path / "run", algorithm, clients, **options)
+    assert not (tmp_path / "run").exists()
+
+
+# what is given
+
+
+@pytest.mark.parametrize("given, says", [
+    ("fedavg", "must be a method, such as unalike.FedMuscle.., got 'fedavg'"),
+    (FedAvg, r"the class FedAvg, make one of it: FedAvg\(\)"),
+    (FedMuscle(loss="mussel"), "algorithm.loss   must be 'muscle', 'pairwise' or 'gramian', got 'mussel'"),
+    (FedMuscle(peers=2.5), "algorithm.peers .*got 2.5"),
+    (FedMuscle(temperature=float("nan")), "algorithm.temperature")])
+def test_a_method_is_checked_as_in_a_file(tmp_path, toys, given, says):
+    refused(tmp_path, says, given, toys.clients())
+
+
+def test_numbers_and_tensors_are_taken_as_a_file_would_have_them(tmp_path, toys):
+    given = FedMuscle(peers=2.0, width=8, batch=8, temperature=torch.full((3, 3), 0.25))
+    go(tmp_path, given, toys.clients())
+    told = Folder.open(tmp_path).config["algorithm"]
+    assert told["peers"] == 2 and isinstance(told["peers"], int) and told["temperature"] == [[0.25] * 3] * 3
+    assert isinstance(given.temperature, torch.Tensor), "what was given stays as it is"
+
+
+def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
+    from dataclasses import dataclass
+
+    @dataclass
+    class Own(FedAvg):
+        scale: torch.Tensor = None
+
+    go(tmp_path, Own(scale=torch.ones(2)), toys.clients())
+    assert Folder.open(tmp_path).config["algorithm"] == {"name": "own", "scale": [1.0, 1.0]}
+    with pytest.raises(UserError, match="the method own, which is your own: pass algorithm="):
+        unalike.trained(tmp_path, toys.clients())
+    assert unalike.trained(tmp_path, toys.clients(), Own()).keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"training": {"rounds": 1}}, r"training must be made by unalike.Training\(...\), got {'rounds': 1}"),
+    ({"workers": -1}, "workers must be a whole number, at least 0, got -1"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"out": None, "resume": True}, "resume=True needs out=")])
+def test_settings_of_another_kind(tmp_path, toys, options, says):
+    refused(tmp_path, says, Local(), toys.clients(), **options)
+
+
+def test_a_method_that_needs_a_public_set_says_how_to_give_it(tmp_path, toys):
+    without = [toys.client(c, public=None) for c in "ab"]
+    refused(tmp_path, "public   fedmuscle needs a public set.*pass public=", FedMuscle(peers=1, width=8, batch=8), without)
+    go(tmp_path / "with", FedMuscle(peers=1, width=8, batch=8), without, public=toys.blobs(24, 2000)[0])
+    assert without[0].public is None, "the next run may have another public set"
+
+
+@pytest.mark.parametrize("changed, says", [
+    ({"train": (torch.zeros(4, 6), torch.tensor([0, 1, 2, 4]))}, "client a, train: label 4 does not fit 4 classes"),
+    ({"test": (torch.zeros(4, 6), torch.zeros(4))}, "client a, test: classification labels are whole numbers"),
+    ({"train": (torch.zeros(4, 6), None)}, "client a, train: there are no labels"),
+    ({"train": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))}, "client a, train: there are no rows"),
+    ({"train": torch.zeros(4, 6)}, "client a, train: data is"),
+    ({"model": "mlp"}, "client a: model must be an nn.Module, or a function that makes one, got 'mlp'"),
+    ({"task": Classification}, "client a: task must be a Task")])
+def test_a_client_is_checked_where_it_is_made(toys, changed, says):
+    with pytest.raises(ValueError, match=says):
+        toys.client("a", **changed)
+    with pytest.raises(ValueError, match="id is a word, got 1"):
+        Client(1, nn.Linear(6, 8), Classification(4), train=toys.blobs(8, 1))
+
+
+def test_models_are_called_by_what_they_are(toys):
+    named = lambda model: toys.client("a", model=model).card().model
+    models = (nn.Linear(6, 8), toys.noisy, lambda: nn.Linear(6, 8), toys.partial(nn.Linear, 6, 8), nn.Identity)
+    assert [named(model) for model in models] == ["Linear", "noisy", "Linear", "Linear", "Identity"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_cannot_be_read_is_told_with_its_client(tmp_path, toys, workers):
+    clients = [toys.client("a"), toys.client("b", train=Broken(0))]
+    refused(tmp_path, r"client b: its data cannot be read \(OSError: scan 17 is missing\)|clients.b   OSError: scan 17", Local(), clients,
+            workers=workers, alone=True)
+
+
+def test_a_card_reads_its_data_once(toys):
+    client = toys.client("a", train=Broken(1))
+    assert client.card() == client.card()
+
+
+# what comes back
+
+
+def test_trained_models_come_back(tmp_path, toys, capsys):
+    results = go(tmp_path / "own", FedAvg(), toys.clients(), training=toys.training(rounds=2))
+    assert results["folder"] == str(tmp_path / "own") and json.loads((tmp_path / "own" / "results.json").read_text()) == results
+    models = unalike.trained(results["folder"], toys.clients())
+    x, y = toys.client("a").test.rows(torch.arange(40))
+    x = x.double()
+    right = 100 * float((models["a"](x).argmax(1) == y).double().mean())
+    assert right == pytest.approx(results["clients"]["a"]["value"]) and models.keys() == results["clients"].keys()
+    assert unalike.trained(results["folder"], toys.clients()[:1]).keys() == {"a"}
+    unalike.export(results["folder"], "c", clients=toys.clients(), onnx=False)
+    rebuilt = unalike.rebuild(tmp_path / "own" / "exports" / "c", toys.clients())
+    assert torch.equal(rebuilt(x), models["c"](x)) and not rebuilt.training
+    with pytest.raises(UserError, match='no client "d"'):
+        unalike.export(results["folder"], "d", clients=toys.clients())
+    with pytest.raises(UserError, match="pass clients="):
+        unalike.trained(results["folder"])
+    for other in (toys.client("a", model=nn.Linear(6, 8)), toys.client("a", head=nn.Linear(8, 4))):
+        with pytest.raises(UserError, match="model of a is not the one it had"):
+            unalike.trained(results["folder"], [other])
+    unalike.show(results)
+    assert "own/report.html" in "".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_moved_tells_where_it_is(tmp_path, toys):
+    go(tmp_path / "here", Local(), toys.clients())
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert unalike.resume(tmp_path / "there")["folder"] == str(tmp_path / "there")
+
+
+class Cut(BaseException):
+    """Power is gone."""
+
+
+def cut(event, **facts):
+    if event == "round" and facts["round"] == 2:
+        raise Cut
+
+
+def test_half_a_run_of_an_averaging_method_has_no_model_yet(tmp_path, toys):
+    half = {"training": toys.training(rounds=3), "watch": cut}
+    with pytest.raises(Cut):
+        go(tmp_path / "avg", FedAvg(), toys.clients(), **half)
+    with pytest.raises(UserError, match="avg is not finished; resume it first"):
+        unalike.trained(tmp_path / "avg", toys.clients())
+    with pytest.raises(Cut):
+        go(tmp_path / "local", Local(), toys.clients(), **half)
+    assert len(unalike.trained(tmp_path / "local", toys.clients())) == 3, "who keeps all of its model has it at any time"
+
+
+def test_who_failed_has_no_model(tmp_path, toys):
+    go(tmp_path, FedAvg(), [toys.client("a"), toys.client("b"), toys.client("c", train=Broken(4))], training=ONCE)
+    with pytest.raises(UserError, match="c has no model to take home: it failed in the run"):
+        unalike.trained(tmp_path, [toys.client("c")])
+
+
+def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
+    heard = []
+    go(tmp_path, Local(), toys.clients(), progress=True, watch=lambda event, **facts: heard.append(event))
+    assert "local: round 1 of 1" in capsys.readouterr().err and "finish" in heard
+
+
+# going on
+
+
+@pytest.mark.parametrize("changed, says", [
+    ({"training": Training(rounds=2, batch=8)}, "training.rounds was 1, is 2"), ({"safeguard": True}, "safeguard was False, is True"),
+    ({"alone": True}, "alone was False, is True"), ({"seed": 1}, "seed was 0, is 1"),
+    ({"terms": unalike.Terms(quorum=0)}, "federation.quorum was 0.5, is 0.0")])
+def test_resume_names_what_changed(tmp_path, toys, changed, says):
+    go(tmp_path, Local(), toys.clients())
+    assert go(tmp_path, Local(), toys.clients(), resume=True, workers=2)["rounds"] == 1, "who computes it does not matter"
+    with pytest.raises(UserError, match=f"holds another run: {says}; resume it as it was"):
+        go(tmp_path, Local(), toys.clients(), resume=True, **changed)
+    with pytest.raises(UserError, match=r"resume it with resume=True"):
+        go(tmp_path, Local(), toys.clients())
+
+
+def test_resume_names_another_method_or_client(tmp_path, toys):
+    go(tmp_path, FedMuscle(peers=1, width=8, batch=8), toys.clients())
+    with pytest.raises(UserError, match=r"algorithm.peers was 1, is 2"):
+        go(tmp_path, FedMuscle(peers=2, width=8, batch=8), toys.clients(), resume=True)
+    with pytest.raises(UserError, match=r"clients.b.samples was 20, is 21, clients.c was \{.*\}, is None"):
+        go(tmp_path, FedMuscle(peers=1, width=8, batch=8), [toys.client("a"), toys.client("b", rows=21)], resume=True)
+    assert differences({"a": [1, 2]}, {"a": [1, 3]}) == ["a was [1, 2], is [1, 3]"]
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path, toys, monkeypatch):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise store.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(OSError, match=r"safetensors cannot be written \(I/O error: No space left.*; look whether the disk is full"):
+        go(tmp_path, Local(), toys.clients())
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+# what is kept of everyone alone
+
+
+def test_alone_is_shared_between_methods_only_where_nothing_differs(toys, tmp_path):
+    class Milder(FedAvg):
+        half: float = 0.5
+
+        class Side(FedAvg.Side):
+            def task_loss(self, x, y):
+                return self.algorithm.half * super().task_loss(x, y)
+
+    class Louder(FedAvg):
+        class Side(FedAvg.Side):
+            def loss(self, x, y):
+                return 2 * super().loss(x, y)
+
+    class Softer(FedAvg):
+        class Side(FedAvg.Side):
+            def build(self, encoder):
+                return super().build(nn.Sequential(*encoder, nn.Dropout(0.5)))
+
+    def key(algorithm):
+        clients = [toys.client("a", model=lambda: nn.Sequential(nn.Linear(6, 8)))]
+        made = Run(None, algorithm, clients, toys.training(), unalike.Terms(), name="toy", method="toy", seed=0, cache=True)
+        return made.cached({"a": {"hash": "first"}})
+
+    stronger = Milder()
+    stronger.half = 2.0
+    assert key(FedAvg()) == key(unalike.FedProx(mu=1.0)) == key(Louder())
+    assert len({key(FedAvg()), key(Milder()), key(stronger), key(Softer())}) == 4
