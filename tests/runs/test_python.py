@@ -153,6 +153,13 @@ def test_trained_models_come_back(tmp_path, toys, capsys):
     assert "own/report.html" in "".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("options", [{"safeguard": True}, {"workers": 2, "alive": 1}])
+def test_what_comes_back_is_what_the_results_tell_of(tmp_path, toys, options):
+    from unalike.algorithm import digest
+    results = go(tmp_path, FedMuscle(peers=1, width=8, batch=8), toys.clients(), **options)
+    assert {id: digest(model) for id, model in unalike.trained(tmp_path, toys.clients()).items()} == toys.hashes(results)
+
+
 def test_a_run_that_moved_tells_where_it_is(tmp_path, toys):
     go(tmp_path / "here", Local(), toys.clients())
     (tmp_path / "here").rename(tmp_path / "there")

@@ -125,7 +125,7 @@ def differences(was: Any, now: Any, where: str = "") -> list[str]:
     ['training.rounds was 3, is 5']
     """
     if where == "clients":
-        was, now = ({card["id"]: card for card in cards} for cards in (was, now))
+        was, now = ({card["id"]: card for card in cards or []} for cards in (was, now))
     if not isinstance(was, dict) or not isinstance(now, dict):
         return [] if was == now else [f"{where} was {was}, is {now}"]
     at = f"{where}." if where else ""

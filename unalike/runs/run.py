@@ -51,11 +51,12 @@ class Run:
         if refused := [(f"clients.{c.id}", reason) for c in clients if (reason := algorithm.refuses(c)) is not None]:
             raise Problems(name, refused)
         public = [len(c.public) for c in clients if c.public is not None]
-        problems = algorithm.check(len(clients), min(public, default=0))
-        if not public and problems != (others := algorithm.check(len(clients), sys.maxsize)):
+        unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in algorithm.check(len(clients), rows)]
+        problems = unfit(min(public, default=0))
+        if not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
         if problems:
-            raise Problems(name, [("public" if field == "public" else f"algorithm.{field}", sentence) for field, sentence in problems])
+            raise Problems(name, problems)
         if problems := misfits(algorithm, clients, training, seed):
             raise Problems(name, problems)
         self.cards = {c.id: c.card() for c in clients}
