@@ -319,6 +319,27 @@ def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
     code, _, err = command("run", scenario(), "--json", "--no-alone", "--set", "federation.dropout=1.0", "--out", "lost")
     assert code == 1 and "Traceback" not in err
     assert err.startswith("unalike: train, round 1: 0 of 3 clients replied, the quorum is 2. ada: dropped out; ")
+    assert err.endswith("\nThe run is kept in lost; to go on: unalike resume lost\n")
+
+
+def test_ctrl_c_says_where_the_run_is_kept_and_resume_ends_it(command, scenario, monkeypatch):
+    from unalike.algorithms import FedMuscle
+    with monkeypatch.context() as patched:
+        patched.setattr(FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt))
+        code, out, err = command("run", scenario(), "--no-alone", "--out", "my run")
+    assert code == 130 and out == ""
+    assert err.endswith("unalike: stopped.\nThe run is kept in 'my run'; to go on: unalike resume 'my run'\n")
+    assert command("resume", "my run")[0] == 0
+
+
+def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_path):
+    command("run", scenario(), "--no-alone", "--json", "--out", "hurt")
+    (tmp_path / "hurt" / "results.json").unlink()
+    newest = max((tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"))
+    newest.write_bytes(b"cut short")
+    code, _, err = command("resume", "hurt")
+    assert code == 0 and f"checkpoint {newest.relative_to(tmp_path)} cannot be read" in err and "no checkpoint: skipped\n" in err
+    assert "damaged" in (tmp_path / "hurt" / "events.jsonl").read_text()
 
 
 def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):

@@ -14,6 +14,10 @@ Settings = Annotated[list[str] | None, typer.Option(
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON, last.")]
 
 
+class Stopped(RuntimeError):
+    """Somebody pressed Ctrl-C."""
+
+
 @app.command()
 def run(
     scenario: Annotated[str, typer.Argument(help="A shipped scenario or a YAML file.")],
@@ -130,13 +134,13 @@ def main() -> None:
         app()
     except ValueError as error:                       # UserError and what the rooms say of bad input
         fail(error, 2)
-    except (RuntimeError, OSError) as error:          # quorum lost, worker died, disk full
-        fail(error, 1)
+    except (RuntimeError, OSError) as error:          # quorum lost, worker died, disk full, Ctrl-C
+        fail(error, 130 if isinstance(error, Stopped) else 1)
 
 
 def fail(error: Exception, code: int) -> None:
     import os
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    typer.echo(f"unalike: {error}", err=True)
+    typer.echo("\n".join([f"unalike: {error}", *getattr(error, "__notes__", [])]), err=True)
     sys.exit(code)

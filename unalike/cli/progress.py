@@ -1,60 +1,98 @@
-"""A line that shows what a run is doing. Knows events, not methods."""
+"""A line that shows what a run is doing, and where the run is kept should it stop. Knows events, not methods."""
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from unalike.cli import Stopped
 
 
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Gives a function to tell events to; draws on stderr, nothing if quiet. Not in a terminal: a line a round in ten."""
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda event, **facts: None
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=28), MofNCompleteColumn(),
+    """Gives a function to tell events to; draws on stderr, nothing if quiet. Not in a terminal: a line a round in ten.
+
+    An error that ends the run leaves with a note of where the run is kept.
+    """
+    console = Console(stderr=True, quiet=quiet)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=28), TextColumn("{task.fields[count]}"),
                TextColumn("{task.fields[doing]}", style="dim", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
         shown = Shown(bars, console)
-        yield shown
+        try:
+            yield shown
+        except KeyboardInterrupt:               # an error like others, or the command's frame would end it without a word
+            raise shown.noted(Stopped("stopped.")) from None
+        except Exception as error:
+            shown.noted(error)
+            raise
 
 
 class Shown:
     def __init__(self, bars: Progress, console: Console):
         self.bars, self.console = bars, console
         self.task: TaskID | None = None
-        self.rounds, self.name, self.drawn = 0, "", 0.0
+        self.folder: Path | None = None
+        self.rounds, self.name, self.drawn, self.tenths = 0, "", 0.0, 0
+        self.missed: set[str] = set()
 
     def __call__(self, event: str, **facts: Any) -> None:
-        if event in ("start", "resume"):
-            self.rounds, self.name = facts["rounds"], facts["algorithm"]
-            self.bar(self.name, facts["round"])
+        if event == "folder":
+            self.folder = facts["path"]
+        elif event in ("start", "resume"):
+            self.rounds = facts["rounds"]
         elif event == "stage":
-            self.bar("alone" if facts["text"] == "each client alone" else facts["text"])
+            self.stage(facts["text"], facts.get("round"))
         elif event == "alone":
-            self.move("alone", facts["round"], "training alone")
+            self.move(facts["round"], "training alone")
         elif event == "round":
-            self.move(self.name, facts["round"], f"{(facts['bytes']['up'] + facts['bytes']['down']) / 1e6:.1f} MB so far")
+            sent = f"{(facts['bytes']['up'] + facts['bytes']['down']) / 1e6:.1f} MB so far"
+            self.move(facts.get("progress", facts["round"]), sent)
         elif event == "call" and time.monotonic() - self.drawn > 0.1:
             self.drawn = time.monotonic()
-            if self.task is not None:
-                self.bars.update(self.task, doing=facts["operation"].replace("_", " "))
+            self.update(doing=facts["operation"].replace("_", " "))
+        elif event == "failure" and facts.get("lasting", True):
+            self.say(f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}", "red")
         elif event == "failure":
-            self.console.print(f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}", style="red",
-                               markup=False, highlight=False)
+            self.missed.add(facts["client"])
+        elif event == "damaged":
+            self.say(f"{facts['reason']}: skipped", "yellow")
 
-    def bar(self, name: str, at: int = 0) -> TaskID:
+    def noted(self, error: Exception) -> Exception:
+        if self.folder is not None:
+            kept = shlex.quote(str(self.folder))
+            error.add_note(f"The run is kept in {kept}; to go on: unalike resume {kept}")
+        return error
+
+    def stage(self, name: str, at: float | None) -> None:
+        """A new bar: from round `at` where the stage has rounds, else one that only says that something is going on."""
         if self.task is not None:
             self.bars.remove_task(self.task)
-        self.task, self.label = self.bars.add_task(name, total=self.rounds, completed=at, doing=""), name
-        return self.task
+        self.name, self.missed, self.tenths = name, set(), int(10 * (at or 0) / max(1, self.rounds))
+        self.task = self.bars.add_task(name, total=None if at is None else self.rounds, completed=at or 0, doing="",
+                                       count="" if at is None else self.count(at))
 
-    def move(self, name: str, at: int, doing: str) -> None:
-        task = self.task if self.task is not None and self.label == name else self.bar(name)
-        self.bars.update(task, completed=at, doing=doing)
-        if not self.console.is_terminal and (at == self.rounds or at % max(1, self.rounds // 10) == 0):
-            self.console.print(f"{name}: round {at} of {self.rounds}, {doing}", markup=False, highlight=False)
+    def move(self, at: float, doing: str) -> None:
+        if self.missed:
+            doing += f", {len(self.missed)} missed this round"
+            self.missed = set()
+        self.update(completed=at, count=self.count(at), doing=doing)
+        if not self.console.is_terminal and (tenths := int(10 * at / max(1, self.rounds))) > self.tenths:
+            self.tenths = tenths
+            self.say(f"{self.name}: {self.count(at)}, {doing}")
+
+    def count(self, at: float) -> str:
+        """Asynchronous methods have no rounds; they tell the visits a client has had, on average."""
+        return f"{at:.1f} of {self.rounds} visits a client" if isinstance(at, float) else f"{at} of {self.rounds} rounds"
+
+    def update(self, **what: Any) -> None:
+        if self.task is not None:
+            self.bars.update(self.task, **what)
+
+    def say(self, line: str, style: str = "") -> None:
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -73,6 +73,7 @@ class Run:
             torch.set_num_threads(threads)
 
     def execute(self) -> dict[str, Any]:
+        self.watch("folder", path=self.folder.path)
         saved = self.folder.last(self.tell)
         begun = time.time()
         before = saved["seconds"] if saved else 0.0
@@ -80,6 +81,7 @@ class Run:
                   round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
                   clients={id: card.as_dict() for id, card in self.cards.items()})
         alone = self.alone_values() if self.alone else None
+        self.tell("stage", text=self.method, round=saved["federation"]["finished"] if saved else 0)
         engine = self.engine(self.folder.clients, self.guarded)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
@@ -171,7 +173,7 @@ class Run:
         if (known := self.folder.read_json("alone.json")) is not None:
             return known
         from unalike.algorithms.local import Local
-        self.tell("stage", text="each client alone")
+        self.tell("stage", text="alone", round=0)
         place = self.folder.path / "checkpoints" / "alone"
         engine = self.engine(place)
         try:
