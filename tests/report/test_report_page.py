@@ -1,6 +1,7 @@
 """The page: whole, self-contained, and deaf to what a run puts into its names."""
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as tree
@@ -20,7 +21,7 @@ HOSTILE = {
     "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
 }
 PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over the rounds|What the method wrote down|What was sent
-Who arrived when|What failed|oak failed at align in round 3: <b>out of memory</b>|unalike run digits --algorithm fedmuscle --seed 0
+Who arrived when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
 commit abc1234|optimiser:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
 over all clients""".replace("\n", "|").split("|")
 TWO = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
@@ -98,7 +99,7 @@ def test_hostile_names_stay_text(make):
     assert "script" not in page.tags and "img" not in page.tags and page.tags.count("svg") == 5
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     text = " ".join(page.words)
-    assert "<script>alert(1)</script>" in text and "unalike run 'a b; rm -rf <x>' --algorithm" in text
+    assert "<script>alert(1)</script>" in text and "fedmuscle on a b; rm -rf <x>" in text
     assert "\x00" not in text and "\x1b" not in text
 
 
@@ -121,7 +122,32 @@ def test_a_run_from_python_gives_no_command_and_a_server_shows_its_figures(make)
     text = " ".join(outline(folder).words)
     assert "started from Python" in text and "unalike run" not in text
     assert "recall at 1" in text and "12.34" in text
-    assert "The method's own share is 1 kB up and 0 B down; the rest is measuring." in text
+    assert "up to the server, 1 kB" in text and "1 kB up, 0 B down" in text
+    assert "Measuring took 1.68 MB of it, which no total counts." in text
+
+
+def test_the_command_to_repeat_a_run_is_its_config(make):
+    text = " ".join(outline(folder := make("my run")).words)
+    assert f"unalike run '{folder}/config.yaml'" in text
+
+
+def test_who_missed_rounds_has_a_count_and_has_not_failed(make):
+    away = [{"client": "oak", "round": at, "operation": "train", "reason": why, "lasting": False}
+            for at, why in ((2, "dropped out"), (3, "late: 4 s, the deadline is 3 s"), (5, "late: 9 s, the deadline is 3 s"))]
+    text = " ".join(outline(make(failures=away)).words)
+    assert "Missed counts the rounds a client was away (dropped out and late)." in text
+    assert "What failed" not in text and "failed at least once" not in text
+
+
+def test_a_line_is_of_one_moment_of_each_round_and_circles_of_another(make):
+    folder = make(clients=TWO)
+    (folder / "events.jsonl").open("a").write(json.dumps({"event": "evaluation", "round": 8, "when": "end", "who": "together", "values": {
+        "x": {"accuracy": 99.0}, "y": {"NMI": 99.0}}}) + "\n")
+    drawn = draw(read(folder))[1]
+    assert [text for _, _, text in drawn.legend] == ["together, after local training", "alone", "together, after alignment"]
+    assert "Together they end at: x 99.0 and y 99.0." in drawn.svg
+    tops = [float(label) for label in re.findall(r">(\d+)</text>", drawn.svg)]
+    assert max(tops) < 99          # neither line nor circles go there
 
 
 def test_pictures_of_a_method_are_shown_as_images(make):

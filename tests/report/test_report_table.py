@@ -41,6 +41,13 @@ def test_losers_worst_and_failures_are_named(told):
         assert whole in text
 
 
+def test_who_missed_rounds_is_counted_and_not_among_the_failures(told):
+    away = [{"client": client, "round": at, "operation": "train", "reason": "dropped out", "lasting": False}
+            for client, at in (("leaf", 1), ("reed", 2), ("reed", 3))]
+    text = printed(told(failures=away))
+    assert "missed    rounds: reed 2 and leaf 1 (dropped out)" in text and "failures" not in text
+
+
 def test_many_clients_show_the_worst_first(told):
     many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 50.0 + place) for place in range(100)}
     text = printed(told(many))

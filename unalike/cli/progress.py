@@ -69,7 +69,7 @@ class Shown:
             error.add_note(f"The run is kept in {kept}; to go on: unalike resume {kept}")
         return error
 
-    def stage(self, name: str, at: float | None) -> None:
+    def stage(self, name: str, at: int | None) -> None:
         """A new bar: from round `at` where the stage has rounds, else one that only says that something is going on."""
         if self.task is not None:
             self.bars.remove_task(self.task)

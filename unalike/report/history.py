@@ -75,6 +75,11 @@ def traffic(run: Run) -> dict[str, dict[str, int]]:
     return dict(sorted(totals.items(), key=lambda pair: -sum(pair[1].values())))
 
 
+def sent(run: Run) -> dict[str, int]:
+    """{"up": bytes, "down": bytes}: the method's own, as the results tell it or, before there are any, all the ledger holds."""
+    return (run.results or {}).get("bytes") or {way: sum(its[way] for its in traffic(run).values()) for way in ("up", "down")}
+
+
 def arrivals(run: Run) -> dict[str, list[float]]:
     """{client: the moments its replies arrived, in seconds}."""
     found: dict[str, set[float]] = {}

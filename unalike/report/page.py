@@ -78,12 +78,11 @@ def _facts(run: Run) -> str:
         note = "Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}"
         facts += [("Safeguarded", words.signed(safeguard.get("delta")), note, _mood(safeguard.get("delta")))]
     facts += [("Server", value, name, "") for name, value in words.figures(results.get("server")).items()]
-    sent = results.get("bytes") or {way: sum(its[way] for its in history.traffic(run).values()) for way in ("up", "down")}
-    facts += [("Sent up", words.data(sent.get("up")), "to the server", "")]
-    facts += [("Sent down", words.data(sent.get("down")), "to the clients", "")]
+    sent = history.sent(run)
+    facts += [("Sent", words.data(sent["up"] + sent["down"]), f"{words.data(sent['up'])} up, {words.data(sent['down'])} down", "")]
     if results:
         clock = words.number(results.get("clock"))
-        facts += [("Time", words.duration(results.get("seconds")), f"clock {words.duration(clock)}" if clock else "", "")]
+        facts += [("Time", words.duration(results.get("seconds")), f"simulated {words.duration(clock)}" if clock else "", "")]
     tile = '<div><dt>{}</dt><dd class="{}">{}<small>{}</small></dd></div>'
     tiles = [tile.format(_text(name), kind, _text(value), _text(note)) for name, value, note, kind in facts]
     return f'<dl class="facts">{"".join(tiles)}</dl>'
@@ -100,12 +99,15 @@ def _clients(run: Run) -> str:
     has_safeguard = any("safeguarded" in its for its in clients.values())
     names = ["client", "model", "task", "metric", *["alone"] * has_alone, "together", *["gain"] * has_alone]
     names += ["safeguarded", "kept"] * has_safeguard
-    figures = {*PERCENT, "gain"}
+    missed, why = words.misses(history.failures(run))
+    names += ["missed"] * bool(missed)
+    figures = {*PERCENT, "gain", "missed"}
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
         shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric", "kept")}
         shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
+        shown["missed"] = str(missed.get(client, 0))
         shown["gain"] = _arrow(its.get("gain")) + words.signed(its.get("gain"))
         cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
         for name in names[1:]:
@@ -113,6 +115,8 @@ def _clients(run: Run) -> str:
             cells += [f'<td class="{kind}">{_text(shown[name])}</td>']
         rows += [f"<tr>{''.join(cells)}</tr>"]
     note = "Values are percent; a gain is in percent of the client's own value alone." if has_alone else "Values are percent."
+    if missed:
+        note += f" Missed counts the rounds a client was away ({_text(why)})."
     if len(clients) > MOST:
         note += " The smallest gains come first."
     return f"<section><h2>Every client</h2>{_table(names, figures, rows)}<p class='small'>{note}</p></section>"
@@ -191,13 +195,12 @@ def _cell(name: str, value) -> str:
 
 
 def _repeat(run: Run) -> str:
-    command = ["unalike", "run", run.scenario, "--algorithm", run.algorithm, *(["--seed", str(run.seed)] if run.seed is not None else [])]
-    told = f"<pre>{_text(shlex.join(command))}</pre>"
+    told = f"<pre>{_text(shlex.join(['unalike', 'run', str(run.path / 'config.yaml')]))}</pre>"
     if run.config.get("python"):
         told = "<p>It was started from Python, with clients only that program can make: call <code>unalike.run</code> there.</p>"
     commit = (run.results or {}).get("commit")
     notes = [f"Seed {run.seed}" if run.seed is not None else "", f"commit {commit}" if commit else ""]
-    notes += ["settings changed by hand are in the config below"]
+    notes += ["every other setting is in the config below"]
     if run.unreadable:
         notes += [f"{words.count(run.unreadable, 'line')} of the record could not be read: the run was cut short while writing"]
     note = "; ".join(note for note in notes if note)

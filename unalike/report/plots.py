@@ -61,8 +61,13 @@ def gains(run: Run) -> Picture | None:
 
 
 def courses(run: Run) -> Picture | None:
-    """A panel per client: its value over the rounds. Panels of one metric share their scale."""
-    together, alone, early = (history.courses(run, *which) for which in (("together",), ("alone",), ("together", "after local")))
+    """A panel per client: its value over the rounds, and beside it after alignment where the method has such a step.
+
+    Panels of one metric share their scale.
+    """
+    ends, alone = history.courses(run, "together"), history.courses(run, "alone")
+    trained, aligned = (history.courses(run, "together", when) for when in ("after local", "after alignment"))
+    together = ends | trained if aligned else ends          # one line is of one moment of each round
     known = [client for client in history.clients(run) if client in together or client in alone]
     if not any(len(course) > 1 for course in [*together.values(), *alone.values()]):
         return None
@@ -70,8 +75,7 @@ def courses(run: Run) -> Picture | None:
     shown = known
     if len(known) > picture.PANELS:
         shown = sorted(known, key=lambda client: gained.get(client, float("inf")))[: picture.PANELS]
-    early = {client: {at: value for at, value in course.items() if value != together[client][at]} for client, course in early.items()}
-    reach = _reach(run, shown, [together, alone, early])
+    reach = _reach(run, shown, [together, alone, aligned])
 
     columns, tone_of = min(3, len(shown)), colours(run)
     drawn, axes = figure(0.35 + 1.7 * ceil(len(shown) / columns), ceil(len(shown) / columns), columns, sharex=True)
@@ -82,8 +86,8 @@ def courses(run: Run) -> Picture | None:
             _curve(axis, alone[client], tone, dashed=True)
         elif (level := _alone(run, client, alone)) is not None:
             axis.axhline(level, color=tone, linestyle=(0, (4, 2.5)), linewidth=1.3)
-        before = early.get(client, {})
-        axis.plot(list(before), list(before.values()), "o", markersize=3, markeredgecolor=tone, markerfacecolor="none")
+        after = aligned.get(client, {})
+        axis.plot(list(after), list(after.values()), "o", markersize=4, markeredgecolor=tone, markerfacecolor="none")
         axis.set_title(f"{short(client)}, {short(history.metric(run, client))}")
         axis.set_ylim(*reach[history.metric(run, client)])
         whole_rounds(axis)
@@ -94,19 +98,18 @@ def courses(run: Run) -> Picture | None:
     drawn.supxlabel("round", fontsize=8.5, color=colour("soft"))
     drawn.supylabel("value (%)", fontsize=8.5, color=colour("soft"))
     has_alone = any(_alone(run, client, alone) is not None for client in shown)
-    has_early = any(early.get(client) for client in shown)
-    legend = [("line", "soft", "together")] + [("dash", "soft", "alone")] * has_alone
-    legend += [("ring", "soft", "together, after local training")] * has_early
+    legend = [("line", "soft", "together, after local training" if aligned else "together")] + [("dash", "soft", "alone")] * has_alone
+    legend += [("ring", "soft", "together, after alignment")] * bool(aligned)
     caption = "Clients with the same metric share one scale."
     if len(shown) < len(known):
         caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
-    ends = [f"{client} {words.percent(list(together[client].values())[-1])}" for client in shown if client in together]
-    alt = f"A small line plot for each client: its value in percent over the rounds. Together they end at: {words.listed(ends, 8)}."
+    last = [f"{client} {words.percent(list(ends[client].values())[-1])}" for client in shown if client in ends]
+    alt = f"A small line plot for each client: its value in percent over the rounds. Together they end at: {words.listed(last, 8)}."
     return Picture("Over the rounds", caption, inline(drawn, "courses", alt), legend)
 
 
 def _curve(axis, course: dict[int, float], tone: str, dashed: bool = False) -> None:
-    style = {"linestyle": (0, (4, 2.5)), "linewidth": 1.3} if dashed else {"marker": "o", "markersize": 3.2 if len(course) <= 30 else 0}
+    style = {"linestyle": (0, (4, 2.5)), "linewidth": 1.3} if dashed else {"marker": "o", "markersize": 2.6 if len(course) <= 30 else 0}
     axis.plot(list(course), list(course.values()), color=tone, **style)
 
 

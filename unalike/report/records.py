@@ -62,15 +62,14 @@ def traffic(run: Run) -> Picture | None:
     axis.margins(x=0.12)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(f"sent in the whole run ({unit})")
-    up, down = (sum(its[way] for its in told.values()) for way in ("up", "down"))
-    legend = [("square", "up", f"up to the server, {words.data(up)} in all")]
-    legend += [("square", "down", f"down to the clients, {words.data(down)} in all")]
+    own = history.sent(run)
+    legend = [("square", "up", f"up to the server, {words.data(own['up'])}")]
+    legend += [("square", "down", f"down to the clients, {words.data(own['down'])}")]
     each = [f"{operation} {words.data(its['up'])} up and {words.data(its['down'])} down" for operation, its in shown.items()]
     alt = f"Stacked bars of what was sent for each operation: {words.listed(each, 8)}."
-    caption, own = "By operation, as the ledger counts it.", (run.results or {}).get("bytes") or {}
-    if own and (own.get("up"), own.get("down")) != (up, down):
-        share = f"{words.data(own.get('up'))} up and {words.data(own.get('down'))} down"
-        caption += f" The method's own share is {share}; the rest is measuring."
+    caption, more = "By operation, as the ledger counts it.", sum(map(sum, map(dict.values, told.values()))) - own["up"] - own["down"]
+    if run.results and more:
+        caption += f" Measuring took {words.data(more)} of it, which no total counts."
     return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
 
 

@@ -17,11 +17,12 @@ h2 { font-size: 1.15rem; letter-spacing: -0.01em; margin: 0; }
 .verdict.lost { border-color: var(--bad); } .verdict.open { border-color: var(--soft); }
 .facts { display: flex; flex-wrap: wrap; gap: 1px; background: var(--rule); border: 1px solid var(--rule); border-radius: 10px;
   overflow: hidden; margin: 0 0 1.5rem; }
-.facts div { flex: 1 1 7.4rem; background: var(--paper); padding: 0.8rem 1rem; }
+.facts div { flex: 1 1 auto; background: var(--paper); padding: 0.8rem 1rem; }
 .facts dt { color: var(--soft); font-size: 0.8rem; }
 .facts dd { margin: 0; font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums; letter-spacing: -0.01em;
-  overflow-wrap: anywhere; }
-.facts dd small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft); letter-spacing: 0; }
+  white-space: nowrap; }
+.facts dd small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft); letter-spacing: 0; white-space: normal;
+  overflow-wrap: anywhere; min-width: 5rem; }
 section, figure, details { background: var(--paper); border: 1px solid var(--rule); border-radius: 10px; padding: 1.25rem 1.4rem;
   margin: 0 0 1.5rem; }
 figure h2 + .legend { margin-top: 0.35rem; }

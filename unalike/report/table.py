@@ -16,7 +16,7 @@ def show(results: dict, console: Console | None = None) -> None:
 
 
 def summary(results: dict) -> Group:
-    """The table per client, then Delta, losers, the worst client, bytes, seconds and failures."""
+    """The table per client, then Delta, losers, the worst client, bytes, missed rounds, seconds and failures."""
     told = words.failures(results.get("failures") or [])
     lines = [_line(name, value) for name, value in _facts(results)]
     failed = [Text(f"  {words.printable(sentence)}", style="red") for sentence in told]
@@ -83,6 +83,10 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
     sent = results.get("bytes") or {}
     if sent:
         facts += [("bytes", Text(f"{words.data(sent.get('up'))} up, {words.data(sent.get('down'))} down"))]
+    missed, why = words.misses(results.get("failures") or [])
+    if missed:
+        counts = words.listed([f"{client} {rounds}" for client, rounds in missed.items()])
+        facts += [("missed", Text(words.printable(f"rounds: {counts} ({why})"), style="dim"))]
     facts += [("time", Text(words.duration(results.get("seconds"))))]
     if results.get("folder"):
         facts += [("report", Text(words.printable(f"{results['folder']}/report.html")))]

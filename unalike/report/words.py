@@ -1,6 +1,7 @@
 """Numbers and results in plain words. Knows nothing of files, terminals or pages."""
 
 import math
+import re
 from typing import Any
 
 SMALL = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -162,7 +163,7 @@ def verdict(results: dict) -> str:
     if isinstance(safeguard, dict) and number(safeguard.get("delta")) is not None:
         left = count(int(number(safeguard.get("losers")) or 0), "loser")
         sentence += f" With the safeguard Delta is {signed(safeguard['delta'])}, with {left}."
-    failed = list(dict.fromkeys(str(failure.get("client")) for failure in results.get("failures") or []))
+    failed = list(dict.fromkeys(str(failure.get("client")) for failure in lasting(results.get("failures") or [])))
     if failed:
         sentence += f" {count(len(failed), 'client').capitalize()} failed at least once: {listed(failed)}."
     return sentence
@@ -188,13 +189,32 @@ def _said(amount: int) -> str:
     return "none" if amount == 0 else SMALL[amount] if amount < len(SMALL) else str(amount)
 
 
+def lasting(told: list[dict]) -> list[dict]:
+    """The failures that put a client out for the rest of the run; the others only made it miss a round."""
+    return [failure for failure in told if failure.get("lasting", True)]
+
+
 def failures(told: list[dict]) -> list[str]:
-    """One sentence for each client, operation and reason that failed, with its rounds."""
+    """One sentence for each client, operation and reason that failed, with its rounds. Who only missed rounds has not failed."""
     rounds: dict[tuple, list] = {}
-    for failure in told:
+    for failure in lasting(told):
         key = tuple(str(failure.get(part) or "unknown") for part in ("client", "operation", "reason"))
         rounds.setdefault(key, []).append(failure.get("round"))
     return [f"{client} failed at {operation} in {_rounds(when)}: {reason}" for (client, operation, reason), when in rounds.items()]
+
+
+def misses(told: list[dict]) -> tuple[dict[str, int], str]:
+    """How many rounds each client missed, the most first, and for what reasons.
+
+    >>> misses([{"client": "ada", "round": at, "reason": "dropped out", "lasting": False} for at in (2, 2, 5)])
+    ({'ada': 2}, 'dropped out')
+    """
+    missed = [failure for failure in told if not failure.get("lasting", True)]
+    rounds: dict[str, set] = {}
+    for failure in missed:
+        rounds.setdefault(str(failure.get("client")), set()).add(failure.get("round"))
+    why = dict.fromkeys(re.sub("^late:.*", "late", str(failure.get("reason"))) for failure in missed)      # not how late each time
+    return {client: len(when) for client, when in sorted(rounds.items(), key=lambda pair: -len(pair[1]))}, listed(list(why), 3)
 
 
 def _rounds(when: list) -> str:
