@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from functools import partial
 
 import pytest
 from rich.console import Console
@@ -81,13 +82,30 @@ def test_one_seed_is_said_to_be_one(make):
     told = compare([make("a"), make("b", algorithm="fedavg", shift=5.0)])
     assert told["groups"][0]["value"]["low"] is None
     assert told["differences"][0]["mean"] == pytest.approx(5.0) and told["differences"][0]["excludes_zero"] is None
-    assert "one seed only, so no interval" in printed(told) and "too few seeds to say" in printed(told)
+    assert "one seed only, so no interval" in printed(told) and "one pair: too few to say" in printed(told)
 
 
 def test_no_common_seed_gives_no_difference(make):
     told = compare([make("a", seed=0), make("b", seed=1, algorithm="fedavg")])
     assert told["differences"][0]["n"] == 0 and told["differences"][0]["mean"] is None
-    assert "too few seeds" in printed(told)
+    assert "no seed in common" in printed(told) and "too few" not in printed(told)
+
+
+def test_deltas_against_different_baselines_are_told(make):
+    as_ever = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
+    weaker = as_ever | {"y": ("mlp", "clustering", "NMI", 49.0, 40.0)}
+    make = partial(make, clients=as_ever)
+    told = compare([make("a"), make("b", algorithm="fedavg", clients=weaker), make("c", algorithm="fedprox"),
+                    make("d", algorithm="local", seed=1, clients=weaker), make("e", algorithm="other", alone=False)])
+    assert [difference["same_alone"] for difference in told["differences"]] == [False, True, True, True]
+    text = " ".join(printed(told).split())
+    assert "Alone, clients of B did not do as those of A did" in text and "cannot be compared" in text
+    assert "baselines" not in printed(compare([make("f"), make("g", seed=1)]))
+
+
+def test_losers_are_marked_without_colour(make):
+    text = printed(compare([make("a"), make("b", seed=1)]))
+    assert text.count("▼") == 2 and "▼ 49.5" in text and "▼ this client lost against itself alone" in text
 
 
 def test_runs_without_alone_compare_by_value(make):

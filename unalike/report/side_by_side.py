@@ -8,6 +8,8 @@ from rich.text import Text
 
 from unalike.report import words
 
+LOST = "▼"  # as on the page; colour alone is not seen everywhere
+
 
 def tables(result: dict, width: int = 80) -> list:
     """The groups by letter, their averages, each client, and the differences against the first."""
@@ -40,7 +42,7 @@ def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
         side = dict(list(groups.items())[start : start + fit])
         table = _table("client", *side)
         for client in clients:
-            cells = [_average(group["clients"][client], mark="bold red" if group["lost"][client] else "") for group in side.values()]
+            cells = [_average(group["clients"][client], lost=bool(group["lost"][client])) for group in side.values()]
             table.add_row(Text(words.printable(client)), *cells)
         parts.append(table)
     return parts
@@ -50,7 +52,9 @@ def _differences(result: dict, groups: dict) -> Table:
     letters = {group["label"]: letter for letter, group in groups.items()}
     table = _table("", "mean difference %", "pairs", "worst client", "")
     for told in result["differences"]:
-        verdict = {None: "too few seeds to say", True: "clear of 0", False: "not clear of 0"}[told["excludes_zero"]]
+        verdict = {None: "one pair: too few to say", True: "clear of 0", False: "not clear of 0"}[told["excludes_zero"]]
+        if not told["n"]:
+            verdict = "no seed in common"
         known = {client: its["mean"] for client, its in told["clients"].items() if its["mean"] is not None}
         least = min(known, key=lambda client: known[client]) if known else None
         worst = f"{words.printable(least)} {_change(known[least])}" if known else words.NOTHING
@@ -66,17 +70,23 @@ def _footnotes(result: dict, groups: dict) -> list[Text]:
     if single:
         notes += [f"{words.listed(single)}: one seed only, so no interval."]
     if any(count for group in groups.values() for count in group["lost"].values()):
-        notes += ["Red: this client lost against itself alone in at least one run."]
+        notes += [f"{LOST} this client lost against itself alone in at least one run."]
+    letters = {group["label"]: letter for letter, group in groups.items()}
+    if others := [letters[told["group"]] for told in result["differences"] if not told["same_alone"]]:
+        first = letters[result["differences"][0]["reference"]]
+        notes += [f"Alone, clients of {words.listed(others)} did not do as those of {first} did: their Deltas and losers are against "
+                  "different baselines and cannot be compared; the values can."]
     if result["left_out"]:
         notes += [f"Left out, for want of a value in every run: {words.listed(result['left_out'])}."]
     return [Text(words.printable(note), style="dim") for note in notes]
 
 
-def _average(told: dict, sign: bool = False, mark: str = "") -> Text:
+def _average(told: dict, sign: bool = False, lost: bool = False) -> Text:
     if told["mean"] is None:
         return Text(words.NOTHING)
     half = "" if told["low"] is None else f" ±{(told['high'] - told['low']) / 2:.1f}"
-    return Text.assemble((_change(told["mean"]) if sign else f"{told['mean']:.1f}", mark), (half, "dim"))
+    value = _change(told["mean"]) if sign else f"{told['mean']:.1f}"
+    return Text.assemble((f"{LOST} {value}", "bold red") if lost else value, (half, "dim"))
 
 
 def _change(value: float) -> str:
