@@ -251,6 +251,26 @@ def test_list_names_everything(command):
         assert title in out
 
 
+def test_list_of_one_kind_tells_what_each_has(command):
+    code, out, _ = command("list", "algorithms")
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0 and ["mu", "0.01"] in rows and ["lower_temperature", "0.15", "or", "consistent"] in rows
+    assert ["loss", "muscle", "muscle,", "pairwise,", "gramian"] in rows and ["align_rate", "null"] in rows
+    out = command("list", "datasets")[1]
+    assert "attributes    multilabel, 4 labels" in out and "left, right, spectrum" in out and "bdgp needs BDGP.npz" in out
+    rows = [line.split() for line in command("list", "models")[1].splitlines()]
+    assert ["channels", "[16,", "32]"] in rows and ["norm", "none"] in rows
+    assert command("list", "scenarios")[1].split()[:2] == ["scenarios", "digits"]
+    assert command("list", "modles")[2].startswith('unalike: There is no kind of thing "modles". Did you mean "models"?')
+
+
+def test_the_version_is_told_also_to_python():
+    import unalike
+    for module in ("unalike", "unalike.cli"):
+        told = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        assert told.stdout == f"unalike {unalike.__version__}\n"
+
+
 def test_check_says_that_all_is_well(command, scenario):
     code, out, _ = command("check", "digits")
     assert code == 0 and out.startswith("digits is fine: 6 clients, FedMuscle, ")

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-                  help="Federated learning for clients that are nothing alike.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 Settings = Annotated[list[str] | None, typer.Option(
     "--set", metavar="KEY=VALUE", help="Change any part of the scenario; dotted path, or a bare field name.")]
@@ -16,6 +15,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as one lin
 
 class Stopped(RuntimeError):
     """Somebody pressed Ctrl-C."""
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        from unalike import __version__
+        typer.echo(f"unalike {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def unalike(wanted: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Show the version and end.")] = False,
+            ) -> None:
+    """Federated learning for clients that are nothing alike."""
 
 
 @app.command()
@@ -56,10 +68,12 @@ def resume(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's fol
 
 
 @app.command(name="list")
-def list_() -> None:
+def list_(
+    what: Annotated[str | None, typer.Argument(help="One of these kinds, with its fields and defaults, targets or options.")] = None,
+) -> None:
     """Scenarios, algorithms, datasets, models and benches there are."""
     from unalike.cli.lists import show
-    show()
+    show(what)
 
 
 @app.command()

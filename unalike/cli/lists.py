@@ -1,35 +1,98 @@
-"""What there is to choose from, with a sentence each. Reads the lists of the other rooms."""
+"""What there is to choose from, with a sentence each, or one kind of it with all there is to set. Reads the lists of the other rooms."""
 
+import dataclasses
+import inspect
 import pkgutil
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any, Literal, get_args, get_origin
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from unalike import benches
 from unalike.algorithms import ALGORITHMS
 from unalike.data import DATASETS
+from unalike.errors import UserError, unknown
 from unalike.models import ENCODERS
 from unalike.scenarios import raw, shipped
 
+Rows = list[tuple[str, ...]]
 
-def show() -> None:
+
+def first(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().split("\n")[0]
+
+
+KINDS: dict[str, Callable[[], dict[str, str]]] = {
+    "scenarios": lambda: {name: raw(name).get("summary", "") for name in shipped()},
+    "algorithms": lambda: {name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()},
+    "datasets": lambda: {name: first(loader) for name, loader in DATASETS.items()},
+    "models": lambda: {name: first(model) for name, model in ENCODERS.items()},
+    "benches": lambda: {name: first(import_module(f"unalike.benches.{name}")) for name in bench_names()},
+}
+
+
+def show(what: str | None = None) -> None:
+    """Everything there is; or all of one kind, with what can be set or asked of each."""
+    if what is not None and what not in KINDS:
+        raise UserError(unknown("kind of thing", what, KINDS))
     console = Console()
-    first = lambda thing: (thing.__doc__ or "").strip().split("\n")[0]
-    bench_docs = {name: first(import_module(f"unalike.benches.{name}")) for name in bench_names()}
-    for title, rows in {
-        "scenarios": {name: raw(name).get("summary", "") for name in shipped()},
-        "algorithms": {name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()},
-        "datasets": {name: first(loader) for name, loader in DATASETS.items()},
-        "models": {name: first(model) for name, model in ENCODERS.items()},
-        "benches": bench_docs,
-    }.items():
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2))
-        table.add_column(no_wrap=True, style="cyan")
-        table.add_column(overflow="fold")
-        for name, sentence in rows.items():
-            table.add_row(name, sentence)
-        console.print(table, "")
+    if what is not None and what in DETAILS:
+        for name, sentence in KINDS[what]().items():
+            console.print(name, style="cyan")
+            console.print(Padding(Text(sentence), (0, 2)), Padding(table(DETAILS[what](name), "bold"), (0, 2, 1, 2)))
+        return
+    for title in KINDS if what is None else [what]:
+        console.print(f"[bold]{title}[/]")
+        console.print(table(list(KINDS[title]().items()), "cyan"), "")
+    if what is None:
+        console.print("More of each: unalike list algorithms (fields), datasets (targets), models (options).", highlight=False)
+
+
+def table(rows: Rows, style: str) -> Table:
+    made = Table(box=None, show_header=False, padding=(0, 2))
+    made.add_column(no_wrap=True, style=style)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def fields(name: str) -> Rows:
+    made = ALGORITHMS[name]()
+    return [(f.name, said(getattr(made, f.name)), choices(f.type)) for f in dataclasses.fields(made)] or [("nothing to set",)]
+
+
+def options(name: str) -> Rows:
+    known = [p for p in inspect.signature(ENCODERS[name]).parameters.values() if p.name != "shape"]
+    return [(p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation)) for p in known]
+
+
+def targets(name: str) -> Rows:
+    """The targets a client can have, and the modalities; a dataset whose file is not here says what it needs."""
+    try:
+        made = DATASETS[name](None)
+    except ValueError as error:
+        return [("", str(error))]
+    rows: Rows = [(target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()]
+    return [*rows, ("modalities", ", ".join(made.x))] if isinstance(made.x, dict) else rows
+
+
+DETAILS: dict[str, Callable[[str], Rows]] = {"algorithms": fields, "datasets": targets, "models": options}
+
+
+def said(default: Any) -> str:
+    """A default as a scenario would write it."""
+    return "null" if default is None else str(list(default) if isinstance(default, tuple) else default)
+
+
+def choices(kind: Any) -> str:
+    """The words a field may be; a number tells itself by its default."""
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    return "".join(f"or {words}" for part in get_args(kind) if (words := choices(part)))
 
 
 def bench_names() -> list[str]:
