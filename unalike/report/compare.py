@@ -18,7 +18,8 @@ def compare(paths: Iterable[str | Path]) -> dict:
 
     Returns {"scenario", "level", "clients", "left_out", "groups": [...], "differences": [...]}. Every average is
     {"mean", "low", "high", "n"}; with one seed there is no interval, and low and high are None. A difference pairs the runs of
-    the two groups that share a seed; `same_alone` says whether the gains of those runs are against the same values alone.
+    the two groups that share a seed; `same_alone` says whether the gains of those runs are against the same values alone
+    (None: no pair to see it in).
     """
     runs = [read(path) for path in paths]
     if len(runs) < 2:
@@ -149,7 +150,7 @@ def _difference(other: str, others: dict, reference: str, references: dict, comm
     clients = {client: interval([_value(others[seed], client) - _value(references[seed], client) for seed in shared]) for client in common}
     # None: too few seeds to say. The hair's breadth keeps rounding from passing for an effect.
     clear = None if told["low"] is None else told["low"] > 1e-9 or told["high"] < -1e-9
-    alike = all(_same_alone(others[seed], references[seed], client) for seed in shared for client in common)
+    alike = all(_same_alone(others[seed], references[seed], client) for seed in shared for client in common) if shared else None
     told |= {"excludes_zero": clear, "same_alone": alike}
     return {"group": other, "reference": reference, "seeds": shared, **told, "clients": clients}
 

@@ -72,7 +72,7 @@ def _footnotes(result: dict, groups: dict) -> list[Text]:
     if any(count for group in groups.values() for count in group["lost"].values()):
         notes += [f"{LOST} this client lost against itself alone in at least one run."]
     letters = {group["label"]: letter for letter, group in groups.items()}
-    if others := [letters[told["group"]] for told in result["differences"] if not told["same_alone"]]:
+    if others := [letters[told["group"]] for told in result["differences"] if told["same_alone"] is False]:
         first = letters[result["differences"][0]["reference"]]
         notes += [f"Alone, clients of {words.listed(others)} did not do as those of {first} did: their Deltas and losers are against "
                   "different baselines and cannot be compared; the values can."]
