@@ -123,7 +123,7 @@ def test_a_run_from_python_gives_no_command_and_a_server_shows_its_figures(make)
     assert "started from Python" in text and "unalike run" not in text
     assert "recall at 1" in text and "12.34" in text
     assert "up to the server, 1 kB" in text and "1 kB up, 0 B down" in text
-    assert "Measuring took 1.68 MB of it, which no total counts." in text
+    assert "Measuring took 1.68 MB of it, left out of the totals above." in text
 
 
 def test_the_command_to_repeat_a_run_is_its_config(make):

@@ -69,7 +69,7 @@ def traffic(run: Run) -> Picture | None:
     alt = f"Stacked bars of what was sent for each operation: {words.listed(each, 8)}."
     caption, more = "By operation, as the ledger counts it.", sum(map(sum, map(dict.values, told.values()))) - own["up"] - own["down"]
     if run.results and more:
-        caption += f" Measuring took {words.data(more)} of it, which no total counts."
+        caption += f" Measuring took {words.data(more)} of it, left out of the totals above."
     return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
 
 
