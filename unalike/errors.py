@@ -3,18 +3,20 @@
 import difflib
 from collections.abc import Iterable
 
+Problem = tuple[str, str]       # where, and a sentence
+
 
 class UserError(ValueError):
     """The user's mistake: one clear sentence, exit code 2."""
 
 
 class Problems(UserError):
-    """Several mistakes in one file, told together: (where, sentence) each."""
+    """Several mistakes in one file, told together."""
 
-    def __init__(self, source: str, problems: list[tuple[str, str]]):
+    def __init__(self, source: str, problems: list[Problem]):
         self.source, self.problems = source, problems
         wide = max((len(where) for where, _ in problems), default=0)
-        lines = [f"  {where:<{wide}}   {sentence}" for where, sentence in problems]
+        lines = [f"  {where:<{wide}}   {sentence}{'' if sentence.endswith(('.', '?')) else '.'}" for where, sentence in problems]
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         super().__init__("\n".join([f"{count} in {source}", *lines]))
 
@@ -25,11 +27,22 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("algorithm", "fedmusle", ["fedavg", "fedmuscle"])
     'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: fedavg, fedmuscle.'
     """
-    names = sorted(known)
+    names = sorted(set(known))
     return f'There is no {kind} "{name}".{nearest(name, names)} There are: {", ".join(names)}.'
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A question after the nearest name, with a space before it; nothing where none is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    return f' Did you mean "{found}"?' if (found := near(name, known)) else ""
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None)
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, in words: of the system's errors only what they say, without number and path."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -71,9 +71,9 @@ def test_the_transformer_knows_where_a_patch_is():
 
 
 @pytest.mark.parametrize(("name", "shape", "options", "said"), [
-    ("cn", (1, 8, 8), {}, "Did you mean 'cnn'. There are: mlp, cnn, transformer"),
-    ("cnn", (1, 8, 8), {"wide": 3}, "no option 'wide'. It has: channels, width, norm"),
-    ("mlp", (4,), {"shape": (5,)}, "no option 'shape'"),
+    ("cn", (1, 8, 8), {}, r'Did you mean "cnn"\? There are: autoencoder, cnn, mlp, transformer'),
+    ("cnn", (1, 8, 8), {"wide": 3}, r'no field "wide". Did you mean "width"\? It has: channels, width, norm'),
+    ("mlp", (4,), {"shape": (5,)}, 'no field "shape"'),
     ("cnn", (64,), {}, r"\(channels, height, width\), got \(64,\)"),
     ("cnn", (1, 8, 8), {"norm": "layer"}, "got 'layer'"),
     ("cnn", (1, 8, 8), {"channels": (2, 2, 2, 2, 2)}, "5 stages do not fit an image of 8x8"),

@@ -10,6 +10,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="
 
 Settings = Annotated[list[str] | None, typer.Option(
     "--set", metavar="KEY=VALUE", help="Change any part of the scenario; dotted path, or a bare field name.")]
+DataDir = Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where datasets lie.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON, last.")]
 
 
@@ -40,18 +41,21 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of this process.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
-    data_dir: Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where datasets lie.")] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
     alone: Annotated[bool, typer.Option("--alone/--no-alone", help="Train every client alone too, to compare.")] = True,
     safeguard: Annotated[bool, typer.Option("--safeguard", help="Let each client keep what its own data speak for.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a scenario and show what each client gained."""
+    from functools import partial
+
     from unalike.cli.progress import progress
     from unalike.runs import run_scenario
+    from unalike.runs.fit import rest
     from unalike.scenarios import load
-    made, method = load(scenario, algorithm, settings, seed=seed, workers=workers, threads=threads, device=device, dtype=dtype,
-                        alone=None if alone else False, safeguard=safeguard or None)
+    made, method = load(scenario, algorithm, settings, partial(rest, folder=data_dir), seed=seed, workers=workers, threads=threads,
+                        device=device, dtype=dtype, alone=None if alone else False, safeguard=safeguard or None)
     with progress(quiet=as_json) as watch:
         results, _ = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
     tell(results, as_json)
@@ -77,12 +81,19 @@ def list_(
 
 
 @app.command()
-def check(file: Annotated[str, typer.Argument(help="A scenario file, or a shipped scenario's name.")], settings: Settings = None) -> None:
+def check(
+    file: Annotated[str, typer.Argument(help="A scenario file, or a shipped scenario's name.")],
+    settings: Settings = None,
+    data_dir: DataDir = None,
+) -> None:
     """Every problem of a scenario at once."""
+    from functools import partial
+
     from unalike.runs import prepare, quiet
+    from unalike.runs.fit import rest
     from unalike.scenarios import load
-    scenario, algorithm = load(file, settings=settings)
-    clients = prepare(scenario, algorithm, None, None, quiet).clients
+    scenario, algorithm = load(file, None, settings, partial(rest, folder=data_dir))
+    clients = prepare(scenario, algorithm, None, data_dir, quiet).clients
     typer.echo(f"{file} is fine: {len(clients)} clients, {type(algorithm).__name__}, {scenario.training.rounds} rounds.")
 
 
@@ -156,5 +167,6 @@ def fail(error: Exception, code: int) -> None:
     import os
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    typer.echo("\n".join([f"unalike: {error}", *getattr(error, "__notes__", [])]), err=True)
+    said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+    typer.echo("\n".join([f"unalike: {said}", *getattr(error, "__notes__", [])]), err=True)
     sys.exit(code)

@@ -6,12 +6,17 @@ the same generator state gives the same parts.
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Generator, Tensor
 
 log = logging.getLogger(__name__)
+
+Positive = Annotated[float, Field(gt=0)]
+Some = Annotated[int, Field(ge=1)]
 
 
 def iid(rows: int, sizes_or_clients: int | Sequence[int], generator: Generator) -> list[Tensor]:
@@ -32,7 +37,7 @@ def iid(rows: int, sizes_or_clients: int | Sequence[int], generator: Generator) 
     return parts(owner, len(sizes))
 
 
-def dirichlet(y: Tensor, clients: int, alpha: float, generator: Generator, minimum: int = 1) -> list[Tensor]:
+def dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1) -> list[Tensor]:
     """Each class is shared by proportions drawn from Dirichlet(alpha): small alpha is skewed, large alpha near IID (Hsu 2019).
 
     y (n,) whole numbers. A client left with fewer than `minimum` rows gets random ones moved from the largest client,
@@ -50,7 +55,7 @@ def dirichlet(y: Tensor, clients: int, alpha: float, generator: Generator, minim
     return parts(fill_up(owner, clients, minimum, generator), clients)
 
 
-def shards(y: Tensor, clients: int, shards: int, generator: Generator) -> list[Tensor]:
+def shards(y: Tensor, clients: int, shards: Some, generator: Generator) -> list[Tensor]:
     """Rows sorted by class are cut into equal shards, and every client gets `shards` of them at random (McMahan 2017).
 
     y (n,) whole numbers. A client sees about `shards` classes.
@@ -65,7 +70,7 @@ def shards(y: Tensor, clients: int, shards: int, generator: Generator) -> list[T
     return parts(owner, clients)
 
 
-def multilabel_dirichlet(y: Tensor, clients: int, alpha: float, generator: Generator, minimum: int = 1) -> list[Tensor]:
+def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1) -> list[Tensor]:
     """Each label's carriers are shared by proportions drawn from Dirichlet(alpha), as nearly as rows with several labels allow.
 
     y (n, labels), 1 where a label is present; rows without any count as a label of their own. Iterative stratification
@@ -74,7 +79,7 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: float, generator: Gener
     alpha. Clients below `minimum` are filled up as there.
     """
     if y.ndim != 2:
-        raise ValueError(f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}")
+        raise ValueError(f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}; take dirichlet for classes")
     check_clients(len(y), clients, minimum)
     draws = numpy_draws(generator)
     present = (y == 1).cpu().numpy()
@@ -148,7 +153,8 @@ def proportions(draws: np.random.Generator, clients: int, alpha: float) -> np.nd
 
 def check_classes(y: Tensor) -> Tensor:
     if y.ndim != 1 or y.is_floating_point():
-        raise ValueError(f"this partition needs one whole-number label a row, got shape {tuple(y.shape)} of {y.dtype}")
+        raise ValueError(f"this partition needs one whole-number label a row, got shape {tuple(y.shape)} of {y.dtype}: "
+                         "let `by` name a target of classes, or take multilabel_dirichlet for several labels a row")
     return y.cpu()
 
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+
+Size = Annotated[int, Field(ge=1)]
 
 
 class Autoencoder(nn.Module):
@@ -14,7 +18,7 @@ class Autoencoder(nn.Module):
     is one modality called "x".
     """
 
-    def __init__(self, shape: Mapping[str, Sequence[int]] | Sequence[int], hidden: Sequence[int] = (512, 128), width: int = 20):
+    def __init__(self, shape: Mapping[str, Sequence[int]] | Sequence[int], hidden: Sequence[Size] = (512, 128), width: Size = 20):
         super().__init__()
         named = shape if isinstance(shape, Mapping) else {"x": shape}
         self.width = width

@@ -3,19 +3,20 @@
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from unalike.models.autoencoder import Autoencoder
+from unalike.errors import UserError, nearest, unknown
+from unalike.models.autoencoder import Autoencoder, Size
 
 
 class MLP(nn.Module):
     """Linear layers with ReLU between, on the flattened input: (B, *shape) to (B, width)."""
 
-    def __init__(self, shape: Sequence[int], hidden: Sequence[int] = (64,), width: int = 64):
+    def __init__(self, shape: Sequence[int], hidden: Sequence[Size] = (64,), width: Size = 64):
         super().__init__()
         check_positive("mlp", shape=shape, hidden=hidden, width=width)
         self.width = width
@@ -35,7 +36,8 @@ class CNN(nn.Module):
     `norm` is "none", "batch" or "group".
     """
 
-    def __init__(self, shape: Sequence[int], channels: Sequence[int] = (16, 32), width: int = 64, norm: str = "none"):
+    def __init__(self, shape: Sequence[int], channels: Sequence[Size] = (16, 32), width: Size = 64,
+                 norm: Literal["none", "batch", "group"] = "none"):
         super().__init__()
         check_image("cnn", shape)
         check_positive("cnn", shape=shape, channels=channels, width=width)
@@ -74,7 +76,7 @@ class Transformer(nn.Module):
     Features are the mean over patches; there is no class token and no dropout (Dosovitskiy 2021).
     """
 
-    def __init__(self, shape: Sequence[int], patch: int = 2, depth: int = 2, heads: int = 4, width: int = 32):
+    def __init__(self, shape: Sequence[int], patch: Size = 2, depth: Size = 2, heads: Size = 4, width: Size = 32):
         super().__init__()
         check_image("transformer", shape)
         check_positive("transformer", shape=shape, patch=patch, depth=depth, heads=heads, width=width)
@@ -133,14 +135,13 @@ def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]],
     16
     """
     if name not in ENCODERS:
-        near = get_close_matches(str(name), ENCODERS, 1, 0.0)[0]
-        raise ValueError(f"there is no encoder {name!r}. Did you mean {near!r}? There are: {', '.join(ENCODERS)}.")
+        raise UserError(unknown("model", name, ENCODERS))
     allowed = [option for option in inspect.signature(ENCODERS[name]).parameters if option != "shape"]
-    unknown = [option for option in options if option not in allowed]
-    if unknown:
-        raise ValueError(f"encoder {name!r} has no option {', '.join(map(repr, unknown))}. It has: {', '.join(allowed)}.")
+    for option in options:
+        if option not in allowed:
+            raise UserError(f'{name} has no field "{option}".{nearest(option, allowed)} It has: {", ".join(allowed)}.')
     if isinstance(shape, Mapping) and name != "autoencoder":
-        raise ValueError(f"encoder {name!r} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder")
+        raise UserError(f"{name} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder")
     return ENCODERS[name](shape if isinstance(shape, Mapping) else tuple(shape), **options)
 
 

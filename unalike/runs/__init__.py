@@ -9,12 +9,13 @@ from typing import Any
 
 from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
-from unalike.errors import UserError
+from unalike.errors import Problems, UserError
 from unalike.federation import Terms
+from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run, Watch
 from unalike.scenarios import Scenario, build, read
-from unalike.scenarios.schema import checked
+from unalike.scenarios.reading import checked
 from unalike.training import Training
 
 
@@ -64,9 +65,10 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
 def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | None = None, data_dir: str | None = None,
                  watch: Watch = quiet) -> tuple[dict[str, Any], Path]:
     """Run a scenario in a new folder."""
-    config = scenario.model_dump(mode="json") | {"algorithm": {"name": scenario.algorithm.name, **vars(algorithm)}}
+    config = scenario.model_dump(mode="json") | {"algorithm": {"name": scenario.algorithm.name, **vars(algorithm)},
+                                                 "data_dir": data_dir or scenario.data_dir}
     made = prepare(scenario, algorithm, None, data_dir, watch)
-    made.folder = Folder.create(place(out, scenario.name, scenario.algorithm.name, scenario.seed), config | {"data_dir": data_dir})
+    made.folder = Folder.create(place(out, scenario.name, scenario.algorithm.name, scenario.seed), config)
     return report(made), made.folder.path
 
 
@@ -90,7 +92,9 @@ def reopen(folder: Folder, watch: Watch = quiet) -> Run:
 
 
 def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, data_dir: str | None, watch: Watch) -> Run:
-    clients = build.clients(scenario, data_dir)
+    clients, problems = build.attempt(scenario, data_dir)
+    if problems:
+        raise Problems(scenario.name, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard))
     return Run(folder, algorithm, clients, scenario.training, scenario.federation, name=scenario.name, method=scenario.algorithm.name,
                seed=scenario.seed, workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
                checkpoint=scenario.checkpoint, cache=True, watch=watch)

@@ -17,7 +17,7 @@ from unalike.engines.store import Store
 from unalike.errors import UserError, unknown
 from unalike.runs.folder import Folder
 from unalike.scenarios import build, read
-from unalike.scenarios.schema import read_algorithm
+from unalike.scenarios.reading import read_algorithm
 from unalike.training import Training
 
 
@@ -62,8 +62,7 @@ def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | Non
     """What makes each client's side as the run's config has it, untrained."""
     config = dict(config)
     if config.get("python"):
-        fields = dict(config["algorithm"])
-        method = algorithm or read_algorithm(fields.pop("name"), fields)[0]
+        method = algorithm or read_algorithm(config["algorithm"])[0]
         if clients is None:
             raise UserError(f"{source} was run from Python with clients that only Python can make: pass clients=, made as for the run")
         if method is None:

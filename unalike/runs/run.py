@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from unalike.client import Client
 from unalike.engines.local import LocalEngine
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
+from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
 from unalike.safeguard import shadows
 from unalike.training import Training
@@ -43,21 +42,12 @@ class Run:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
-        if safeguard and not algorithm.guardable:
-            raise UserError("safeguard is for methods whose clients keep their own model and get nothing made from their own labels; "
-                            f"{method} is none of them")
-        if strange := [c for c in clients if c.task.name not in algorithm.tasks]:
-            raise UserError(f"{method} does {', '.join(algorithm.tasks)}; client {strange[0].id} wants {strange[0].task.name}")
-        if refused := [(f"clients.{c.id}", reason) for c in clients if (reason := algorithm.refuses(c)) is not None]:
-            raise Problems(name, refused)
         public = [len(c.public) for c in clients if c.public is not None]
         unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in algorithm.check(len(clients), rows)]
         problems = unfit(min(public, default=0))
         if not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        if problems:
-            raise Problems(name, problems)
-        if problems := misfits(algorithm, clients, training, seed):
+        if problems := problems + misfits(algorithm, clients, training, seed, safeguard, not problems):
             raise Problems(name, problems)
         self.cards = {c.id: c.card() for c in clients}
 
@@ -252,22 +242,6 @@ def recall(cached: Path | None) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return kept if isinstance(kept, dict) and kept.keys() == {"values", "evaluations"} else None
-
-
-def misfits(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[tuple[str, str]]:
-    """Clients whose model cannot be built, one of each kind tried: better told before the work than in the middle of it."""
-    problems, tried = [], set()
-    for client in clients:
-        made = client.model
-        kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head))
-        if kind in tried:
-            continue
-        tried.add(kind)
-        try:
-            algorithm.Side(replace(client, device="cpu"), algorithm, training, seed)      # CUDA is left alone: workers fork later
-        except Exception as error:
-            problems.append((f"clients.{client.id}", f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"))
-    return problems
 
 
 def gain(value: float | None, alone: float | None) -> float | None:

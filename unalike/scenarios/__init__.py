@@ -1,5 +1,7 @@
 """Scenarios: who takes part, with what, and with what budget. Shipped ones are the YAML files beside this one."""
 
+from copy import copy
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,9 @@ from typing import Any
 import yaml
 
 from unalike.algorithm import Algorithm
-from unalike.errors import Problems, UserError, unknown
-from unalike.scenarios.schema import Scenario, read
+from unalike.errors import UserError, reason, unknown
+from unalike.scenarios.reading import Rest, read
+from unalike.scenarios.schema import Scenario
 
 
 def shipped() -> list[str]:
@@ -18,25 +21,59 @@ def shipped() -> list[str]:
 def raw(name: str) -> dict[str, Any]:
     """The mapping in a shipped scenario or in a file."""
     if name in shipped():
-        text, source = resources.files(__package__).joinpath(f"{name}.yaml").read_text(), name
+        text = resources.files(__package__).joinpath(f"{name}.yaml").read_text("utf-8")
     elif (path := Path(name)).suffix in (".yaml", ".yml") or path.exists():
         try:
-            text, source = path.read_text(), str(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"the scenario file {path} cannot be read: {error}") from None
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"the scenario file {path} cannot be read: it is no text in UTF-8") from None
+        except OSError as error:
+            raise UserError(f"the scenario file {path} cannot be read: {reason(error)}") from None
     else:
         raise UserError(unknown("scenario", name, shipped()) + " A file of your own ends in .yaml.")
-    try:
-        told = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise Problems(source, [("", f"is no YAML: {error}")]) from None
+    told = parse(text, name)
     if not isinstance(told, dict):
-        raise Problems(source, [("", f"a scenario is a mapping of names to values, got {type(told).__name__}")])
+        got = "empty" if told is None else f"a {type(told).__name__}"
+        raise UserError(f"{name} is no scenario: that is a mapping of names to values, this is {got}")
+    if told.get("python"):
+        raise UserError(f"{name} is of a run started from Python, with clients that only that program can make; run it there")
     return told
 
 
-def load(name: str, algorithm: str | None = None, settings: list[str] | None = None, **top: Any) -> tuple[Scenario, Algorithm]:
-    """A scenario with another algorithm, `key=value` settings and top-level fields (None: as it is) put in."""
+class Loader(yaml.SafeLoader):
+    """YAML whose names are text (not `on` for true), and without the freedom to say a thing twice, of which only the last would count."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        said = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in said:
+                    raise yaml.MarkedYAMLError(problem=f'"{key.value}" is there twice', problem_mark=key.start_mark)
+                said.add(key.value)
+                if key.tag != "tag:yaml.org,2002:merge":
+                    key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str, source: str) -> Any:
+    """What a text in YAML says."""
+    try:
+        return yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        at = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{source}{at}: {error.problem or error.context}") from None
+    except yaml.YAMLError:
+        raise UserError(f"{source} is no YAML: it has characters that are no text") from None
+    except RecursionError:
+        raise UserError(f"{source} is no scenario: it is nested too deep") from None
+    except ValueError as error:             # a date such as 2026-99-99
+        raise UserError(f"{source} is no YAML: {error}") from None
+
+
+def load(name: str, algorithm: str | None = None, settings: list[str] | None = None, rest: Rest | None = None,
+         **top: Any) -> tuple[Scenario, Algorithm]:
+    """A scenario with another algorithm, `key=value` settings and top-level fields (None: as it is) put in; for `rest` see `read`."""
     told = raw(name)
     if algorithm is not None and (not isinstance(told.get("algorithm"), dict) or told["algorithm"].get("name") != algorithm):
         told["algorithm"] = {"name": algorithm}
@@ -45,49 +82,59 @@ def load(name: str, algorithm: str | None = None, settings: list[str] | None = N
             told[key] = value
     for setting in settings or []:
         put(told, setting)
-    return read(told, name)
+    return read(told, name, rest)
 
 
 def put(told: dict[str, Any], setting: str) -> None:
     """Set one `key=value`: a dotted path, or a bare field of the algorithm or the training where only one of them has it."""
-    from dataclasses import fields
-
-    from unalike.algorithms import ALGORITHMS
-    from unalike.federation import Terms
-    from unalike.training import Training
     key, equals, text = setting.partition("=")
     if not equals or not key:
         raise UserError(f'--set takes key=value, got "{setting}"')
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError, ValueError):
         raise UserError(f"--set {key}: {text} is no YAML") from None
-    path = key.split(".")
-    if len(path) == 1 and key not in Scenario.model_fields:
-        named = told.get("algorithm")
-        method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
-        rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),
-                 "federation": list(Terms.model_fields)}
-        found = [room for room, names in rooms.items() if key in names]
-        if len(found) > 1:
-            raise UserError(f'--set {key}: both {" and ".join(found)} have it; write {" or ".join(f"{r}.{key}" for r in found)}')
-        if not found:
-            raise UserError(f"--set {key}: " + unknown("field", key, [n for names in rooms.values() for n in names]))
-        path = [found[0], key]
     at: Any = told
-    for part in path[:-1]:
-        if isinstance(at, list) and part.isdigit() and int(part) < len(at):
-            at = at[int(part)]
-        elif isinstance(at, dict):
-            at = at.setdefault(part, {})
-        else:
-            raise UserError(f'--set {key}: there is nothing at "{part}"')
-    if isinstance(at, list) and path[-1].isdigit() and int(path[-1]) < len(at):
-        at[int(path[-1])] = value
-    elif isinstance(at, dict):
-        at[path[-1]] = value
-    else:
-        raise UserError(f'--set {key}: there is nothing at "{path[-1]}"')
+    *way, last = key.split(".") if "." in key or key in Scenario.model_fields else [room(told, key), key]
+    for part in way:
+        place = index(at, part, key)
+        if isinstance(at, dict):
+            at.setdefault(place, {})
+        at[place] = copy(at[place])         # two clients may be one thing in YAML (&name, *name); the other stays as it is
+        at = at[place]
+    at[index(at, last, key)] = value
+
+
+def room(told: dict[str, Any], key: str) -> str:
+    """The part of a scenario that has a bare field."""
+    from unalike.algorithms import ALGORITHMS
+    from unalike.federation import Terms
+    from unalike.training import Training
+    named = told.get("algorithm")
+    method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
+    rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),
+             "federation": list(Terms.model_fields)}
+    found = [name for name, its in rooms.items() if key in its]
+    if len(found) > 1:
+        raise UserError(f'--set {key}: both {" and ".join(found)} have it; write {" or ".join(f"{r}.{key}" for r in found)}')
+    if not found:
+        raise UserError(f"--set {key}: " + unknown("field", key, [*Scenario.model_fields, *(n for its in rooms.values() for n in its)]))
+    return found[0]
+
+
+def index(at: Any, part: str, key: str) -> str | int:
+    """Where a part of a dotted path is: a name, a place in a list, or the place of the client with that id."""
+    if isinstance(at, dict):
+        return part
+    if isinstance(at, list):
+        ids = [str(item.get("id")) if isinstance(item, dict) else "" for item in at]
+        if part.isdigit() and int(part) < len(at):
+            return int(part)
+        if part in ids:
+            return ids.index(part)
+        if any(ids) and not part.isdigit():
+            raise UserError(f"--set {key}: " + unknown("client", part, ids))
+    raise UserError(f'--set {key}: there is nothing at "{part}"')
 
 
 __all__ = ["Scenario", "load", "raw", "read", "shipped"]

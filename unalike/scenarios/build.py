@@ -2,94 +2,165 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from unalike.client import Client
-from unalike.data import PARTITIONS, Table, Tensors, load_dataset
+from unalike.data import DATASETS, PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.samples import each
-from unalike.errors import UserError, unknown
+from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
 from unalike.randomness import stream
+from unalike.scenarios.reading import model_options, names, partition_options
 from unalike.scenarios.schema import Data, Group, Scenario
+
+Member = tuple[int, Group, str]     # which of the scenario's groups, the group, and the client's id
 
 
 def clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
     """Everyone in the scenario. The same scenario and seed give the same rows to the same clients, wherever this runs."""
-    tables: dict[str, Table] = {}
-
-    def table(name: str) -> Table:
-        if name not in tables:
-            tables[name] = load_dataset(name, folder)
-        return tables[name]
-
-    members = [(group, f"{group.id}-{i}" if group.count > 1 else group.id) for group in scenario.clients for i in range(group.count)]
-    public, taken = _public(scenario, table)
-    made: dict[str, Client] = {}
-    for data in {str(group.data or scenario.data): group.data or scenario.data for group, _ in members}.values():
-        own = [(group, id) for group, id in members if (group.data or scenario.data) == data]
-        rows = _deal(scenario, data, table(data.name), own, taken.get(data.name))
-        for (group, id), mine in zip(own, rows, strict=True):
-            owned = _modalities(scenario, group, id, table(data.name))
-            made[id] = _client(scenario, group, id, table(data.name), mine, data, public, owned)
-    return [made[id] for _, id in members]
+    made, problems = attempt(scenario, folder)
+    if problems:
+        raise Problems(scenario.name, problems)
+    return made
 
 
-def _public(scenario: Scenario, table: Any) -> tuple[Tensors | None, dict[str, Tensor]]:
+def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client], list[Problem]]:
+    """Everyone who can be made, and everything that is wrong with the others."""
+    problems = names(scenario)
+    tables = _tables(scenario, folder or scenario.data_dir, problems)
+    public, taken = _public(scenario, tables, problems)
+    fine = {i for i, group in enumerate(scenario.clients) if _fits(i, group, scenario, tables, problems)}
+    rows: dict[str, Tensor] = {}
+    for name, table in tables.items():
+        where, data, own = _sharers(scenario, name, problems)
+        if sum(group.count for _, group in own) > len(table.train):
+            problems.append(("clients", f"{sum(g.count for _, g in own)} clients cannot share {len(table.train)} rows of {name}."))
+        elif own and not partition_options("", data.partition)[1]:
+            members = [(i, group, id) for i, group in own for id in _ids(group)]
+            rows |= _deal(scenario, where, data, table, members, taken.get(name), problems)
+    made = []
+    for i, group in enumerate(scenario.clients):
+        if i not in fine:
+            continue
+        first = f"{group.id}-0" if group.count > 1 else group.id
+        for id in _ids(group) if first in rows else [first]:       # no rows for them: one with some, to see what else is wrong
+            made.append(_client(scenario, group, id, tables[(group.data or scenario.data).name], rows.get(id), public))
+    return made, problems
+
+
+def _ids(group: Group) -> list[str]:
+    return [f"{group.id}-{i}" for i in range(group.count)] if group.count > 1 else [group.id]
+
+
+def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> dict[str, Table]:
+    """The datasets that are used, by name; those there are not have been told."""
+    used = {(g.data or scenario.data).name: f"clients.{i}.data.name" if g.data else "data.name" for i, g in enumerate(scenario.clients)}
+    if scenario.public:
+        used.setdefault(scenario.public.data or scenario.data.name, "public.data" if scenario.public.data else "data.name")
+    tables = {}
+    for name, where in used.items():
+        if name in DATASETS:
+            try:
+                tables[name] = load_dataset(name, folder)
+            except (ValueError, OSError) as error:
+                problems.append((where, reason(error)))
+    return tables
+
+
+def _public(scenario: Scenario, tables: dict[str, Table], problems: list[Problem]) -> tuple[Tensors | None, dict[str, Tensor]]:
     """The public set, and which training rows of which dataset it used up."""
-    if scenario.public is None:
+    name = (scenario.public.data or scenario.data.name) if scenario.public else ""
+    if scenario.public is None or name not in tables:
         return None, {}
-    name = scenario.public.data or scenario.data.name
-    pool = table(name).train
+    pool = tables[name].train
     if len(pool) <= scenario.public.size:
-        raise UserError(f"public.size is {scenario.public.size}; {name} has {len(pool)} training rows, and some must stay labelled")
+        problems.append(("public.size", f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got "
+                                        f"{scenario.public.size}."))
+        return None, {}
     chosen = pool[torch.randperm(len(pool), generator=stream(scenario.seed, "public rows"))[:scenario.public.size]]
-    return Tensors(table(name).x, None, chosen), {name: chosen}
+    return Tensors(tables[name].x, None, chosen), {name: chosen}
 
 
-def _deal(scenario: Scenario, data: Data, table: Table, own: list[tuple[Group, str]], taken: Tensor | None) -> list[Tensor]:
+def _sharers(scenario: Scenario, name: str, problems: list[Problem]) -> tuple[str, Data, list[tuple[int, Group]]]:
+    """Who shares a dataset, by which `data:` block and where it is. There can be one only: two would deal the same rows out twice."""
+    first: tuple[str, Data] = ("data", scenario.data)
+    own: list[tuple[int, Group]] = []
+    for i, group in enumerate(scenario.clients):
+        data = group.data or scenario.data
+        if data.name != name:
+            continue
+        if not own:
+            first = (f"clients.{i}.data" if group.data else "data", data)
+        if data == first[1]:
+            own.append((i, group))
+        else:
+            problems.append((f"clients.{i}.data" if group.data else "data", f"{first[0]} shares out {name} already, and some rows would go "
+                             "to two clients; give all clients of a dataset the same partition."))
+    return *first, own
+
+
+def _deal(scenario: Scenario, where: str, data: Data, table: Table, own: list[Member], taken: Tensor | None,
+          problems: list[Problem]) -> dict[str, Tensor]:
     """Training rows of each client that uses this dataset."""
     pool = table.train if taken is None else table.train[~torch.isin(table.train, taken)]
     generator = stream(scenario.seed, "rows", data.name)
     pool = pool[torch.randperm(len(pool), generator=generator)]
-    how, options = data.partition.name, data.partition.options
-    sizes = [group.train for group, _ in own]
+    how, options = data.partition.name, partition_options("", data.partition)[0]
+    sizes = [group.train for _, group, _ in own]
     wanted = [size for size in sizes if size]
     if how == "iid" and len(wanted) == len(sizes):
         if sum(wanted) > len(pool):
-            raise UserError(f"the clients want {sum(wanted)} rows of {data.name}, {len(pool)} are left beside the public set")
+            beside = " beside the public set" if taken is not None else ""
+            problems.append(("clients", f"they want {sum(wanted)} training rows of {data.name}, there are {len(pool)}{beside}. "
+                                        "Lower train, count or public.size."))
+            return {}
         parts = PARTITIONS["iid"](sum(wanted), wanted, generator)
     else:
-        by = options.pop("by", None) or _target(table, own[0][0])
+        by = options.pop("by", None) or _target(table, own[0][1])
+        if by is None:                                          # told already
+            return {}
         if by not in table.targets:
-            raise UserError("data.partition.by: " + unknown("target", by, table.targets))
+            problems.append((f"{where}.partition.by", unknown("target", by, table.targets)))
+            return {}
         features = torch.cat([x[pool].flatten(1) for x in (table.x.values() if isinstance(table.x, dict) else [table.x])], 1)
         what = {"iid": len(pool), "by_cluster": features}.get(how, table.targets[by][pool])
-        parts = PARTITIONS[how](what, len(own), generator=generator, **(options if how != "iid" else {}))
+        try:
+            parts = PARTITIONS[how](what, len(own), generator=generator, **options)
+        except ValueError as error:
+            problems.append((f"{where}.partition", str(error)))
+            return {}
     shuffled = [part[torch.randperm(len(part), generator=generator)] for part in parts]
-    return [pool[part[:size]] if size else pool[part] for part, size in zip(shuffled, sizes, strict=True)]
+    return {id: pool[part[:group.train] if group.train else part] for (_, group, id), part in zip(own, shuffled, strict=True)}
 
 
-def _modalities(scenario: Scenario, group: Group, id: str, table: Table) -> list[str] | None:
-    """The modalities a client owns, None where the dataset has only one kind of input."""
+def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], problems: list[Problem]) -> bool:
+    """Whether the dataset has what the group wants of it, and the model what is said of it."""
+    told, at = len(problems), f"clients.{i}"
+    if (table := tables.get((group.data or scenario.data).name)) is None:
+        return False
+    if _target(table, group) is None:
+        names = list(table.targets)
+        problems.append((f"{at}.target", unknown("target", group.target, names) if group.target else
+                         f"is missing: the dataset has several, name one of {', '.join(names)}."))
     if not isinstance(table.x, dict):
-        if group.modalities or group.mix:
-            raise UserError(f"client {group.id}: the dataset has one kind of input, so there are no modalities to choose")
-        return None
-    names = list(table.x)
-    if group.modalities:
-        if unknown_ones := [name for name in group.modalities if name not in names]:
-            raise UserError(f"client {group.id}: " + unknown("modality", unknown_ones[0], names))
-        return [name for name in names if name in group.modalities]
+        problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
+                     for field in ("modalities", "mix") if getattr(group, field)]
+    else:
+        problems += [(f"{at}.modalities", unknown("modality", name, table.x)) for name in group.modalities or [] if name not in table.x]
+        if group.mix and not group.mix.full + group.mix.multi + group.mix.single:
+            problems.append((f"{at}.mix", "must have a part above 0: full, multi or single."))
+        if group.mix and group.mix.multi and len(table.x) < 3:
+            problems.append((f"{at}.mix.multi", f"of {len(table.x)} modalities nobody can own several but not all; leave it out."))
+    return len(problems) == told and not model_options(at, group.model)[1]
+
+
+def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:
+    """The modalities a client owns."""
     if group.mix is None:
-        return names
+        return [name for name in names if name in (group.modalities or names)]
     ratio = {"full": group.mix.full, "multi": group.mix.multi, "single": group.mix.single}
-    if not sum(ratio.values()):
-        raise UserError(f"client {group.id}: mix must have a part above 0")
-    if ratio["multi"] and len(names) < 3:
-        raise UserError(f"client {group.id}: of {len(names)} modalities nobody can own several but not all; leave out mix.multi")
     at = int(id.rsplit("-", 1)[1]) if group.count > 1 else 0
     ends = {kind: group.count * sum(list(ratio.values())[:i + 1]) / sum(ratio.values()) for i, kind in enumerate(ratio)}
     kind = next(kind for kind, end in ends.items() if at < round(end))
@@ -98,28 +169,25 @@ def _modalities(scenario: Scenario, group: Group, id: str, table: Table) -> list
     return [names[i] for i in sorted(torch.randperm(len(names), generator=draws)[:count].tolist())]
 
 
-def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tensor, data: Data, public: Tensors | None,
-            owned: list[str] | None) -> Client:
-    target = _target(table, group)
+def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tensor | None, public: Tensors | None) -> Client:
+    rows = table.train[:2] if rows is None else rows
+    target = _target(table, group) or ""
     y, test = table.targets[target], table.test
-    x = {name: table.x[name] for name in owned} if isinstance(table.x, dict) and owned else table.x
+    x = {name: table.x[name] for name in _modalities(scenario, group, id, list(table.x))} if isinstance(table.x, dict) else table.x
     common = Tensors(x, y, test) if scenario.test == "common" else None
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
         test = rows
-    elif data.partition.name != "iid" and y.dim() == 1:         # a personal test set has the classes its client has
+    elif (group.data or scenario.data).partition.name != "iid" and y.dim() == 1:      # its own test set has the classes its client has
         test = test[torch.isin(y[test], y[rows])]
     shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))
-    return Client(id=id, model=partial(build_encoder, group.model.name, shape, group.model.options), task=table.tasks[target],
+    options, _ = model_options("", group.model)
+    return Client(id=id, model=partial(build_encoder, group.model.name, shape, options), task=table.tasks[target],
                   train=Tensors(x, y, rows), test=Tensors(x, y, test[:group.test] if group.test else test),
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))
 
 
-def _target(table: Table, group: Group) -> str:
-    names = list(table.targets)
-    if group.target is None and len(names) == 1:
-        return names[0]
-    if group.target not in names:
-        raise UserError(f"client {group.id}: " + (unknown("target", group.target, names) if group.target else
-                                                  f"the dataset has several targets, name one: {', '.join(names)}"))
-    return group.target
+def _target(table: Table, group: Group) -> str | None:
+    """The target a group learns; None where it names none that is there."""
+    named = next(iter(table.targets)) if group.target is None and len(table.targets) == 1 else group.target
+    return named if named in table.targets else None

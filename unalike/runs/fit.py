@@ -1,0 +1,79 @@
+"""What does not fit between a method and its clients, told before the work rather than in the middle of it. Knows no engine."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from unalike.algorithm import Algorithm, ClientSide
+from unalike.client import Client
+from unalike.errors import Problem, reason
+from unalike.randomness import scope
+from unalike.scenarios import Scenario, build
+from unalike.training import Training
+
+
+def rest(scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: str | None = None) -> list[Problem]:
+    """Everything that is wrong with a scenario's clients, alone and with the method, where it can be known."""
+    clients, problems = build.attempt(scenario, folder)
+    if algorithm is None:
+        return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
+    return problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, sound)
+
+
+def misfits(algorithm: Algorithm, clients: list[Client], training: Training, seed: int, safeguard: bool = False,
+            sound: bool = True) -> list[Problem]:
+    """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
+    method, problems = type(algorithm).__name__, []
+    if safeguard and not algorithm.guardable:
+        problems.append(("safeguard", "safeguard is for methods whose clients keep their own model and get nothing made from their own "
+                                      f"labels; {method} is none of them."))
+    served = [client for client in clients if client.task.name in algorithm.tasks]
+    strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
+    does = f"{method} does {', '.join(algorithm.tasks)}"
+    problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
+    refused = {client.id: why for client in served if sound and (why := algorithm.refuses(client)) is not None}
+    problems += [(f"clients.{id}", why) for id, why in refused.items()]
+    return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
+
+
+def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[Problem]:
+    """Clients whose half cannot be built or cannot take their rows: one of each kind, on two rows, and nothing is kept of it."""
+    problems: list[Problem] = []
+    kinds: set[Any] = set()
+    rows = min((len(client.public) for client in clients if client.public is not None), default=0)
+    needs_public = algorithm.check(len(clients), 0) != algorithm.check(len(clients), rows)
+    for client in clients:
+        try:
+            made = client.model
+            kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head),
+                    str(client.train.shape), str(client.public.shape) if client.public is not None else "", len(client.train) > 1)
+            if kind in kinds:
+                continue
+            kinds.add(kind)
+            here = replace(client, device="cpu")                # CUDA is left alone: workers fork later
+            side = algorithm.Side(here, algorithm, training, seed)
+            with scope(seed, "fit", client.id), torch.no_grad():
+                take(side, needs_public)
+        except Exception as error:
+            problems.append((f"clients.{client.id}", reason(error)))
+    return problems
+
+
+def take(side: ClientSide, public: bool) -> None:
+    """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
+    client = side.client
+    x, y = client.train.rows(torch.arange(min(2, len(client.train))))
+    side.model.train()
+    if client.task.name == "clustering" or y is None:           # the method brings its own loss
+        side.model(client.place(x))
+    else:
+        client.task.check(y)
+        side.task_loss(client.place(x), client.place(y))
+    if public and client.public is not None:
+        try:
+            side.model.features(client.place(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
+        except (RuntimeError, AttributeError, TypeError, ValueError, KeyError):
+            raise ValueError(f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
+                             f"{client.public.shape}") from None

@@ -1,0 +1,226 @@
+"""From what a file says to a scenario and its algorithm, or every problem at once. Knows names and types; builds nothing."""
+
+import copy
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from unalike.algorithm import Algorithm
+from unalike.errors import Problem, Problems, UserError, near, nearest, unknown
+from unalike.scenarios.schema import Data, Named, Scenario
+from unalike.scenarios.words import sentence
+
+Rest = Callable[[Scenario, Algorithm | None, bool], list[Problem]]
+
+# what takes the place of a broken part that must be there, so that the others can be looked at; nothing is called "?"
+STAND_INS: dict[str, Any] = {"name": "?", "id": "?", "model": {"name": "?"}, "partition": {"name": "?"}, "data": {"name": "?"},
+                             "algorithm": {"name": "?"}, "size": 1, "clients": []}
+
+
+def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Algorithm]:
+    """The scenario and its algorithm, or every problem at once. Where there are some, `rest` is asked for those that only building tells,
+    with stand-ins for what is broken, no algorithm if there is none of that name, and whether its fields are sound."""
+    if not isinstance(raw, dict):
+        raise Problems(source, [("", f"a scenario is a mapping of names to values, got {type(raw).__name__}.")])
+    scenario, problems, broken = _scenario(raw)
+    algorithm, wrong, doubtful = read_algorithm(raw.get("algorithm"))
+    broken |= doubtful
+    later = names(scenario)
+    if algorithm is not None and scenario.clients and not any(where == "clients" or where.endswith(".count") for where in broken):
+        public = sys.maxsize if {"public", "public.size"} & broken else scenario.public.size if scenario.public else 0
+        wrong += [(f"algorithm.{field}", said) for field, said in algorithm.check(sum(g.count for g in scenario.clients), public)
+                  if _stands((f"algorithm.{field}", said), broken)]
+    problems += wrong
+    problems += [problem for problem in later if _stands(problem, broken)]
+    if problems and rest is not None:
+        found = rest(scenario, algorithm, not wrong)
+        problems += [problem for problem in found if _stands(problem, broken) and problem not in problems]
+    if problems or algorithm is None:
+        raise Problems(source, sorted(problems, key=_place))
+    return scenario, algorithm
+
+
+def _place(problem: Problem) -> tuple[int, int]:
+    """Where in a scenario a problem is: what belongs together is told together."""
+    first, _, more = problem[0].partition(".")
+    fields, second = list(Scenario.model_fields), more.partition(".")[0]
+    return fields.index(first) if first in fields else len(fields), int(second) if second.isdigit() else sys.maxsize
+
+
+def names(scenario: Scenario) -> list[Problem]:
+    """Names that must be known, options they must have, ids that must differ."""
+    from unalike.data import DATASETS
+    problems: list[Problem] = [] if scenario.clients else [("clients", "a federation needs at least one client.")]
+    for where, data in blocks(scenario):
+        if data.name not in DATASETS:
+            problems.append((f"{where}.name", unknown("dataset", data.name, DATASETS)))
+        problems += partition_options(f"{where}.partition", data.partition)[1]
+    if scenario.public and scenario.public.data is not None and scenario.public.data not in DATASETS:
+        problems.append(("public.data", unknown("dataset", scenario.public.data, DATASETS)))
+    for i, group in enumerate(scenario.clients):
+        problems += model_options(f"clients.{i}.model", group.model)[1]
+        if group.modalities and group.mix:
+            problems.append((f"clients.{i}.mix", "modalities are named or drawn: leave out modalities or mix."))
+    ids = [group.id for group in scenario.clients]
+    many = {group.id: group.count for group in scenario.clients if group.count > 1}
+    for i, id in enumerate(ids):
+        first, _, number = id.rpartition("-")
+        if id in ids[:i] or (id not in many and number.isdigit() and int(number) < many.get(first, 0)):
+            problems.append((f"clients.{i}.id", f'two clients are called "{id}".'))
+    return problems + _device(scenario.device)
+
+
+def blocks(scenario: Scenario) -> list[tuple[str, Data]]:
+    """Every `data:` in the scenario, and where it is."""
+    return [("data", scenario.data)] + [(f"clients.{i}.data", g.data) for i, g in enumerate(scenario.clients) if g.data]
+
+
+def model_options(where: str, named: Named) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of a model, and what is wrong with them."""
+    from unalike.models import ENCODERS
+    return _named(where, "model", named, ENCODERS, {"shape"})
+
+
+def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of a partition, and what is wrong with them; those that look at labels may be told which."""
+    from unalike.data import PARTITIONS
+    return _named(where, "partition", named, PARTITIONS, {"rows", "sizes_or_clients", "y", "features", "clients", "generator"})
+
+
+def _named(where: str, kind: str, named: Named, there: Mapping[str, Any], ours: set[str]) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of what is named, which are its parameters but for those that are not the user's to give."""
+    if named.name not in there:
+        return {}, [(f"{where}.name", unknown(kind, named.name, there))]
+    parameters = inspect.signature(there[named.name]).parameters
+    theirs = {name: p for name, p in parameters.items() if name not in ours}
+    by = {"by": str} if "y" in parameters else {}
+    good, problems = _options(where, named.name, {name: p.annotation for name, p in theirs.items()} | by, named.options)
+    meant = {near(name, theirs) for name in named.options}
+    missing = [name for name, p in theirs.items() if p.default is p.empty and name not in meant]
+    return good, problems + [(f"{where}.{name}", "is missing.") for name in missing]
+
+
+def _options(at: str, owner: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """What was given, as the types that are known, and what is wrong with it."""
+    good: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for key, value in given.items():
+        if key not in known:
+            has = f"It has: {', '.join(known)}." if known else "It has none."
+            problems.append((f"{at}.{key}", f'{owner} has no field "{key}".{nearest(key, known)} {has}'))
+            continue
+        try:
+            good[key] = TypeAdapter(known[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+        except ValidationError as error:
+            problems.append((f"{at}.{key}", sentence(error.errors(), value)))
+    return good, problems
+
+
+def checked(algorithm: Any) -> Algorithm:
+    """A method made in Python with its fields as a file would have given them: numbers as their type, tensors as lists."""
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        raise UserError(f"algorithm is the class {algorithm.__name__}, make one of it: {algorithm.__name__}()")
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"algorithm must be a method, such as unalike.FedMuscle(), got {algorithm!r}")
+    known = {field.name: field.type for field in dataclasses.fields(algorithm) if _has_schema(field.type)}
+    given = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in vars(algorithm).items() if name in known}
+    good, problems = _options("algorithm", type(algorithm).__name__, known, given)
+    if problems:
+        raise Problems(type(algorithm).__name__, problems)
+    made = copy.copy(algorithm)
+    vars(made).update(good)
+    return made
+
+
+def _has_schema(kind: Any) -> bool:
+    """Whether pydantic can tell values of that type; a method of one's own may have any."""
+    try:
+        TypeAdapter(kind, config=ConfigDict())
+    except PydanticUserError:
+        return False
+    return not isinstance(kind, str)
+
+
+def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str]] -> tuple[Algorithm | None, list[Problem], set[str]]:
+    """An algorithm with its fields set, what is wrong with them, and which fields are not what was meant."""
+    from unalike.algorithms import ALGORITHMS
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+        return None, [], set()
+    if named["name"] not in ALGORITHMS:
+        return None, [("algorithm.name", unknown("algorithm", named["name"], ALGORITHMS))], set()
+    made, fields = ALGORITHMS[named["name"]], {str(key): value for key, value in named.items() if key != "name"}
+    known = {field.name: field.type for field in dataclasses.fields(made)}
+    good, problems = _options("algorithm", made.__name__, known, fields)
+    return made(**good), problems, {f"algorithm.{near(key, known)}" for key in fields if key not in good}
+
+
+def _scenario(raw: dict) -> tuple[Scenario, list[Problem], set[str]]:
+    """The scenario, what is wrong with it, and where it is not what was meant: there are defaults or stand-ins."""
+    try:
+        return Scenario.model_validate(raw), [], set()
+    except ValidationError as error:
+        found = error.errors()
+    told, problems, broken = copy.deepcopy(raw), [], set()
+    for each in found:
+        way = each["loc"]
+        where = ".".join(str(part) for part in way)
+        broken.add(where)
+        if each["type"] == "extra_forbidden":
+            known = _owner(way[:-1]).model_fields
+            problems.append((where, unknown("field", str(way[-1]), known)))
+            broken.add(".".join([*map(str, way[:-1]), near(str(way[-1]), known) or str(way[-1])]))
+        else:
+            problems.append((where, sentence([each], each["input"])))
+        if len(way) > 2 and isinstance(way[-1], int) and each["type"] != "invalid_key":      # one of a list of names: the list is as broken
+            way = way[:-1]
+            broken.add(".".join(map(str, way)))
+        _replace(told, way)
+    return Scenario.model_validate(told), problems, broken
+
+
+def _replace(told: Any, way: tuple[int | str, ...]) -> None:
+    """A stand-in for what must be there; the rest goes, and has its default."""
+    for part in way[:-1]:
+        told = told[part]
+    last = way[-1]
+    if isinstance(told, list):
+        told[int(last)] = {"id": "?", "model": {"name": "?"}}
+    elif last in STAND_INS:
+        told[last] = copy.deepcopy(STAND_INS[str(last)])
+    else:
+        told.pop(last, None)
+
+
+def _stands(problem: Problem, broken: set[str]) -> bool:
+    """Whether a problem is one of its own, not the consequence of a broken part."""
+    return not any(problem[0] == where or problem[0].startswith(f"{where}.") for where in broken)
+
+
+def _owner(way: tuple[int | str, ...]) -> type[BaseModel]:
+    """The schema class of the mapping at a place."""
+    owner: Any = Scenario
+    for part in way:
+        if not isinstance(part, int):
+            owner = next(t for t in _types(owner.model_fields[part].annotation) if isinstance(t, type) and issubclass(t, BaseModel))
+    return owner
+
+
+def _types(annotation: Any) -> list[Any]:
+    inside = getattr(annotation, "__args__", ())
+    return [annotation, *(t for a in inside for t in _types(a))]
+
+
+def _device(name: str) -> list[Problem]:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return [("device", f'there is no device "{name}"; cpu, cuda and cuda:1 are some.')]
+    count = torch.cuda.device_count() if device.type == "cuda" else 0       # counts without waking CUDA up: workers fork later
+    if device.type == "cuda" and (device.index or 0) >= count:
+        return [("device", f"{name} is not here: torch sees {count} such GPUs.")]
+    return []
