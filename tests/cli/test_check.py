@@ -116,7 +116,9 @@ def test_what_is_no_scenario_is_one_sentence(said, text, says):
 
 def test_words_are_ours(places):
     told = places("name: 3\nalgorithm: fedavg\ndata: digits\ntraining: {rounds: 1.5, optimiser: adamm}\npublic: 20\nalone: 7\n"
-                  "on: 1\nclients: [3, {id: c, model: {name: mlp, hidden: 3}, modalities: [1]}]\n")
+                  "on: 1\ndevice:\nclients: [3, {id: c, model: {name: mlp, hidden: 3}, modalities: [1]}, "
+                  "{id: d, model: {name: mlp, hidden: [2, a]}}]\n")
+    assert told["clients.2.model.hidden.1"] == "must be a whole number, got 'a'." and told["device"] == "must be text, got nothing."
     assert told["data"] == "must be a mapping of names to values: write {name: digits}, got 'digits'."
     assert told["training.optimiser"] == "must be 'adamw', 'adam' or 'sgd', got 'adamm'. Did you mean \"adam\"?"
     assert told["training.rounds"] == "must be a whole number, got 1.5." and told["clients.1.model.hidden"] == "must be a list, got 3."
@@ -138,6 +140,10 @@ def test_a_client_is_set_by_its_id(said, places):
 def test_a_setting_of_one_client_leaves_its_twin_in_yaml_alone(places):
     twins = "clients:\n  - {id: a, model: &m {name: mlp}, target: digit}\n  - {id: b, model: *m, target: digit}\n"
     assert set(places(HEAD + twins, "--set", "clients.b.model.width=0")) == {"clients.1.model.width"}
+
+
+def test_a_path_without_words_is_refused(said):
+    assert said(HEAD + ADA, "--set", "clients..train=3") == (2, '--set takes key=value, got "clients..train=3"')
 
 
 def test_fields_to_set_are_listed_once(said):

@@ -88,7 +88,7 @@ def load(name: str, algorithm: str | None = None, settings: list[str] | None = N
 def put(told: dict[str, Any], setting: str) -> None:
     """Set one `key=value`: a dotted path, or a bare field of the algorithm or the training where only one of them has it."""
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise UserError(f'--set takes key=value, got "{setting}"')
     try:
         value = yaml.load(text, Loader)

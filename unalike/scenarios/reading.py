@@ -117,7 +117,10 @@ def _options(at: str, owner: str, known: Mapping[str, Any], given: Mapping[str, 
         try:
             good[key] = TypeAdapter(known[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
-            problems.append((f"{at}.{key}", sentence(error.errors(), value)))
+            found = error.errors()
+            if len(found) == 1 and found[0]["loc"]:             # one entry of a list
+                key, value = ".".join([key, *map(str, found[0]["loc"])]), found[0]["input"]
+            problems.append((f"{at}.{key}", sentence(found, value)))
     return good, problems
 
 

@@ -21,7 +21,7 @@ def sentence(errors: list[Any], value: Any) -> str:
     else:
         said = kinds[0]
     names = [name for error in errors if error["type"] == "literal_error" for name in re.findall("'(.*?)'", error["ctx"]["expected"])]
-    return f"{said}, got {short.repr(value)}.{nearest(value, names)}"
+    return f"{said}, got {'nothing' if value is None else short.repr(value)}.{nearest(value, names)}"
 
 
 def plain(error: Any) -> str:
