@@ -42,7 +42,11 @@ def near(name: str, known: Iterable[str]) -> str | None:
 
 
 def reason(error: Exception) -> str:
-    """Why something failed, in words: of the system's errors only what they say, without number and path."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
+    """Why something failed, in words: of the system's errors the file and what they say, without the number.
+
+    >>> reason(OSError(28, "No space left on device", "disk"))
+    'disk: No space left on device'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -167,6 +167,7 @@ def fail(error: Exception, code: int) -> None:
     import os
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+    from unalike.errors import reason
+    said = reason(error) if isinstance(error, OSError) else error
     typer.echo("\n".join([f"unalike: {said}", *getattr(error, "__notes__", [])]), err=True)
     sys.exit(code)

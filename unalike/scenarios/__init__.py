@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from unalike.algorithm import Algorithm
-from unalike.errors import UserError, reason, unknown
+from unalike.errors import UserError, unknown
 from unalike.scenarios.reading import Rest, read
 from unalike.scenarios.schema import Scenario
 
@@ -28,7 +28,7 @@ def raw(name: str) -> dict[str, Any]:
         except UnicodeDecodeError:
             raise UserError(f"the scenario file {path} cannot be read: it is no text in UTF-8") from None
         except OSError as error:
-            raise UserError(f"the scenario file {path} cannot be read: {reason(error)}") from None
+            raise UserError(f"the scenario file {path} cannot be read: {error.strerror or error}") from None
     else:
         raise UserError(unknown("scenario", name, shipped()) + " A file of your own ends in .yaml.")
     told = parse(text, name)
