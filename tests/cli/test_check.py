@@ -87,6 +87,12 @@ def test_a_dense_task_needs_a_model_with_a_map(places):
     assert set(told) == {"clients.a-0"} and "MLP has none" in told["clients.a-0"]
 
 
+def test_one_sentence_for_a_group_whose_clients_own_different_modalities(places):
+    told = places("name: x\nalgorithm: {name: fedavgg}\ndata: {name: digits_views}\n"
+                  "clients: [{id: a, count: 6, mix: {single: 1}, model: {name: mlp}}]\n")
+    assert set(told) == {"algorithm.name", "clients.a-0"} and "use autoencoder" in told["clients.a-0"]
+
+
 def test_a_public_set_the_models_cannot_take_is_told_where_the_method_needs_it(said, places):
     text = HEAD.replace("fedavg", "fedmuscle, peers: 1, batch: 8") + "public: {size: 20, data: digits_views}\n" + ADA.replace(
         "ada,", "a, count: 2,")

@@ -45,19 +45,21 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
     rows = min((len(client.public) for client in clients if client.public is not None), default=0)
     needs_public = algorithm.check(len(clients), 0) != algorithm.check(len(clients), rows)
     for client in clients:
+        made = client.model
+        kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head),
+                str(client.train.shape), str(client.public.shape) if client.public is not None else "", len(client.train) > 1)
+        if kind in kinds:
+            continue
+        kinds.add(kind)
         try:
-            made = client.model
-            kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head),
-                    str(client.train.shape), str(client.public.shape) if client.public is not None else "", len(client.train) > 1)
-            if kind in kinds:
-                continue
-            kinds.add(kind)
             here = replace(client, device="cpu")                # CUDA is left alone: workers fork later
             side = algorithm.Side(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
                 take(side, needs_public)
         except Exception as error:
-            problems.append((f"clients.{client.id}", reason(error)))
+            if (kind[0], reason(error)) not in kinds:           # the same of clients that differ in what they own is told once
+                kinds.add((kind[0], reason(error)))
+                problems.append((f"clients.{client.id}", reason(error)))
     return problems
 
 
