@@ -149,7 +149,7 @@ def _has_schema(kind: Any) -> bool:
     return not isinstance(kind, str)
 
 
-def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str]] -> tuple[Algorithm | None, list[Problem], set[str]]:
+def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str]]:
     """An algorithm with its fields set, what is wrong with them, and which fields are not what was meant."""
     from unalike.algorithms import ALGORITHMS
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):

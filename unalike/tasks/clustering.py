@@ -130,7 +130,7 @@ def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -
 
 
 def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group that loses all rows keeps its centre."""
+    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows keeps its centre."""
     centres = centres.clone()
     groups = torch.full((len(centres), len(x)), -1, device=x.device)
     moving = torch.arange(len(centres), device=x.device)                # starts that have not settled
