@@ -259,8 +259,8 @@ def test_list_of_one_kind_tells_what_each_has(command):
     out = command("list", "datasets")[1]
     assert "attributes    multilabel, 4 labels" in out and "left, right, spectrum" in out and "bdgp needs BDGP.npz" in out
     rows = [line.split() for line in command("list", "models")[1].splitlines()]
-    assert ["channels", "[16,", "32]"] in rows and ["norm", "none"] in rows
-    assert command("list", "scenarios")[1].split()[:2] == ["scenarios", "digits"]
+    assert ["channels", "[16,", "32]"] in rows and ["norm", "none", "none,", "batch,", "group"] in rows
+    assert command("list", "scenarios")[1].split()[0] == "scenarios"
     assert command("list", "modles")[2].startswith('unalike: There is no kind of thing "modles". Did you mean "models"?')
 
 
@@ -338,7 +338,7 @@ def test_runs_without_a_name_get_folders_of_their_own(command, scenario, tmp_pat
 def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
     code, _, err = command("run", scenario(), "--json", "--no-alone", "--set", "federation.dropout=1.0", "--out", "lost")
     assert code == 1 and "Traceback" not in err
-    assert err.startswith("unalike: train, round 1: 0 of 3 clients replied, the quorum is 2. ada: dropped out; ")
+    assert err.startswith("unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: dropped out\n")
     assert err.endswith("\nThe run is kept in lost; to go on: unalike resume lost\n")
 
 
@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_pat
     newest = max((tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"))
     newest.write_bytes(b"cut short")
     code, _, err = command("resume", "hurt")
-    assert code == 0 and f"checkpoint {newest.relative_to(tmp_path)} cannot be read" in err and "no checkpoint: skipped\n" in err
+    assert code == 0 and f"checkpoint {newest.relative_to(tmp_path)} cannot be read" in err and "no checkpoint; the run goes on from round 1\n" in err
     assert "damaged" in (tmp_path / "hurt" / "events.jsonl").read_text()
 
 
@@ -372,7 +372,7 @@ def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenari
     assert {f["client"] for f in results["failures"]} == {"ada", "ben", "cleo"}
     assert all("training loss became" in f["reason"] for f in results["failures"])
     code, _, err = command(*words, "--out", "nan2")
-    assert code == 1 and "ada: the training loss became" in err
+    assert code == 1 and "ada, ben, cleo: the training loss became" in err
 
 
 def test_help_is_quick_and_loads_nothing_heavy():

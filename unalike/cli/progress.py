@@ -61,7 +61,7 @@ class Shown:
         elif event == "failure":
             self.missed.add(facts["client"])
         elif event == "damaged":
-            self.say(f"{facts['reason']}: skipped", "yellow")
+            self.say(facts["reason"], "yellow")
 
     def noted(self, error: Exception) -> Exception:
         if self.folder is not None:

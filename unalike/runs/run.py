@@ -43,6 +43,7 @@ class Run:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
+        self.cards = {c.id: c.card() for c in clients}
         public = [len(c.public) for c in clients if c.public is not None]
         unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in algorithm.check(len(clients), rows)]
         problems = unfit(min(public, default=0))
@@ -50,7 +51,6 @@ class Run:
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
         if problems := problems + misfits(algorithm, clients, training, seed, safeguard, not problems):
             raise Problems(name, problems)
-        self.cards = {c.id: c.card() for c in clients}
 
     def go(self) -> dict[str, Any]:
         """Run to the end, from the last finished round if there is one. Returns the results."""
