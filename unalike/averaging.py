@@ -119,15 +119,18 @@ class Averaging(Algorithm):
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.everyone if c in group]
         common = all(fed.cards[c].tested_on == "common" for c in there)
-        firsts = {(group[c], fed.cards[c].task, fed.cards[c].labels): c for c in reversed(there)} if common else {}
-        asked = list(firsts.values()) if common else there
-        replies = fed.call("appraise", clients=asked, quorum=0, common=common,
-                           each={c: {"parameters": fed.state["models"][group[c]]} for c in asked})
+        ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common,
+                                       each={c: {"parameters": fed.state["models"][group[c]]} for c in clients})
         if not common:
-            return replies
-        by = {key: replies[c] for key, c in firsts.items() if c in replies}
+            return ask(there)
         keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
-        return Replies({c: by[keys[c]] for c in there if keys[c] in by}, replies.failures)
+        known: dict[Any, Any] = {}
+        failures: dict[str, Any] = {}
+        while asked := {keys[c]: c for c in reversed(there) if keys[c] not in known and c not in failures}:
+            replies = ask(list(asked.values()))                     # one of each; who cannot answer is asked no more
+            known |= {keys[c]: metrics for c, metrics in replies.items()}
+            failures |= replies.failures
+        return Replies({c: known[keys[c]] for c in there if keys[c] in known}, failures)
 
     def alone(self, fed: Federation) -> None:
         self.acquaint(fed)

@@ -99,14 +99,14 @@ def mapping(value: Value) -> dict[str, Value]:
     return value
 
 
-def copy(value: Value) -> Value:
-    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's; each stays on its device."""
+def copy(value: Value, device: str = "cpu") -> Value:
+    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's."""
     if isinstance(value, Tensor):
-        return value.detach().clone(memory_format=torch.contiguous_format)
+        return value.detach().to(device, copy=True).contiguous()
     if isinstance(value, dict):
-        return {key: copy(item) for key, item in value.items()}
+        return {key: copy(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [copy(item) for item in value]
+        return [copy(item, device) for item in value]
     return value
 
 

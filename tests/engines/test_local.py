@@ -71,7 +71,7 @@ class Side:
 
 def person(id, **about):
     card = Card(id=id, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about)
-    return SimpleNamespace(id=id, card=lambda: card)
+    return SimpleNamespace(id=id, device="cpu", card=lambda: card)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class FedMuscle(Algorithm):
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # learning rate of the alignment, if not training.rate
-    optimisers: Literal["one", "two"] = "one"                        # shared by task and alignment, or one each
+    optimisers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
@@ -117,7 +117,7 @@ class FedMuscle(Algorithm):
 
     def epoch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with a single exchange: everyone's representations of the whole public set."""
-        views = dict(fed.call("represent_all", batch=self.batch))
+        views = dict(fed.call("represent_all"))
         drawn = self.draw(fed, views, round, epoch, 0)
         return dict(fed.call("align_all", epoch=epoch, each={
             c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
@@ -161,10 +161,9 @@ class FedMuscle(Algorithm):
 
     def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any) -> Tensor:
         """The loss of one anchor."""
-        as_given = lambda t: torch.tensor(t, dtype=z.dtype, device=z.device) if isinstance(t, list) else t
         if self.loss == "muscle":
-            return muscle_loss(z, peers, as_given(temperature), as_given(lower_temperature))
-        per_peer = as_given(temperature)[0, 1:] if isinstance(temperature, list) else temperature
+            return muscle_loss(z, peers, like(z, temperature), like(z, lower_temperature))
+        per_peer = like(z, temperature)[0, 1:] if isinstance(temperature, list) else temperature
         if self.loss == "pairwise":
             return pairwise_loss(z, peers, per_peer)
         return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
@@ -190,8 +189,7 @@ class FedMuscle(Algorithm):
 
     def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
         t = self.temperatures(fed, client, peers)
-        as_given = lambda g: torch.tensor(g, dtype=views[client].dtype) if isinstance(g, list) else g
-        return aggregate([views[p] for p in peers], as_given(t["temperature"]), as_given(t["lower_temperature"]))
+        return aggregate([views[p] for p in peers], like(views[client], t["temperature"]), like(views[client], t["lower_temperature"]))
 
     # the client
 
@@ -238,7 +236,7 @@ class FedMuscle(Algorithm):
             return self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
 
         @operation
-        def represent_all(self, batch: int) -> Value:
+        def represent_all(self) -> Value:
             """(|D|, d) of the whole public set."""
             self.model.eval()
             with torch.no_grad():
@@ -313,3 +311,8 @@ class FedMuscle(Algorithm):
 
         def public_rows(self, rows: Tensor) -> Any:
             return self.client.place(self.public.rows(rows)[0])
+
+
+def like(z: Tensor, temperature: Any) -> Any:
+    """A temperature as it came in a message: a matrix as a tensor beside z."""
+    return torch.tensor(temperature, dtype=z.dtype, device=z.device) if isinstance(temperature, list) else temperature

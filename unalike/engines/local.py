@@ -25,6 +25,8 @@ class LocalEngine:
     def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, workers: int = 0,
                  alive: int = 256, limit: int = LIMIT, tick: float = 0.0):
         self.now, self.limit, self.tick = 0.0, limit, tick
+        devices = {str(client.device) for client in clients}
+        self.device = devices.pop() if len(devices) == 1 else "cpu"        # where messages lie that are not encoded
         self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
@@ -51,7 +53,7 @@ class LocalEngine:
                 self.workers[self.home[client]].post(client, data)
                 self.sent[client] = (len(data), message)
             else:
-                self.sent[client] = (size(message, self.limit), mapping(copy(message)))
+                self.sent[client] = (size(message, self.limit), mapping(copy(message, self.device)))
         return {client: self.sent[client][0] for client in messages}
 
     def _balance(self, called: list[str]) -> None:
@@ -108,7 +110,7 @@ class LocalEngine:
 
     def _measured(self, reply: dict[str, Any]) -> tuple[int, dict]:
         try:
-            return size(reply, self.limit), mapping(copy(reply))
+            return size(reply, self.limit), mapping(copy(reply, self.device))
         except MessageError as error:
             reply = {"number": reply["number"], "failure": str(error)}
             return size(reply), reply
