@@ -99,10 +99,11 @@ def mapping(value: Value) -> dict[str, Value]:
     return value
 
 
-def copy(value: Value, device: str = "cpu") -> Value:
-    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's."""
+def copy(value: Value, device: str | None = None) -> Value:
+    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's. Each stays where it lies, or
+    goes to a device."""
     if isinstance(value, Tensor):
-        return value.detach().to(device, copy=True).contiguous()
+        return value.detach().to(device or value.device, copy=True).contiguous()
     if isinstance(value, dict):
         return {key: copy(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

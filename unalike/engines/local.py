@@ -25,8 +25,7 @@ class LocalEngine:
     def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, workers: int = 0,
                  alive: int = 256, limit: int = LIMIT, tick: float = 0.0):
         self.now, self.limit, self.tick = 0.0, limit, tick
-        devices = {str(client.device) for client in clients}
-        self.device = devices.pop() if len(devices) == 1 else "cpu"        # where messages lie that are not encoded
+        self.device = None if len({str(client.device) for client in clients}) == 1 else "cpu"     # where clients of several devices meet
         self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply

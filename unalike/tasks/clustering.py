@@ -77,8 +77,9 @@ def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
     if predicted.ndim != 1 or predicted.shape != y.shape or predicted.is_floating_point():
         raise ValueError(f"groups and labels are whole numbers, one a sample, got {tuple(predicted.shape)} {predicted.dtype} "
                          f"and {tuple(y.shape)} {y.dtype}")
+    predicted, y = predicted.cpu(), y.cpu()
     known = y != UNKNOWN
-    groups, truth = predicted[known].cpu().numpy(), y[known].cpu().numpy()
+    groups, truth = predicted[known].numpy(), y[known].numpy()
     if not len(truth):
         raise ValueError("nothing to measure: there is no labelled sample")
     together = contingency_matrix(truth, groups)                                        # classes x groups
