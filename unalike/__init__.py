@@ -12,6 +12,7 @@ HOMES = {
     "Client": "unalike.client", "Card": "unalike.client",
     "Federation": "unalike.federation", "Terms": "unalike.federation",
     "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.algorithm", "question": "unalike.algorithm",
+    "sends": "unalike.algorithm", "Privacy": "unalike.privacy",
     "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
     "Training": "unalike.training",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",

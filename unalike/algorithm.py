@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from unalike.client import Client
+from unalike.ledger import FREE
 from unalike.message import Value
 from unalike.models.model import Model, width_of
+from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import scope, stream
 from unalike.safeguard import Kept, safeguard
 from unalike.training import Training, batches, optimiser_for, train
@@ -43,6 +45,23 @@ def together(method: Any) -> Callable:
     return method
 
 
+def sends(whole: str | None = None, **parts: str) -> Callable:
+    """Under `operation` or `question`: what of its reply may leave a client that asks for privacy, and how; all else is left out then.
+
+    The whole reply, or its parts by key, is of a kind: `parameters`, whose update from the `parameters` of the message (without any, from
+    the first weights) is clipped and noised; `rows`, each clipped and noised; `first`, the first weights, told until anything was
+    learnt; `open`, made from no private data.
+    """
+    if strange := {whole or "open", *parts.values()} - set(KINDS):
+        raise ValueError(f"a reply is {', '.join(KINDS)}, got {strange.pop()!r}")
+
+    def mark(method: Any) -> Callable:
+        method.sends = whole or parts
+        return method
+
+    return mark
+
+
 class ClientSide:
     """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
 
@@ -57,6 +76,8 @@ class ClientSide:
         self.memory: State = {}
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.shadows: list[ClientSide] = []     # with the safeguard: this side without a fold of its labels, each
+        self.privacy: Privacy | None = None     # how replies are protected; the shadows' never leave
+        self.learnt = False                     # whether this may be another model than the first
         self.round = 0
         self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
 
@@ -140,8 +161,8 @@ class ClientSide:
         all are given up: then there is nothing to judge by."""
         method = getattr(type(self), name)
         if hasattr(method, "together"):
-            return self.perform_together([self], name, [round], [body])[0]
-        self.round = round
+            return self.perform_together([self], name, [round], [turn], [body])[0]
+        self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
         if method.operation == "changes":
@@ -151,14 +172,34 @@ class ClientSide:
                     self.work, shadow.work = self.work + shadow.work, 0.0
             except (ValueError, RuntimeError):
                 self.shadows = []
-        return reply
+        return self.leaving(name, turn, body, reply)
 
     @classmethod
-    def perform_together(cls, sides: list[Self], name: str, rounds: list[int], bodies: list[dict[str, Value]]) -> list[Value]:
+    def perform_together(cls, sides: list[Self], name: str, rounds: list[int], turns: list[int],
+                         bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
+        method = getattr(cls, name)
         for side, number in zip(sides, rounds, strict=True):
-            side.round = number
-        return getattr(cls, name)(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
+            side.round, side.learnt = number, side.learnt or method.operation == "changes"
+        replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
+        return [side.leaving(name, turn, body, reply) for side, turn, body, reply in zip(sides, turns, bodies, replies, strict=True)]
+
+    def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
+        """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Measuring is not the method's."""
+        kinds: Sends = getattr(getattr(type(self), name), "sends", {})
+        if self.privacy is None or name in FREE:
+            return reply
+        if self.learnt and "first" in (kinds if isinstance(kinds, str) else kinds.values()):
+            raise ValueError(f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights")
+        draw = self.privacy.draws(self.seed, self.client.id, name, self.round, turn)
+        return self.privacy.protect(reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw)
+
+    def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
+        """What the server knows of these parameters: what it gave, else the first weights, which come from the seed."""
+        if isinstance(given, dict) and sent.keys() <= given.keys():
+            return given
+        first = type(self)(self.client, self.algorithm, self.training, self.seed).model.state_dict()
+        return {**first, **(given if isinstance(given, dict) else {})}
 
     def kind(self) -> Hashable:
         """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
@@ -171,6 +212,7 @@ class ClientSide:
                 "optimisers": {name: _optimiser_state(o) for name, o in self.optimisers.items()}}
 
     def restore(self, state: State) -> None:
+        self.learnt = True
         self.model.load_state_dict(state["model"], strict=False)      # a method may leave out what comes with every message
         self.memory = state["memory"]
         self.shadows = self.shadows[:len(state["shadows"])]
@@ -201,6 +243,13 @@ class Algorithm:
     def refuses(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
         return None
+
+    def exposes(self) -> str | None:
+        """Why what its clients send cannot be protected (privacy.py), None: it can."""
+        kinds = [getattr(getattr(self.Side, name), "sends", {}) for name in dir(self.Side)]
+        if any(kind in PROTECTED for each in kinds for kind in ([each] if isinstance(each, str) else each.values())):
+            return None
+        return f"no operation of {type(self).__name__} declares what it sends (@sends), so there is nothing to protect"
 
     def serve(self, fed: "Federation") -> Iterator[int]:
         """The server's program. Yields after each round: there the run is saved, and from there it can go on."""

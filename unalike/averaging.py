@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question
+from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
 from unalike.federation import Federation, Replies, mean_states
 from unalike.message import Value
 
@@ -21,12 +21,14 @@ class AveragingSide(ClientSide):
     passing = False         # the shared parameters are the server's to keep, and come again with the next message
 
     @question
+    @sends("open")
     def shape(self) -> Value:
         """A word that is equal for clients whose shared parameters have equal names and shapes."""
         told = sorted((name, tuple(tensor.shape)) for name, tensor in self.shared().items())
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else ""
 
     @question
+    @sends("first")
     def begin(self) -> Value:
         return self.shared()
 
@@ -36,6 +38,7 @@ class AveragingSide(ClientSide):
         self.passing = False
 
     @operation
+    @sends(parameters="parameters", samples="open")
     def update(self, parameters: Parameters) -> Value:
         self.receive(parameters)
         self.passing = True

@@ -1,7 +1,7 @@
 """The clients as the server sees them: whom it can call, what came back and what is remembered. Knows nothing of methods."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Annotated, Any, Protocol
 
@@ -121,6 +121,7 @@ class Federation:
     evaluator: Callable[["Federation"], Replies] | None = None
     figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
+    counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()
@@ -137,6 +138,7 @@ class Federation:
         self.public_rows = next(iter(rows.values()), 0)
         self.state: dict[str, Any] = {}
         self.ledger = Ledger()
+        self.released: dict[str, int] = {c: 0 for c in self.cards}      # how often each client's data were spoken of, whatever came of it
         self.round = 0                              # the round under way; 0 before the first
         self.finished = 0                           # the last finished one
         self.clock = 0.0                            # simulated seconds
@@ -290,9 +292,9 @@ class Federation:
         self.record("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
         return replies
 
-    def note(self, name: str, values: dict[str, float]) -> None:
+    def note(self, name: str, values: Mapping[str, float | None]) -> None:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
-        self.record("note", round=self.round, name=name, values=values)
+        self.record("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
 
     def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
         """Numbers of the messages sent."""
@@ -315,6 +317,8 @@ class Federation:
         """The door: count it, then see whether it is a reply that may come in."""
         sent = self.flying.pop(arrival.reply["number"])
         self.ledger.add(sent.round, sent.client, "up", sent.operation, arrival.size)
+        if self.counts is not None:
+            self.released[sent.client] += self.counts(sent.operation, arrival.reply.get("body"))
 
         def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
             return Failure(sent.client, sent.operation, sent.round, reason, lasting)
@@ -345,7 +349,7 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered,
                 "ledger": self.ledger.as_lists(), "pending": self.engine.pending(), "lost": self.lost,
-                "visits": self.visits, "waiting": self.waiting,
+                "released": self.released, "visits": self.visits, "waiting": self.waiting,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
                 "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
                 "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
@@ -354,6 +358,7 @@ class Federation:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
         self.numbered, self.ledger = saved["numbered"], Ledger.from_lists(saved["ledger"])
         self.visits, self.waiting, self.lost = saved["visits"], saved["waiting"], saved["lost"]
+        self.released = saved["released"]
         self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]

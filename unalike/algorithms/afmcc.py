@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, State, operation, question, together
+from unalike.algorithm import Algorithm, ClientSide, State, operation, question, sends, together
 from unalike.client import Client
 from unalike.federation import Ask, Federation, Replies
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
@@ -115,6 +115,11 @@ class AFMCC(Algorithm):
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
         return dict(fed.state["scores"])
 
+    def exposes(self) -> str | None:
+        """Weights of eq. 6 are found on a client's own data, and would have to be told."""
+        return super().exposes() if self.weights == "uniform" else (
+            "weights made from private data would leave the clients; set algorithm.weights to uniform")
+
     def refuses(self, client: Client) -> str | None:
         """Too few samples for its clusters."""
         samples, clusters = len(client.train), len(client.task.labels)
@@ -132,6 +137,7 @@ class AFMCC(Algorithm):
             return Model(encoder, nn.Identity(), self.head(encoder.width))
 
         @operation
+        @sends("parameters")
         def pretrain(self) -> Value:
             self.passing = True
             self.descend([self], self.algorithm.pretraining, turns=5)
@@ -153,6 +159,7 @@ class AFMCC(Algorithm):
 
         @operation
         @together
+        @sends(parameters="parameters")
         def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Value]:
             """Train from the mixture."""
             for side, given in zip(sides, parameters, strict=True):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, operation
+from unalike.algorithm import Algorithm, ClientSide, operation, sends
 from unalike.data.public import PublicOrder
 from unalike.data.samples import Samples
 from unalike.federation import Federation
@@ -112,7 +112,8 @@ class FedMuscle(Algorithm):
                 losses = fed.call("align_to_aggregate", epoch=epoch, batch=batch, each={
                     c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()})
             for client, value in losses.items():
-                total.setdefault(client, []).append(value)
+                if value is not None:                   # with privacy clients do not tell
+                    total.setdefault(client, []).append(value)
         return {client: sum(values) / len(values) for client, values in total.items()}
 
     def epoch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
@@ -206,6 +207,7 @@ class FedMuscle(Algorithm):
             return Model(encoder, projection, self.head(d), self.client.task.dense)
 
         @operation
+        @sends("rows")
         def represent(self, epoch: int, batch: int) -> Value:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
@@ -236,6 +238,7 @@ class FedMuscle(Algorithm):
             return self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
 
         @operation
+        @sends("rows")
         def represent_all(self) -> Value:
             """(|D|, d) of the whole public set."""
             self.model.eval()

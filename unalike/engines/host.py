@@ -70,7 +70,7 @@ class Host:
         if getattr(type(sides[0]), name).operation == "changes":
             self.changed |= messages.keys()
             self.spilled -= messages.keys()
-        bodies = type(sides[0]).perform_together(sides, name, [m["round"] for m in asked], [m["body"] for m in asked])
+        bodies = type(sides[0]).perform_together(sides, name, *([m[key] for m in asked] for key in ("round", "turn", "body")))
         replies = {}
         for (client, message), side, body in zip(messages.items(), sides, bodies, strict=True):
             replies[client] = {"number": message["number"], "body": body, "work": side.work}

@@ -77,6 +77,9 @@ def _facts(run: Run) -> str:
         left = words.number(safeguard.get("losers"))
         note = "Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}"
         facts += [("Safeguarded", words.signed(safeguard.get("delta")), note, _mood(safeguard.get("delta")))]
+    spent = results.get("privacy")
+    if isinstance(spent, dict):
+        facts += [("Epsilon", words.epsilon(spent), words.privacy(spent), "")]
     facts += [("Server", value, name, "") for name, value in words.figures(results.get("server")).items()]
     sent = history.sent(run)
     facts += [("Sent", words.data(sent["up"] + sent["down"]), f"{words.data(sent['up'])} up, {words.data(sent['down'])} down", "")]
@@ -98,15 +101,16 @@ def _clients(run: Run) -> str:
     has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
     has_safeguard = any("safeguarded" in its for its in clients.values())
     names = ["client", "model", "task", "metric", *["alone"] * has_alone, "together", *["gain"] * has_alone]
-    names += ["safeguarded", "kept"] * has_safeguard
+    names += ["safeguarded", "kept"] * has_safeguard + ["epsilon"] * any("privacy" in its for its in clients.values())
     missed, why = words.misses(history.failures(run))
     names += ["missed"] * bool(missed)
-    figures = {*PERCENT, "gain", "missed"}
+    figures = {*PERCENT, "gain", "missed", "epsilon"}
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
         shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric", "kept")}
         shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
+        shown["epsilon"] = words.epsilon(its.get("privacy"))
         shown["missed"] = str(missed.get(client, 0))
         shown["gain"] = _arrow(its.get("gain")) + words.signed(its.get("gain"))
         cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]

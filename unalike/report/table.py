@@ -27,6 +27,7 @@ def _clients(results: dict) -> Table:
     clients, gained = results["clients"], words.gains(results)
     has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
     has_safeguard = any("safeguarded" in its for its in clients.values())
+    has_privacy = any("privacy" in its for its in clients.values())
     shown = list(clients)
     if len(shown) > MOST:  # the worst gains first, those without a gain after them
         shown = [*gained, *(client for client in clients if client not in gained)][:MOST]
@@ -37,7 +38,7 @@ def _clients(results: dict) -> Table:
         table.caption = Text(f"the {len(shown)} smallest gains of {len(clients)} clients; results.json holds the rest")
     for name in ("client", "model", "task", "metric"):
         table.add_column(name, overflow="fold")
-    for name in ["alone"] * has_alone + ["together"] + ["gain"] * has_alone + ["safeguarded"] * has_safeguard:
+    for name in ["alone"] * has_alone + ["together"] + ["gain"] * has_alone + ["safeguarded"] * has_safeguard + ["epsilon"] * has_privacy:
         table.add_column(name, justify="right", no_wrap=True)
     for client in shown:
         its = clients[client]
@@ -45,6 +46,7 @@ def _clients(results: dict) -> Table:
         cells += [Text(words.printable(its.get(key) or words.NOTHING)) for key in ("model", "task", "metric")]
         cells += [Text(words.percent(its.get("alone")))] * has_alone + [Text(words.percent(its.get("value")))]
         cells += [_gain(its.get("gain"))] * has_alone + [_safeguarded(its)] * has_safeguard
+        cells += [Text(words.epsilon(its.get("privacy")))] * has_privacy
         table.add_row(*cells)
     return table
 
@@ -77,6 +79,9 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
     if isinstance(safeguard, dict):
         left = f", losers {safeguard.get('losers', words.NOTHING)}"
         facts += [("safeguard", Text.assemble("Delta ", _gain(safeguard.get("delta")), left))]
+    spent = results.get("privacy")
+    if isinstance(spent, dict):
+        facts += [("privacy", Text(words.printable(f"epsilon {words.epsilon(spent)} {words.privacy(spent)}")))]
     server = words.figures(results.get("server"))
     if server:
         facts += [("server", Text(words.printable(", ".join(f"{name} {value}" for name, value in server.items()))))]

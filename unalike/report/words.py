@@ -52,6 +52,27 @@ def signed(gain) -> str:
     return (f"{gain:+.1f} %" if abs(gain) >= 0.05 else f"{gain:+.1g} %").replace("-", "−")
 
 
+def epsilon(spent) -> str:
+    """What a client's privacy cost, from its entry in the results.
+
+    >>> epsilon({"epsilon": 12.345}), epsilon({"epsilon": None}), epsilon(None)
+    ('12.3', 'unbounded', '–')
+    """
+    if not isinstance(spent, dict):
+        return NOTHING
+    value = number(spent.get("epsilon"))
+    return "unbounded" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def privacy(spent: dict) -> str:
+    """What the cost means.
+
+    >>> privacy({"epsilon": 12.345, "delta": 1e-5, "releases": 20})
+    'at most, delta 1e-05, 20 releases'
+    """
+    return f"at most, delta {spent.get('delta')}, {spent.get('releases')} releases"
+
+
 def data(size) -> str:
     """Bytes in units of 1000.
 

@@ -11,6 +11,7 @@ from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
 from unalike.errors import Problems, UserError
 from unalike.federation import Terms
+from unalike.privacy import Privacy
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run, Watch
@@ -25,8 +26,8 @@ def quiet(event: str, **facts: Any) -> None:
 
 def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, training: Training | None = None,
         terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None,
-        alone: bool = True, safeguard: bool = False, resume: bool = False, name: str = "own", progress: bool = False,
-        watch: Watch = quiet) -> dict[str, Any]:
+        alone: bool = True, safeguard: bool = False, privacy: Privacy | None = None, resume: bool = False, name: str = "own",
+        progress: bool = False, watch: Watch = quiet) -> dict[str, Any]:
     """Run a method on clients of your own and return the results; the run's folder, `results["folder"]`, has everything else.
 
     `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples. `resume=True` goes on with the
@@ -34,7 +35,8 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
     """
     algorithm, training, terms = checked(algorithm), training or Training(), terms or Terms()
     clients = [clients] if isinstance(clients, Client) else list(clients)
-    given = [("training", training, Training), ("terms", terms, Terms), *(("each client", c, Client) for c in clients)]
+    given = [("training", training, Training), ("terms", terms, Terms), *([("privacy", privacy, Privacy)] if privacy is not None else []),
+             *(("each client", c, Client) for c in clients)]
     for what, value, kind in given:
         if not isinstance(value, kind):
             raise UserError(f"{what} must be made by unalike.{kind.__name__}(...), got {value!r}")
@@ -48,9 +50,10 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         clients = [replace(c, public=public) if c.public is None else c for c in clients]
     method = type(algorithm).__name__.lower()
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
-               alive=alive, alone=alone, safeguard=safeguard, watch=watch)
+               alive=alive, alone=alone, safeguard=safeguard, privacy=privacy, watch=watch)
     config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
                     "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
+                    "privacy": privacy.model_dump() if privacy is not None else None,
                     "clients": [card.as_dict() for card in made.cards.values()], "seed": seed, "python": True})
     path = place(out, name, method, seed)
     if resume and (path / "config.yaml").exists():
@@ -97,7 +100,7 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
         raise Problems(scenario.name, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard))
     return Run(folder, algorithm, clients, scenario.training, scenario.federation, name=scenario.name, method=scenario.algorithm.name,
                seed=scenario.seed, workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
-               checkpoint=scenario.checkpoint, cache=True, watch=watch)
+               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, watch=watch)
 
 
 def report(made: Run, progress: bool = False) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from unalike.client import Client
 from unalike.engines.local import LocalEngine
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
+from unalike.message import Value
+from unalike.privacy import Privacy, accounting, releases
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
 from unalike.safeguard import shadows
@@ -32,18 +34,23 @@ class Run:
 
     def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *,
                  name: str, method: str, seed: int, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
-                 safeguard: bool = False, checkpoint: int = 1, cache: bool = False, watch: Watch = lambda event, **facts: None):
+                 safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
+                 watch: Watch = lambda event, **facts: None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
-        self.alone, self.guarded, self.cache, self.watch, self.alive = alone, safeguard, cache, watch, alive
+        self.privacy, self.alone, self.guarded, self.cache, self.watch, self.alive = privacy, alone, safeguard, cache, watch, alive
         if not clients:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
         self.cards = {c.id: c.card() for c in clients}
+        if privacy is not None:
+            if (reason := algorithm.exposes()) is not None:
+                raise UserError(f"privacy: {reason}")
+            accounting()
         public = [len(c.public) for c in clients if c.public is not None]
         unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in algorithm.check(len(clients), rows)]
         problems = unfit(min(public, default=0))
@@ -73,10 +80,10 @@ class Run:
                   clients={id: card.as_dict() for id, card in self.cards.items()})
         alone = self.alone_values() if self.alone else None
         self.tell("stage", text=self.method, round=saved["federation"]["finished"] if saved else 0)
-        engine = self.engine(self.folder.clients, self.guarded)
+        engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded)
+                             self.guarded, self.releases if self.privacy else None)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -143,6 +150,8 @@ class Run:
             if id in kept:
                 entry |= {"safeguarded": (safe := guarded.get(id, {}).get(card.metric)), "safeguarded_gain": gain(safe, before),
                           "kept": kept[id]["kept"], "judged": kept[id]["log_loss"]}
+            if self.privacy is not None:
+                entry["privacy"] = self.privacy.spent(fed.released[id])
             clients[id] = entry
         results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
                    "metrics": self.algorithm.figures(fed, dict(together)), **summary(clients, "gain"),
@@ -153,6 +162,8 @@ class Run:
             results["visits"] = fed.visits
         if self.guarded:
             results["safeguard"] = summary(clients, "safeguarded_gain")
+        if self.privacy is not None:
+            results["privacy"] = self.privacy.spent(max(fed.released.values()))      # the worst
         if (server := self.algorithm.server_results(fed, dict(together))) is not None:
             results["server"] = server
         return results
@@ -222,13 +233,16 @@ class Run:
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
         return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
 
-    def engine(self, place: Path, guarded: bool = False) -> LocalEngine:
+    def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
         def side(client: Client) -> ClientSide:
             made = self.algorithm.Side(client, self.algorithm, self.training, self.seed)
-            made.shadows = shadows(made) if guarded else []
+            made.shadows, made.privacy = shadows(made) if guarded else [], privacy
             return made
 
         return LocalEngine(self.clients, side, place, self.workers, self.alive, tick=self.terms.tick)
+
+    def releases(self, operation: str, reply: Value) -> int:
+        return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
 
     def tell(self, event: str, **facts: Any) -> None:
         if event not in ("call", "alone", "stage"):

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from unalike.federation import Terms
+from unalike.privacy import Privacy
 from unalike.training import Training
 
 Count = Annotated[int, Field(ge=1)]
@@ -79,6 +80,7 @@ class Scenario(Strict):
     clients: list[Group]
     test: Literal["own", "common"] = "own"     # whether there is a test set for everyone
     safeguard: bool = False
+    privacy: Privacy | None = None
     alone: bool = True
     seed: int = 0
     workers: Annotated[int, Field(ge=0)] = 0
