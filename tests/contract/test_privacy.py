@@ -1,0 +1,84 @@
+"""What every method that declares what it sends must keep with privacy; the others are refused. A new method is tested without a line."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from unalike import Privacy, Terms
+from unalike.algorithms import ALGORITHMS
+from unalike.errors import UserError
+
+pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
+NOISY = Privacy(noise=0.01, bound=1.0)
+
+
+class Stopped(BaseException):
+    pass
+
+
+@pytest.fixture
+def toys(toys, name):
+    """Clients whose task the method serves, and the method with fields under which nothing leaves unprotected."""
+    made = ALGORITHMS[name]
+    open_fields = {"weights": "uniform"} if "weights" in {field.name for field in dataclasses.fields(made)} else {}
+    own = toys.toys_for(made.tasks) | {"private": lambda: toys.method(name, **open_fields)}
+    return SimpleNamespace(**(vars(toys) | own))
+
+
+@pytest.fixture
+def declares(toys, name, tmp_path):
+    """Skips a method that declares nothing, once it is seen to be refused."""
+    if toys.private().exposes() is not None:
+        with pytest.raises(UserError, match=r"^privacy: "):
+            toys.execute(tmp_path / "refused", toys.private(), toys.clients(), privacy=NOISY)
+        pytest.skip("refused")
+
+
+def test_runs_or_is_refused(name, toys, declares, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=NOISY)
+    assert not results["failures"] and all(entry["value"] is not None for entry in results["clients"].values())
+    spent = {id: entry["privacy"] for id, entry in results["clients"].items()}
+    assert all(each["releases"] >= 2 and each["epsilon"] > 0 and each["delta"] == 1e-5 for each in spent.values())
+    assert results["privacy"] == max(spent.values(), key=lambda each: each["epsilon"])
+
+
+def test_same_seed_same_bytes_in_process_equals_workers(name, toys, declares, tmp_path):
+    runs = {where: toys.execute(tmp_path / where, toys.private(), toys.clients(), rounds=2, privacy=NOISY, workers=workers)
+            for where, workers in (("one", 0), ("again", 0), ("workers", 2))}
+    assert toys.hashes(runs["one"]) == toys.hashes(runs["again"])
+    assert toys.apart(toys.states(tmp_path / "one"), toys.states(tmp_path / "workers")) <= 1e-9
+    assert (tmp_path / "one" / "ledger.csv").read_text() == (tmp_path / "workers" / "ledger.csv").read_text()
+    assert runs["one"]["privacy"] == runs["workers"]["privacy"]
+
+
+def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):
+    terms = Terms(participation=0.7, dropout=0.1, quorum=0)
+    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(), rounds=3, terms=terms, privacy=NOISY,
+                                             watch=watch)
+
+    def stop(event, **facts):
+        if event == "round" and facts["round"] == 2:
+            raise Stopped
+
+    whole = run("whole", lambda event, **facts: None)
+    with pytest.raises(Stopped):
+        run("cut", stop)
+    assert run("cut", lambda event, **facts: None)["clients"] == whole["clients"]
+
+
+def test_no_noise_and_a_bound_never_reached_is_no_privacy(name, toys, declares, tmp_path):
+    free, empty = (toys.execute(tmp_path / folder, toys.private(), toys.clients(dtype=torch.float32), rounds=2, privacy=privacy)
+                   for folder, privacy in (("free", None), ("empty", Privacy(noise=0, bound=1e9))))
+    real = lambda folder: {c: {name: t for name, t in state.items() if t.is_floating_point()}      # counters are not told
+                           for c, state in toys.states(tmp_path / folder).items()}
+    assert toys.apart(real("free"), real("empty")) <= 1e-6
+    assert empty["privacy"]["epsilon"] is None and "privacy" not in free
+
+
+def test_noise_reaches_every_client(name, toys, declares, tmp_path):
+    for folder, privacy in (("free", None), ("noisy", NOISY)):
+        toys.execute(tmp_path / folder, toys.private(), toys.clients(), rounds=2, privacy=privacy)
+    free, noisy = toys.states(tmp_path / "free"), toys.states(tmp_path / "noisy")
+    assert all(toys.apart({c: free[c]}, {c: noisy[c]}) > 1e-6 for c in free)

@@ -1,0 +1,205 @@
+"""Clipping, noise and the accountant of local differential privacy, and the client's door that uses them."""
+
+import builtins
+import math
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm, normaltest
+
+from unalike import FedAvg, FedMuscle, Privacy, Terms, sends
+from unalike.errors import UserError
+from unalike.privacy import epsilon, noise_for, secret_normal
+from unalike.randomness import stream
+
+
+def seeded(*names):
+    return Privacy(noise=1).draws(0, *names)
+
+
+def far(one, other):
+    return math.sqrt(sum(float((one[name] - other[name]).double().square().sum()) for name in one if one[name].is_floating_point()))
+
+
+def states():
+    draw = stream(0, "states")
+    base = {"a": torch.randn(4, 3, generator=draw), "b": torch.randn(5, generator=draw), "seen": torch.tensor(3)}
+    return base, {"a": base["a"] + 3, "b": base["b"] - 1, "seen": torch.tensor(9)}
+
+
+def test_update_is_clipped_as_one_vector_towards_what_was_received():
+    base, new = states()
+    sent = Privacy(noise=0, bound=0.5).parameters(new, base, seeded())
+    assert far(sent, base) == pytest.approx(0.5, rel=1e-5)
+    scale = 0.5 / far(new, base)
+    assert torch.allclose(sent["a"], base["a"] + 3 * scale) and torch.allclose(sent["b"], base["b"] - scale)
+    assert sent["seen"] == 3, "whole numbers are not told"
+
+
+def test_without_noise_and_within_the_bound_nothing_changes():
+    base, new = states()
+    sent = Privacy(noise=0, bound=1e9).parameters(new, base, seeded())
+    assert all(torch.equal(sent[name], new[name]) for name in ("a", "b"))
+    assert torch.equal(Privacy(noise=0, bound=1e9).rows(new["a"], seeded()), new["a"])
+
+
+@pytest.mark.parametrize("entropy", ["seed", "secret"])
+def test_noise_is_normal_with_deviation_noise_times_bound(entropy):
+    how = Privacy(noise=2, bound=0.25, entropy=entropy)
+    zero = {"w": torch.zeros(200, 100, dtype=torch.float64)}
+    noise = how.parameters(zero, zero, how.draws(0, "x"))["w"].flatten()
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.03) and abs(float(noise.mean())) < 0.02
+    assert normaltest(noise.numpy()).pvalue > 1e-6
+
+
+def test_tensors_of_one_reply_get_different_noise_and_the_model_stays_as_it_was():
+    zero = {"a": torch.zeros(50), "b": torch.zeros(50)}
+    sent = Privacy(noise=1).parameters(zero, zero, seeded("x"))
+    assert not torch.equal(sent["a"], sent["b"]) and not zero["a"].any()
+
+
+def test_seeded_noise_repeats_by_its_name_and_secret_noise_never():
+    size = torch.Size([1000])
+    assert torch.equal(seeded("a", 1)(size), seeded("a", 1)(size)) and not torch.equal(seeded("a", 1)(size), seeded("a", 2)(size))
+    assert not torch.equal(secret_normal(size), secret_normal(size)) and secret_normal(size).isfinite().all()
+    assert secret_normal(torch.Size([])).shape == () and secret_normal(torch.Size([0, 3])).shape == (0, 3)
+
+
+def test_each_row_is_clipped_and_no_longer_than_the_bound_after_the_noise():
+    z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    assert torch.allclose(Privacy(noise=0).rows(z, seeded()), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    assert (Privacy(noise=5).rows(z, seeded()).norm(dim=1) <= 1 + 1e-6).all()
+
+
+def test_a_variance_never_becomes_negative():
+    zero = {"norm.running_var": torch.zeros(100), "norm.running_mean": torch.zeros(100)}
+    sent = Privacy(noise=1).parameters(zero, zero, seeded())
+    assert (sent["norm.running_var"] >= 0).all() and (sent["norm.running_mean"] < 0).any()
+
+
+def test_what_is_not_declared_does_not_leave():
+    reply = {"parameters": {"w": torch.ones(2)}, "samples": 7, "loss": 0.3, "more": torch.ones(3)}
+    kinds = {"parameters": "parameters", "samples": "open"}
+    sent = Privacy(noise=0, bound=9).protect(reply, kinds, lambda sent: {"w": torch.zeros(2)}, seeded())
+    assert sent["samples"] == 7 and torch.equal(sent["parameters"]["w"], torch.ones(2)) and sent["loss"] is sent["more"] is None
+    assert Privacy(noise=0).protect(0.3, {}, dict, seeded()) is None and Privacy(noise=0).protect(torch.ones(3), {}, dict, seeded()) is None
+
+
+# the accountant
+
+def gaussian(multiplier, delta):
+    """Balle & Wang 2018, theorem 8, solved for epsilon."""
+    def excess(e):
+        a = 1 / (2 * multiplier)
+        return norm.cdf(a - e * multiplier) - math.exp(e + norm.logcdf(-a - e * multiplier)) - delta
+
+    return brentq(excess, 0, 1e4)
+
+
+@pytest.mark.parametrize(("noise", "releases", "delta"), [(1.0, 1, 1e-5), (4.0, 1, 1e-6), (8.0, 20, 1e-5), (2.0, 7, 1e-3)])
+def test_epsilon_is_the_closed_form(noise, releases, delta):
+    """Sensitivity is 2 bounds, so that a release has the multiplier noise / 2, and T of them noise / 2 / sqrt(T)."""
+    assert epsilon(noise, releases, delta) == pytest.approx(gaussian(noise / 2 / math.sqrt(releases), delta), rel=1e-6)
+
+
+def test_epsilon_is_what_composing_one_by_one_gives():
+    import dp_accounting
+    from dp_accounting import pld
+    one_by_one = pld.PLDAccountant()
+    one_by_one.compose(dp_accounting.GaussianDpEvent(3.0), 20)
+    assert epsilon(6.0, 20, 1e-5) == pytest.approx(one_by_one.get_epsilon(1e-5), rel=1e-3)
+
+
+def test_noise_for_undoes_epsilon():
+    for wanted in (5, 40):
+        assert epsilon(noise_for(wanted, 21, 1e-5), 21, 1e-5) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_without_the_library_one_sentence(monkeypatch, toys, tmp_path):
+    real = builtins.__import__
+
+    def missing(name, *rest):
+        if name == "dp_accounting":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UserError, match=r"unalike\[privacy\]"):
+        toys.execute(tmp_path / "run", FedAvg(), toys.clients(), privacy=Privacy(noise=1))
+
+
+# the door
+
+def side(toys, **privacy):
+    made = FedAvg.Side(toys.client("a"), FedAvg(), toys.training(), 0)
+    made.privacy = Privacy(**privacy)
+    return made
+
+
+def test_what_is_sent_lies_around_what_was_received(toys):
+    client = side(toys, noise=0, bound=0.01)
+    given = {name: tensor + 1 for name, tensor in client.model.state_dict().items()}
+    reply = client.perform("update", 1, 0, {"parameters": given})
+    assert far(reply["parameters"], given) == pytest.approx(0.01) and far(client.model.state_dict(), given) > 0.02
+    assert reply["loss"] is None and reply["samples"] == 20
+    assert client.perform("train", 1, 0, {}) is None
+
+
+def test_what_comes_without_parameters_is_clipped_around_the_first_weights(toys):
+    class Early(FedAvg.Side):
+        @sends("parameters")
+        def update(self):
+            self.learn()
+            return self.shared()
+
+        update.operation = "changes"
+
+    client = Early(toys.client("a"), FedAvg(), toys.training(), 0)
+    first = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    client.privacy = Privacy(noise=0, bound=0.01)
+    for turn in range(2):
+        assert far(client.perform("update", 1, turn, {}), first) == pytest.approx(0.01)
+
+
+def test_first_weights_are_not_told_once_there_is_something_learnt(toys):
+    client = side(toys, noise=1)
+    first = client.perform("begin", 0, 0, {})
+    client.perform("update", 1, 0, {"parameters": first})
+    with pytest.raises(ValueError, match="before anything was learnt"):
+        client.perform("begin", 1, 0, {})
+    client.perform("receive", 2, 0, {"parameters": first})
+    again = side(toys, noise=1)
+    again.restore(client.state())
+    with pytest.raises(ValueError, match="before anything was learnt"):
+        again.perform("begin", 1, 0, {})
+
+
+def test_every_turn_has_its_own_noise(toys):
+    given = {name: tensor.clone() for name, tensor in side(toys, noise=1).model.state_dict().items()}
+    sent = [side(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"] for turn in (0, 0, 1)]
+    assert far(sent[0], sent[1]) == 0 and far(sent[0], sent[2]) > 1
+
+
+def test_secret_noise_gives_another_end_every_time(toys, tmp_path):
+    ends = [toys.hashes(toys.execute(tmp_path / str(i), FedAvg(), toys.clients(), rounds=1, privacy=Privacy(noise=0.1, entropy="secret")))
+            for i in range(2)]
+    assert ends[0]["a"] != ends[1]["a"]
+
+
+def test_a_row_is_a_release(toys, tmp_path):
+    results = toys.execute(tmp_path / "run", FedMuscle(peers=2, width=8, batch=8), toys.clients(), rounds=2, privacy=Privacy(noise=3))
+    assert results["privacy"]["releases"] == 2 * 24 and results["privacy"]["epsilon"] == epsilon(3, 48, 1e-5)
+
+
+def test_replies_that_come_too_late_were_sent_all_the_same(toys, tmp_path):
+    there = [toys.client("a"), toys.client("b", speed=1e-3), toys.client("c")]
+    results = toys.execute(tmp_path / "run", FedAvg(), there, rounds=3, privacy=Privacy(noise=1), terms=Terms(deadline=60.0))
+    late = [f for f in results["failures"] if f["client"] == "b" and f["operation"] == "update"]
+    assert results["clients"]["b"]["privacy"]["releases"] == len(late) == 3
+    assert results["clients"]["a"]["privacy"]["releases"] == 3
+
+
+def test_a_kind_that_does_not_exist_is_told_to_its_author():
+    with pytest.raises(ValueError, match="parameters, rows, first, open"):
+        sends(parameters="parametres")
