@@ -4,12 +4,11 @@ import json
 import os
 import platform
 import time
-from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 
-from unalike.cli.lists import bench_names
+from unalike.cli.lists import bench, bench_names
 from unalike.errors import UserError, unknown
 
 
@@ -20,7 +19,7 @@ def run(name: str, quick: bool, out: Path) -> None:
 
     from unalike.runs.folder import commit
     begun = time.time()
-    measured = import_module(f"unalike.benches.{name}").run(quick)
+    measured = bench(name).run(quick)
     told = {"bench": name, "quick": quick, "date": time.strftime("%Y-%m-%d"), "commit": commit(), "seconds": round(time.time() - begun, 1),
             "machine": f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}",
             "torch": torch.__version__, **measured}

@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": lambda: {name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()},
     "datasets": lambda: {name: first(loader) for name, loader in DATASETS.items()},
     "models": lambda: {name: first(model) for name, model in ENCODERS.items()},
-    "benches": lambda: {name: first(import_module(f"unalike.benches.{name}")) for name in bench_names()},
+    "benches": lambda: {name: first(bench(name)) for name in bench_names()},
 }
 
 
@@ -95,5 +95,9 @@ def choices(kind: Any) -> str:
     return "".join(f"or {words}" for part in get_args(kind) if (words := choices(part)))
 
 
+def bench(name: str) -> Any:
+    return import_module(f"unalike.benches.{name.replace('-', '_')}")
+
+
 def bench_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(benches.__path__))
+    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(benches.__path__))
