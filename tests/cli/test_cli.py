@@ -94,6 +94,8 @@ def scenario(tmp_path):
     (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
     (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
     (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
+    (["run", "digits", "--algorithm", "local", "--set", "privacy.noise=1"], "privacy: no operation of Local declares what it sends"),
+    (["run", "afmcc-digits", "--set", "privacy.noise=1"], "privacy: weights made from private data would leave the clients; set"),
     (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
     (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
     (["run", "digits", "--set", "ronds=3"], '--set ronds: There is no field "ronds". Did you mean "rounds"?'),
@@ -115,6 +117,8 @@ def problems(told):
 
 @pytest.mark.parametrize("change, where, says", [
     ({"algorithm.name": "fedmusle"}, "algorithm.name", 'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: '),
+    ({"privacy": {"noise": -1}}, "privacy.noise", "must be at least 0, got -1."),
+    ({"privacy": {"noise": 1, "delta": 1}}, "privacy.delta", "must be below 1, got 1."),
     ({"algorithm.peer": 2}, "algorithm.peer", 'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width'),
     ({"algorithm.peers": "two"}, "algorithm.peers", "must be a whole number, got 'two'."),
     ({"algorithm.exchange": "post"}, "algorithm.exchange", "must be 'gradient', 'peers' or 'paper', got 'post'."),

@@ -131,6 +131,16 @@ def test_the_command_to_repeat_a_run_is_its_config(make):
     assert f"unalike run '{folder}/config.yaml'" in text
 
 
+def test_epsilon_is_on_the_page(make):
+    folder = make()
+    told = json.loads((folder / "results.json").read_text())
+    told["privacy"] = told["clients"]["oak"]["privacy"] = {"epsilon": 12.34, "delta": 1e-5, "releases": 21}
+    (folder / "results.json").write_text(json.dumps(told))
+    text = write(folder).read_text()
+    for whole in ("<dt>Epsilon</dt>", "at most, delta 1e-05, 21 releases", '<td class="number">12.3</td>'):
+        assert whole in text
+
+
 def test_who_missed_rounds_has_a_count_and_has_not_failed(make):
     away = [{"client": "oak", "round": at, "operation": "train", "reason": why, "lasting": False}
             for at, why in ((2, "dropped out"), (3, "late: 4 s, the deadline is 3 s"), (5, "late: 9 s, the deadline is 3 s"))]

@@ -35,6 +35,20 @@ def test_even_forty_columns_hold_every_number(told):
         assert whole in text
 
 
+def private(results):
+    for place, its in enumerate(results["clients"].values()):
+        its["privacy"] = {"epsilon": 7.25 + place, "delta": 1e-5, "releases": 20 + place}
+    return results | {"privacy": {"epsilon": None, "delta": 1e-5, "releases": 25}}
+
+
+def test_epsilon_of_each_client_and_of_the_worst_is_shown(told):
+    text = printed(private(told(safeguard=True)))
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("7.25", "12.2", "epsilon unbounded at most, delta 1e-05, 25 releases", "+35.6 %"):
+        assert whole in text
+    assert "epsilon" not in printed(told())
+
+
 def test_losers_worst_and_failures_are_named(told):
     text = printed(told(failures=[{"client": "reed", "round": 3, "operation": "align", "reason": "out of memory"}], safeguard=True))
     for whole in ("1 of 6: oak", "oak −4.8 %", "reed failed at align in round 3: out of memory", "52.0 alone"):

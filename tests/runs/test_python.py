@@ -81,6 +81,7 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
 
 @pytest.mark.parametrize("options, says", [
     ({"training": {"rounds": 1}}, r"training must be made by unalike.Training\(...\), got {'rounds': 1}"),
+    ({"privacy": {"noise": 1}}, r"privacy must be made by unalike.Privacy\(...\), got {'noise': 1}"),
     ({"workers": -1}, "workers must be a whole number, at least 0, got -1"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
     ({"out": None, "resume": True}, "resume=True needs out=")])
 def test_settings_of_another_kind(tmp_path, toys, options, says):
