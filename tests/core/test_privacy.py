@@ -12,6 +12,7 @@ from unalike import FedAvg, FedMuscle, Privacy, Terms, sends
 from unalike.errors import UserError
 from unalike.privacy import epsilon, noise_for, secret_normal
 from unalike.randomness import stream
+from unalike.report import write
 
 
 def seeded(*names):
@@ -203,3 +204,14 @@ def test_replies_that_come_too_late_were_sent_all_the_same(toys, tmp_path):
 def test_a_kind_that_does_not_exist_is_told_to_its_author():
     with pytest.raises(ValueError, match="parameters, rows, first, open"):
         sends(parameters="parametres")
+
+
+@pytest.mark.parametrize("how", [{"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}, {"safeguard": True}], ids=str)
+def test_every_exchange_of_representations_does_without_the_losses_of_clients(how, toys, tmp_path):
+    how, safeguard = {key: value for key, value in how.items() if key != "safeguard"}, "safeguard" in how
+    results = toys.execute(tmp_path / "run", FedMuscle(peers=2, width=8, batch=8, **how), toys.clients(), rounds=2,
+                           privacy=Privacy(noise=0.1), safeguard=safeguard)
+    assert not results["failures"] and results["privacy"]["releases"] == 2 * 24
+    notes = [line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"note"' in line]
+    assert notes and all('"values": {}' in line for line in notes), "a loss that a client tells is made from its data"
+    write(tmp_path / "run")
