@@ -19,7 +19,7 @@ class Counter:
         self.client, self.memory, self.work, self.round, self.seed, self.shadows = client, {"n": 0}, 0.0, 0, 0, []
         self.secret = "not for the server"
 
-    perform = ClientSide.perform
+    perform, leaving, privacy, learnt = ClientSide.perform, ClientSide.leaving, None, False
 
     @operation
     def add(self, by=1):

@@ -25,7 +25,7 @@ class Side:
         self.client, self.total, self.work, self.round = client, torch.zeros(2, dtype=torch.float64), 0.0, 0
         self.seed, self.shadows = 0, []
 
-    perform = ClientSide.perform
+    perform, leaving, privacy, learnt = ClientSide.perform, ClientSide.leaving, None, False
 
     @operation
     def add(self, x, work=0.0):
