@@ -296,6 +296,12 @@ class Federation:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
         self.record("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
 
+    def keep(self, name: str, **material: Any) -> None:
+        """What a picture in the report is made of, as it is now: `points` (n, width) and their `classes` (n,), drawn at a few moments of
+        the run; or a `matrix` (n, m) with the names of its `rows` and `columns`, drawn as it was last. Called where a method measures: it
+        does not travel, and whatever is large is thinned."""
+        self.record("picture", round=self.round, name=name, **material)
+
     def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
         """Numbers of the messages sent."""
         if not asks:

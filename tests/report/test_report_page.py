@@ -21,7 +21,7 @@ HOSTILE = {
     "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
 }
 PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over the rounds|What the method wrote down|What was sent
-Who arrived when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
+Who was visited when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
 commit abc1234|optimiser:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
 over all clients""".replace("\n", "|").split("|")
 TWO = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
@@ -174,11 +174,11 @@ def test_many_clients_show_the_smallest_gains(make, monkeypatch):
         monkeypatch.setattr(picture, most, 3)
     monkeypatch.setattr(records, "CLIENTS", ["c0", "c1"])
     many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place) for place in range(5)}
-    gains, courses, notes, _, arrivals = draw(read(make(clients=many, arrivals=True)))
+    gains, courses, notes, _, visits = draw(read(make(clients=many, arrivals=True)))
     assert "The 3 smallest gains of 5 clients." in gains.caption and "c4, accuracy" in gains.svg and "c0, accuracy" not in gains.svg
     assert "The 3 clients with the smallest gain, of 5." in courses.caption and "c4, accuracy" in courses.svg
     assert [text for _, _, text in notes.legend] == ["median of the clients", "from the lowest to the highest"]
-    assert "of 5" in arrivals.caption
+    assert "of 5" in visits.caption
 
 
 def test_importing_the_room_is_light():

@@ -108,6 +108,8 @@ class AFMCC(Algorithm):
         clusters = len(next(iter(fed.cards.values())).labels)
         groups, joint = federated_groups(features, clusters, number(fed.seed, "k-means"), self.starts)
         y = torch.cat(labels)
+        fed.keep("fused features", points=nn.functional.normalize(torch.cat(features), dim=-1), classes=y)
+        fed.keep("aggregation weights", matrix=fed.state["shares"], rows=list(fed.cards), columns=list(fed.cards))
         fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
         each = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)}
         return Replies(each, told.failures)

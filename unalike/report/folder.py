@@ -24,6 +24,15 @@ class Run:
         """The results of each client; none while the run has not finished."""
         return self.results["clients"] if self.results else {}
 
+    def material(self) -> dict[str, dict[int, dict]]:
+        """{name: {round: arrays}}: what the method left to be drawn. A file that cannot be read is left out."""
+        found: dict[str, dict[int, dict]] = {}
+        for file in sorted((self.path / "pictures").glob("*-*.npz")):
+            name, _, at = file.stem.rpartition("-")
+            if at.isdigit() and (arrays := _arrays(file)):
+                found.setdefault(name.replace("_", " "), {})[int(at)] = arrays
+        return found
+
     @property
     def scenario(self) -> str:
         return str((self.results or {}).get("scenario") or self.config.get("name") or self.path.name)
@@ -108,6 +117,16 @@ def _row(cells: list[str]) -> dict | None:
         row = dict(zip(LEDGER, cells, strict=True))
         return row | {key: int(row[key]) for key in ("round", "messages", "bytes")}
     except ValueError:
+        return None
+
+
+def _arrays(file: Path) -> dict | None:
+    import numpy
+
+    try:
+        with numpy.load(file, allow_pickle=False) as held:
+            return dict(held)
+    except Exception:  # those of zip and NumPy files have no common kind
         return None
 
 

@@ -80,13 +80,41 @@ def sent(run: Run) -> dict[str, int]:
     return (run.results or {}).get("bytes") or {way: sum(its[way] for its in traffic(run).values()) for way in ("up", "down")}
 
 
-def arrivals(run: Run) -> dict[str, list[float]]:
-    """{client: the moments its replies arrived, in seconds}."""
-    found: dict[str, set[float]] = {}
+def figures(run: Run) -> dict[str, dict[int, float]]:
+    """{name: {round: value}} of the whole federation, in the metrics its clients are judged by: "acc", "joint acc"."""
+    judged = {metric(run, client) for client in clients(run)}
+    found: dict[str, dict[int, float]] = {}
+    for event in run.events:
+        at = number(event.get("round"))
+        if event["event"] != "evaluation" or event.get("who", "together") != "together" or at is None:
+            continue
+        for name, value in _leaves(event.get("figures")):
+            if name[-1] in judged and (told := number(value)) is not None:
+                found.setdefault(" ".join(name), {})[int(at)] = told
+    return {name: dict(sorted(course.items())) for name, course in found.items()}
+
+
+def visits(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """{client: [(begin, end)]} of its visits, in seconds, the quickest client first. A visit begins where the one before it ended, the
+    first with its first reply; it ends with its last."""
+    replies: dict[str, dict[float, set[float]]] = {}
     for event in run.events:
         if event["event"] == "arrival" and (at := number(event.get("at"))) is not None:
-            found.setdefault(str(event.get("client")), set()).add(at)
-    return {client: sorted(moments) for client, moments in found.items()}
+            visit = number(event.get("round"))
+            replies.setdefault(str(event.get("client")), {}).setdefault(at if visit is None else visit, set()).add(at)
+    found = {}
+    for client, its in replies.items():
+        ends = sorted(max(moments) for moments in its.values())
+        found[client] = list(zip([min(its[min(its)]), *ends], ends))
+    pace = {client: -(number(card.get("speed")) or 0) for client, card in _cards(run).items() if isinstance(card, dict)}
+    known = [client for client in dict.fromkeys([*clients(run), *found]) if client in found]
+    return {client: found[client] for client in sorted(known, key=lambda client: pace.get(client, 0))}
+
+
+def labels(run: Run) -> list[str]:
+    """The classes' names, where the clients tell them."""
+    told = next((card.get("labels") for card in _cards(run).values() if isinstance(card, dict)), None)
+    return [str(label) for label in told] if isinstance(told, list) else []
 
 
 def failures(run: Run) -> list[dict]:
@@ -99,6 +127,12 @@ def failures(run: Run) -> list[dict]:
 def rounds(run: Run) -> int:
     """How many rounds are recorded."""
     return len({event.get("round") for event in run.events if event["event"] == "round"})
+
+
+def _leaves(told, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
+    if isinstance(told, dict):
+        return [leaf for name, inner in told.items() for leaf in _leaves(inner, (*above, str(name)))]
+    return [(above, told)] if above else []
 
 
 def _items(values) -> list[tuple]:

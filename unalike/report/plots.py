@@ -3,16 +3,17 @@
 from math import ceil
 
 from unalike.report import history, picture, words
-from unalike.report.canvas import colour, figure, inline, settings
+from unalike.report.canvas import CLIENTS, colour, figure, inline, settings
 from unalike.report.folder import Run
+from unalike.report.material import material
 from unalike.report.picture import Picture, colours, short, whole_rounds
-from unalike.report.records import arrivals, notes, traffic
+from unalike.report.records import notes, traffic, visits
 
 
 def draw(run: Run) -> list[Picture]:
     """Every picture this run has something to show for."""
     with settings():
-        drawn = [made(run) for made in (gains, courses, notes, traffic, arrivals)]
+        drawn = [made(run) for made in (gains, whole, courses)] + material(run) + [made(run) for made in (notes, traffic, visits)]
     return [made for made in drawn if made]
 
 
@@ -58,6 +59,24 @@ def gains(run: Run) -> Picture | None:
     alt = f"Dots on a line for each client, {'alone against together' if has_alone else 'together'}, in percent: {words.listed(ends, 8)}."
     title = "Alone and together" if has_alone else "Where each client ended"
     return Picture(title, caption, inline(drawn, "gains", alt), legend)
+
+
+def whole(run: Run) -> Picture | None:
+    """The figures of the whole federation over the rounds, where there is more than the one that stands on top."""
+    told = {name: course for name, course in history.figures(run).items() if len(course) > 1}
+    if not told:
+        return None
+    drawn, ((axis,),) = figure(2.6)
+    for (name, course), tone in zip(told.items(), CLIENTS):
+        _curve(axis, course, colour(tone), dashed=" " in name)
+    axis.set_xlabel("round")
+    axis.set_ylabel("value (%)")
+    whole_rounds(axis)
+    legend = [("dash" if " " in name else "line", tone, name) for name, tone in zip(told, CLIENTS)]
+    ends = [f"{name} {words.percent(list(course.values())[-1])}" for name, course in told.items()]
+    caption = f"Of all clients together; they end at {words.listed(ends)}."
+    alt = f"Lines over the rounds for the whole federation, ending at {words.listed(ends)} percent."
+    return Picture("The whole federation", caption, inline(drawn, "whole", alt), legend)
 
 
 def courses(run: Run) -> Picture | None:

@@ -1,4 +1,4 @@
-"""Pictures of what a run recorded besides its values: notes, traffic, arrivals. Knows nothing of the page they stand on."""
+"""Pictures of what a run recorded besides its values: notes, traffic, visits. Knows nothing of the page they stand on."""
 
 from math import ceil
 from statistics import median
@@ -73,22 +73,27 @@ def traffic(run: Run) -> Picture | None:
     return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
 
 
-def arrivals(run: Run) -> Picture | None:
-    """A row per client: a stroke for each reply that arrived."""
-    told = history.arrivals(run)
+def visits(run: Run) -> Picture | None:
+    """A row per client: a bar for each visit, so that quick and slow ones are seen to go their own pace."""
+    told, tone_of = history.visits(run), colours(run)
     if not told:
         return None
-    known, tone_of = [client for client in dict.fromkeys([*history.clients(run), *told]) if client in told], colours(run)
-    shown = known if len(known) <= picture.ROWS else sorted(known, key=lambda client: len(told[client]))[: picture.ROWS]
-    drawn, ((axis,),) = figure(0.75 + 0.27 * len(shown))
+    shown = list(told)[: picture.ROWS] if len(told) <= picture.ROWS else sorted(told, key=lambda client: len(told[client]))[: picture.ROWS]
+    last = max(end for spans in told.values() for _, end in spans)
+    gap = 0.0015 * (last - min(spans[0][0] for spans in told.values()))
+    drawn, ((axis,),) = figure(0.75 + 0.25 * len(shown))
     for row, client in enumerate(shown):
-        axis.plot(told[client], [row] * len(told[client]), "|", markersize=9, markeredgewidth=1.4, color=colour(tone_of(client)))
+        bars = [(begin + gap, max(end - begin - 2 * gap, gap)) for begin, end in told[client]]
+        for odd in (0, 1):  # neighbours differ, so that they can be told apart however short
+            axis.broken_barh(bars[odd::2], (row - 0.34, 0.68), color=colour(tone_of(client)), alpha=0.85 - 0.4 * odd, linewidth=0)
     axis.set_yticks(range(len(shown)), [f"{short(client)}, {len(told[client])}" for client in shown])
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_xlim(right=last + gap)
+    axis.grid(axis="y", visible=False)
     axis.set_xlabel("clock of the run (s)")
-    caption = "A stroke for each reply; the number behind a name counts them."
-    if len(shown) < len(known):
-        caption += f" The {len(shown)} clients with the fewest, of {len(known)}."
-    alt = f"Timeline of arriving replies for each client: {words.listed([f'{client} {len(told[client])}' for client in shown], 8)}."
-    return Picture("Who arrived when", caption, inline(drawn, "arrivals", alt))
+    caption = "A bar for each visit, from the end of the one before it to its last reply; the number behind a name counts them."
+    if len(shown) < len(told):
+        caption += f" The {len(shown)} clients with the fewest, of {len(told)}."
+    alt = f"Timeline of visits to each client: {words.listed([f'{client} {len(told[client])}' for client in shown], 8)}."
+    return Picture("Who was visited when", caption, inline(drawn, "visits", alt))

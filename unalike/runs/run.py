@@ -23,6 +23,7 @@ from unalike.message import Value
 from unalike.privacy import Privacy, accounting, releases
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
+from unalike.runs.pictures import leave
 from unalike.safeguard import shadows
 from unalike.training import Training
 
@@ -129,10 +130,11 @@ class Run:
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """What came of it, per client and in all."""
-        fed.round = self.training.rounds
+        fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
         together = self.algorithm.evaluate(fed)
-        self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together))
+        figures = self.algorithm.figures(fed, dict(together))
+        self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together), figures=figures)
         kept: dict[str, Any] = {}
         guarded: dict[str, Any] = {}
         if self.guarded:
@@ -140,7 +142,7 @@ class Run:
             kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
-        fed.engine.save(max(fed.finished, self.training.rounds) + 1)
+        fed.engine.save(fed.round + 1)
         clients = {}
         for id, card in fed.cards.items():
             value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
@@ -154,7 +156,7 @@ class Run:
                 entry["privacy"] = self.privacy.spent(fed.released[id])
             clients[id] = entry
         results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
-                   "metrics": self.algorithm.figures(fed, dict(together)), **summary(clients, "gain"),
+                   "metrics": figures, **summary(clients, "gain"),
                    "bytes": {way: fed.ledger.total(way) for way in ("up", "down")}, "clock": fed.clock, "rounds": fed.finished,
                    "lost": fed.lost, "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason,
                                                    "lasting": f.lasting} for f in fed.failures]}
@@ -245,6 +247,9 @@ class Run:
         return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
 
     def tell(self, event: str, **facts: Any) -> None:
+        if event == "picture":
+            leave(self.folder.path, **facts)
+            return
         if event not in ("call", "alone", "stage"):
             self.folder.event(event, **facts)
         self.watch(event, **facts)

@@ -1,0 +1,69 @@
+"""Pictures from what a method left in its run folder: points by class, matrices, visits, figures of the whole federation."""
+
+import json
+
+import numpy as np
+
+from unalike.report import read
+from unalike.report.page import page
+from unalike.report.plots import draw
+from unalike.runs.pictures import leave
+
+
+def add(folder, *events):
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def titled(folder, title):
+    return next((drawn for drawn in draw(read(folder)) if drawn.title == title), None)
+
+
+def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
+    folder, classes = make(), np.arange(30) % 10
+    for at in range(1, 9):
+        leave(folder, "fused features", at, points=np.random.default_rng(at).normal(size=(30, 5)) + 9 * classes[:, None], classes=classes)
+    drawn = titled(folder, "Fused features")
+    assert [f"round {at}" in drawn.svg for at in range(1, 9)] == [True, False, True, False, False, True, False, True]
+    assert len(drawn.legend) == 10 and drawn.legend[8][:2] == ("square", "c0")          # more classes than colours: another mark
+    assert drawn.svg.count("<path") < 80                                              # a path a class and panel, not one a point
+
+
+def test_a_matrix_is_drawn_as_it_was_last(make):
+    folder = make()
+    for at in (1, 2):
+        leave(folder, "weights", at, matrix=np.eye(3) * at, rows=["a", "b", "<c>"], columns=["x", "y", "z"])
+    drawn = titled(folder, "Weights")
+    assert "In round 2, from 0, the palest, to 2, the darkest" in drawn.caption and "&lt;c&gt;" in drawn.svg
+
+
+def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
+    folder = make()
+    leave(folder, "same", 1, points=np.zeros((20, 4)), classes=np.zeros(20, dtype=int))
+    leave(folder, "few", 1, points=np.ones((3, 1)), classes=np.arange(3))
+    leave(folder, "level", 1, matrix=np.full((2, 2), np.nan))
+    (folder / "pictures" / "broken-000001.npz").write_bytes(b"no zip")
+    text = page(read(folder))
+    assert all(title in text for title in ("Same", "Few", "Level")) and "Broken" not in text
+
+
+def test_visits_follow_each_other_and_quick_clients_come_first(make):
+    folder = make()
+    cards = {"slow": {"speed": 1.0}, "quick": {"speed": 2.0}}
+    lines = [{"event": "start", "clients": cards}]
+    for client, pace in (("slow", 4), ("quick", 2)):
+        for visit in range(1, 4):
+            lines += [{"event": "arrival", "client": client, "round": visit, "operation": name, "at": pace * visit - early}
+                      for name, early in (("weigh", 1), ("visit", 0))]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    from unalike.report.history import visits
+    assert list(visits(read(folder)).items()) == [("quick", [(1, 2), (2, 4), (4, 6)]), ("slow", [(3, 4), (4, 8), (8, 12)])]
+
+
+def test_the_whole_federation_has_its_curve(make):
+    folder = make()
+    assert titled(folder, "The whole federation") is None
+    add(folder, *({"event": "evaluation", "round": at, "who": "together", "values": {},
+                   "figures": {"NMI": 40 + at, "loss": 1, "joint": {"NMI": 50 + at}}} for at in (1, 2)))
+    drawn = titled(folder, "The whole federation")
+    assert drawn.legend == [("line", "c0", "NMI"), ("dash", "c1", "joint NMI")] and "NMI 42.0 and joint NMI 52.0" in drawn.caption
