@@ -1,16 +1,19 @@
 """What the safeguard saves and costs: `digits` where taking part helps, and under two settings where it hurts."""
 
-from unalike.benches.budget import everything, mean
+from statistics import mean
+
+from unalike.benches import Study
 
 SETTINGS = {"as shipped": [], "one optimiser for task and alignment": ["optimisers=one", "align_rate=null"],
             "rates three times too high": ["rate=0.003", "align_rate=0.01"]}
 
 
-def run(quick: bool = False) -> dict:
+def run(study: Study) -> dict:
     """Delta, number of losers and worst gain with and without, over all clients and seeds."""
-    told = {}
-    for name, results in everything({name: [*settings, "safeguard=true"] for name, settings in SETTINGS.items()}, quick).items():
-        every = [c for r in results for c in r["clients"].values()]
+    rows = {name: ("digits", ["evaluations=1", "safeguard=true", *settings]) for name, settings in SETTINGS.items()}
+    told: dict[str, dict] = {}
+    for name, runs in study.runs(rows, seeds=range(3)).items():
+        every = [c for run in runs for c in run.clients.values()]
         told[name] = {"clients_and_seeds": len(every), "kept_alone": sum(c["kept"] == "alone" for c in every)}
         for side, key in (("without", "gain"), ("with", "safeguarded_gain")):
             gains = [c[key] for c in every]

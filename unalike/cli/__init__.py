@@ -133,11 +133,18 @@ def export(
 def bench(
     name: Annotated[str, typer.Argument(help="One of those in `unalike list`.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, to see that it works.")] = False,
+    only: Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only rows with this word in their name; may be repeated.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help="Such as 0-4 or 100,101.")] = None,
+    settings: Settings = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    data_dir: Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where datasets lie.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("results"),
 ) -> None:
-    """Make a number again: runs a bench and writes its JSON."""
+    """Make a number again: runs a bench and writes its JSON. Where it is made of runs, the options say which and how."""
     from unalike.cli.benches import run as run_bench
-    run_bench(name, quick, out)
+    run_bench(name, out, seeds, quick=quick, only=tuple(only or ()), settings=tuple(settings or ()), jobs=jobs, device=device,
+              data_dir=data_dir)
 
 
 def tell(results: dict, as_json: bool) -> None:

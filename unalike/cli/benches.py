@@ -1,30 +1,74 @@
 """Runs a bench by name and writes what it measured, with the machine and the commit beside it."""
 
+import inspect
 import json
 import os
 import platform
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
+from unalike.benches import Study
 from unalike.cli.lists import bench, bench_names
 from unalike.errors import UserError, unknown
 
 
-def run(name: str, quick: bool, out: Path) -> None:
+def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     if name not in bench_names():
         raise UserError(unknown("bench", name, bench_names()))
+    study = Study(seeds=numbers(seeds) if seeds else None, **options)
+    made = bench(name).run
+    whole_runs = "study" in inspect.signature(made).parameters
+    given = [key for key in ("seeds", "jobs", "device", "settings", "only") if getattr(study, key) != getattr(Study, key)]
+    if given and not whole_runs:
+        raise UserError(f"bench {name} makes no runs of a scenario, so it takes no {', '.join(given)}")
     import torch
 
     from unalike.runs.folder import commit
     begun = time.time()
-    measured = bench(name).run(quick)
-    told = {"bench": name, "quick": quick, "date": time.strftime("%Y-%m-%d"), "commit": commit(), "seconds": round(time.time() - begun, 1),
+    measured = made(study) if whole_runs else made(study.quick)
+    how = {"jobs": study.jobs, "device": study.device, "settings": list(study.settings)} if whole_runs else {}
+    told = {"bench": name, "quick": study.quick, "date": time.strftime("%Y-%m-%d"), "commit": commit(),
+            "seconds": round(time.time() - begun, 1),
             "machine": f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}",
-            "torch": torch.__version__, **measured}
+            "torch": torch.__version__, **how, **measured}
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{name}{'-quick' if quick else ''}.json"
+    part = "".join(f"-{re.sub('[^a-z0-9]+', '-', word.lower())}" for word in study.only)        # some rows never pass for all
+    path = out / f"{name}{part}{'-quick' if study.quick else ''}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
-    Console().print_json(json.dumps(told))
+    show(told)
     Console().print(f"written to {path}", highlight=False)
+
+
+def show(told: dict) -> None:
+    """The rows of a study as a table, lying on its side where it would be too wide; what else was measured as it is."""
+    rows = told.get("rows")
+    Console().print_json(json.dumps({key: value for key, value in told.items() if key != "rows"}))
+    if not rows:
+        return
+    names = [key for key, value in next(iter(rows.values())).items() if not isinstance(value, dict) and not key.endswith("_spread")]
+    cells = [["", *(key.replace("_", " ") for key in names)]]
+    for name, row in rows.items():
+        spreads = {key: f" ±{row[f'{key}_spread']:.1f}" if row.get(f"{key}_spread") is not None else "" for key in names}
+        cells.append([name, *(f"{row[key]:.4g}{spreads[key]}" if row.get(key) is not None else "" for key in names)])
+    if len(names) > 9:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    table = Table(*cells[0], box=None, padding=(0, 1, 0, 0))
+    for line in cells[1:]:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """
+    >>> numbers("0-2,7")
+    (0, 1, 2, 7)
+    """
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise UserError(f'--seeds takes numbers and ranges, such as 0-4 or 100,101, got "{text}"')
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return tuple(seed for part in ends for seed in range(part[0], part[-1] + 1))

@@ -58,9 +58,11 @@ def plane(x, start=None):
     if len(x) < 10 or numpy.ptp(x, axis=0).max() == 0:
         return start
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
-    begin = 1e-4 * start / max(start[:, 0].std(), 1e-12)
-    return TSNE(2, perplexity=min(30, (len(x) - 1) / 3), init=begin.astype(numpy.float32), max_iter=400, random_state=0).fit_transform(x)
+    begin = (1e-4 * start / max(start[:, 0].std(), 1e-12)).astype(numpy.float32)
+    with threadpool_limits(1):  # so few points: threads wait for each other, ten times as long where cores are busy
+        return TSNE(2, perplexity=min(30, (len(x) - 1) / 3), init=begin, max_iter=300, random_state=0).fit_transform(x)
 
 
 def _dots(axis, at, tone: str, square: bool) -> None:

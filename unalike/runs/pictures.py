@@ -8,7 +8,7 @@ import numpy as np
 
 from unalike.errors import unknown
 
-MOST = {"points": (600,), "classes": (600,), "matrix": (64, 64), "rows": (64,), "columns": (64,)}      # of each axis
+MOST = {"points": (500,), "classes": (500,), "matrix": (64, 64), "rows": (64,), "columns": (64,)}      # of each axis
 
 
 def leave(folder: Path, name: str, round: int, **material: Any) -> Path:

@@ -1,0 +1,122 @@
+"""Benches made of whole runs: every setting they ask for is one that loads, what they tell follows from the runs, and one really runs."""
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from unalike.benches import Study, averages
+from unalike.benches.afmcc import figures
+from unalike.cli import benches as command
+from unalike.cli.lists import bench_names
+from unalike.errors import UserError
+from unalike.report import Run
+from unalike.scenarios import load
+
+STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard"]
+
+
+def made_up(scenario, algorithm, seed):
+    """A run of that scenario that never was: everyone in step with its speed, accuracy rising by the visit."""
+    rounds, count = scenario.training.rounds, sum(group.count for group in scenario.clients)
+    speeds = {f"{group.id}-{i}": group.speed for group in scenario.clients for i in range(group.count)} if count > 1 else {}
+    lasts = {client: max(1000 / speed, scenario.federation.tick) for client, speed in speeds.items()}
+    rest = getattr(algorithm, "rest", True)
+    had = {client: rounds if rest else int(rounds * max(lasts.values()) / its) for client, its in lasts.items()}
+    scores = {"acc": 50.0 + seed, "nmi": 40.0, "ari": 30.0}
+    events = [{"event": "start", "clients": {client: {"metric": "acc"} for client in speeds}}]
+    for client, its in lasts.items():
+        events += [{"event": "arrival", "client": client, "round": visit, "at": 5 + visit * its} for visit in range(1, had[client] + 1)]
+    for at in range(1, rounds + 1):
+        events.append({"event": "round", "round": at, "clock": 5 + at * max(lasts.values())})
+        events.append({"event": "evaluation", "round": at, "figures": {"acc": 10.0 + at, "joint": {"acc": 20.0 + at}}})
+    told = {"metric": "acc", "gain": seed - 1, "safeguarded_gain": 0, "kept": "alone", "alone": 50, "value": 60}
+    results = {"metrics": scores | {"joint": scores}, "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
+               "visits": had, "clients": {client: told for client in speeds}, "delta": 3.0, "losers": 1}
+    return Run(Path("nowhere"), {}, results, events)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Runs that were asked for, none of which is made."""
+    seen = []
+
+    def once(study, scenario, settings, seed):
+        seen.append((scenario, tuple(settings), seed))
+        return made_up(*load(scenario, settings=list(settings), seed=seed), seed)
+
+    monkeypatch.setattr(Study, "once", once)
+    return seen
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick):
+    command.run(name, tmp_path, None, quick=quick, jobs=3)
+    told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
+    rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
+    assert len(rows) == 2 if quick else len(rows) >= 2
+    assert {seed for _, _, seed in asked} == ({0} if quick else set(range(5 if "afmcc" in name else 3)))
+    assert len(set(asked)) == len(asked)
+    if "afmcc" in name:
+        assert {scenario for scenario, _, _ in asked if quick} <= {"afmcc-digits"}
+        assert all(row["acc"] == (50 if quick else 52) and row["joint_nmi"] == 40 and row["seconds"] == 2 for row in rows.values())
+
+
+def test_the_tables_rows_are_their_mixes(asked, tmp_path):
+    command.run("afmcc", tmp_path, "7", only=("0:1:1", "bdgp 1:2"), settings=("steps=3",))
+    assert [(scenario, settings[-2:], seed) for scenario, settings, seed in asked] == [
+        ("afmcc-bdgp", ("clients.0.mix={full: 1, single: 2}", "steps=3"), 7),
+        ("afmcc-multi-fashion", ("clients.0.mix={full: 0, multi: 1, single: 1}", "steps=3"), 7)]
+    assert (tmp_path / "afmcc-0-1-1-bdgp-1-2.json").exists()            # some rows do not pass for all
+
+
+def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):
+    """Six clients at 1 s a visit, six at 1/3 s: 10 s for 60 + 180 visits; waiting, 12 visits take 1 s."""
+    told = import_module("unalike.benches.afmcc_speeds").run(Study(seeds=(0,), only=("3:1",)))["rows"]["E/O 3:1"]
+    assert told["visits"] == 240 and told["waiting_visits"] == 240
+    assert told["clock"] == pytest.approx(10) and told["waiting_clock"] == pytest.approx(20, rel=1e-3)
+    assert told["times_less_to_same_visits"] == 2 and told["times_less_to_same_acc"] == 1
+
+
+def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
+    rows = import_module("unalike.benches.afmcc_degeneration").run(Study(seeds=(0,)))["rows"]
+    told = rows["without the constraint, 5 steps"]                     # 15 a visit, 54 visits; made up: 10 + visit
+    assert told["peak_acc"] == 64 and told["acc_at_200"] == 23 and told["courses"]["0"]["joint acc"]["15"] == 21
+    assert rows["with the constraint, 2 steps"]["peak_acc"] == 144
+
+
+def test_mean_and_spread():
+    runs = [Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0 + seed}) for seed in (0, 1)]
+    told = averages(runs, lambda run: {"acc": 10.0 + 2 * run.seed})
+    assert told == {"acc": 11, "acc_spread": 1.414, "seconds": 1.5, "seeds": {"0": 10, "1": 12}}
+    assert averages(runs[:1], lambda run: {"acc": 1.0})["acc_spread"] is None
+
+
+@pytest.mark.parametrize("name, options, told", [
+    ("afmcc", {"only": ("bgdp",)}, "no row of this bench is called bgdp; its rows: bdgp 2:1"),
+    ("muscle", {"jobs": 2}, "bench muscle makes no runs of a scenario, so it takes no jobs"),
+    ("afmcc", {"seeds": "0..4"}, "such as 0-4 or 100,101"),
+    ("afmcc", {"settings": ("stps=1",), "quick": True}, 'failed:\nunalike: --set stps: There is no field "stps".'),
+])
+def test_bad_options_say_so(tmp_path, name, options, told):
+    with pytest.raises(UserError, match=re.escape(told)):
+        command.run(name, tmp_path, options.pop("seeds", None), **options)
+
+
+def test_a_study_really_runs(tmp_path):
+    tiny = ("afmcc-digits", ["alone=false", "evaluations=1", "starts=1", "pretraining=1", "steps=1", "clients.0.train=12"])
+    (run,) = Study(quick=True).runs({"tiny": tiny}, ["rounds=1"])["tiny"]
+    assert len(run.clients) == 9 and run.results["rounds"] == 1 and averages([run], figures)["joint_acc"] > 0
+
+
+def test_stacked_is_timed_against_one_by_one(tmp_path):
+    settings = ("starts=1", "pretraining=1", "steps=1", "clients.0.train=12")
+    told = import_module("unalike.benches.afmcc_stack").run(Study(quick=True, settings=settings))
+    assert told["seconds_stacked"] > 0 and told["times_faster"] == told["seconds_one_by_one"] / told["seconds_stacked"]
+
+
+def test_all_studies_are_listed():
+    assert set(STUDIES) | {"afmcc-stack"} <= set(bench_names())
