@@ -12,7 +12,7 @@ PAPER = {  # ACC, NMI, ARI; F/S, or F/M/S
     "multi-fashion 2:1": (93.4, 87.7, 86.5), "multi-fashion 1:1": (91.8, 84.5, 83.5), "multi-fashion 1:2": (87.8, 79.3, 76.5),
     "multi-fashion 1:1:1": (91.8, 85.1, 83.6), "multi-fashion 0:1:1": (87.1, 80.5, 75.6), "multi-fashion 1:1:0": (96.2, 92.4, 92.0),
 }
-QUICK = ("rounds=2", "starts=2", "pretraining=2")
+QUICK = ("rounds=2", "starts=1", "pretraining=2", "steps=1", "checkpoint=1000")
 PLAIN = ("alone=false", "evaluations=1")
 
 
