@@ -1,12 +1,8 @@
-"""What privacy costs: AFMCC's accuracy against epsilon (Figure 5c) on BDGP, noise solved for the uploads of the run; quick: on digits."""
+"""What privacy costs: AFMCC's accuracy against epsilon (the paper's Figure 5c), noise solved for the uploads of the run."""
 
-import tempfile
-from pathlib import Path
-
-import torch
-
+from unalike.benches import Study
+from unalike.benches.afmcc import scenario, table
 from unalike.privacy import noise_for
-from unalike.runs import run_scenario
 from unalike.scenarios import load
 
 EPSILONS = (5, 10, 20, 40, 80)
@@ -14,27 +10,14 @@ BOUNDS = (0.01, 0.1, 1.0)      # an undisturbed visit moves a model by about 1
 DELTA = 1e-5
 
 
-def run(quick: bool = False) -> dict:
-    """ACC by FMCSC's protocol, mean over seeds, for each bound; beside it what is reached without privacy, and with the first weights."""
-    name, seeds = ("afmcc-digits", [0]) if quick else ("afmcc-bdgp", [0, 1, 2])
-    epsilons, bounds, more = (EPSILONS[::2], BOUNDS[:1], ["rounds=3", "starts=5"]) if quick else (EPSILONS, BOUNDS, [])
-
-    def acc(*settings: str) -> dict:
-        told = [once(name, [*more, *settings], seed) for seed in seeds]
-        return {"acc": sum(r["metrics"]["acc"] for r in told) / len(told), "each": [r["metrics"]["acc"] for r in told],
-                **({"epsilon": told[0]["privacy"]["epsilon"]} if "privacy" in told[0] else {})}
-
-    scenario, _ = load(name, settings=more)
-    sent = scenario.training.rounds + 1         # by the client that also pretrains
-    by_bound = {str(bound): {str(epsilon): {"noise": (noise := noise_for(epsilon, sent, DELTA)),
-                                            **acc(f"privacy.noise={noise}", f"privacy.bound={bound}", f"privacy.delta={DELTA}")}
-                             for epsilon in epsilons} for bound in bounds}
-    return {"scenario": name, "releases": sent, "delta": DELTA, "without": acc(),
-            "first_weights": acc("privacy.noise=0", "privacy.bound=1.0e-12"), "by_bound": by_bound}
-
-
-def once(name: str, settings: list[str], seed: int) -> dict:
-    scenario, algorithm = load(name, settings=["weights=uniform", "evaluations=1", *settings], seed=seed, alone=False,
-                               device="cuda" if torch.cuda.is_available() else "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        return run_scenario(scenario, algorithm, out=Path(folder) / "run")[0]
+def run(study: Study) -> dict:
+    """BDGP, F/S 1:1, all models counting the same. Beside each bound and epsilon: nothing protected, and the first weights untrained."""
+    name = scenario(study)
+    sent = load(name)[0].training.rounds + 1         # by the client that also pretrains
+    private = lambda noise, bound: [f"privacy.noise={noise}", f"privacy.bound={bound}", f"privacy.delta={DELTA}"]
+    rows = {"without": [], "first weights": private(0, 1e-12)}
+    for epsilon in EPSILONS:
+        noise = noise_for(epsilon, sent, DELTA)
+        rows |= {f"epsilon {epsilon}, bound {bound:g}": private(noise, bound) for bound in BOUNDS}
+    made = table(study, {row: (name, ["weights=uniform", *settings]) for row, settings in rows.items()})
+    return made | {"releases": sent, "delta": DELTA}

@@ -183,7 +183,11 @@ def _scenario(raw: dict) -> tuple[Scenario, list[Problem], set[str]]:
             way = way[:-1]
             broken.add(".".join(map(str, way)))
         _replace(told, way)
-    return Scenario.model_validate(told), problems, broken
+    while True:
+        try:
+            return Scenario.model_validate(told), problems, broken
+        except ValidationError as error:            # a part that cannot be without what was broken in it goes as a whole
+            _replace(told, error.errors()[0]["loc"][:-1])
 
 
 def _replace(told: Any, way: tuple[int | str, ...]) -> None:
