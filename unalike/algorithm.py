@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from unalike.client import Client
+from unalike.clusters import all_cluster, judged, unfit
 from unalike.ledger import FREE
 from unalike.message import Value
+from unalike.models.autoencoder import Autoencoder, marked, modalities
 from unalike.models.model import Model, width_of
 from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
-from unalike.randomness import scope, stream
+from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
+from unalike.tasks.clustering import clustering_scores, kmeans
 from unalike.training import Training, batches, optimiser_for, train
 
 if TYPE_CHECKING:
@@ -86,6 +89,8 @@ class ClientSide:
     def build(self, encoder: nn.Module) -> Model:
         """The whole model around the scenario's encoder; the default adds the task's head."""
         task = self.client.task
+        if not task.labelled and not isinstance(encoder, Autoencoder):
+            raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
@@ -93,8 +98,9 @@ class ClientSide:
         return self.task_loss(x, y)
 
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-        """What a client alone would minimise."""
-        return self.client.task.loss(self.model(x), y)
+        """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
+        task, encoder = self.client.task, self.model.encoder
+        return encoder.error(x) if not task.labelled and isinstance(encoder, Autoencoder) else task.loss(self.model(x), y)
 
     # what it has to build with
 
@@ -127,6 +133,17 @@ class ClientSide:
 
         return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
 
+    def rows(self) -> dict[str, Tensor]:
+        """All inputs of the client where it computes, by modality, marked; for methods that take them at once."""
+        if not hasattr(self, "placed"):
+            x = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
+            for name, rows in modalities(x).items():
+                if bad := int((~rows.flatten(1).isfinite().all(1)).sum()):
+                    raise ValueError(f'modality "{name}" has NaN or infinity in {bad} of {len(rows)} samples: fill them in, leave the '
+                                     f'samples out, or say by "{name}?" which samples have it')
+            self.placed = x
+        return self.placed
+
     # what every client can do
 
     @operation
@@ -136,9 +153,21 @@ class ClientSide:
 
     @question
     def evaluate(self, common: bool = False) -> Value:
-        """Every metric of the model on the client's own test set, or on the common one."""
+        """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
+        if not self.client.task.labelled:
+            h = nn.functional.normalize((told := self.embed())["features"], dim=-1)
+            return clustering_scores(kmeans(h, len(self.client.task.labels), number(self.seed, "k-means"))[0], told["y"])
         data = self.client.common if common else self.client.test
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
+
+    @question
+    def embed(self) -> dict[str, Tensor]:
+        """Features of all samples the client holds, and their labels: what clustering is scored by."""
+        was = self.model.training
+        with torch.no_grad():
+            features = self.model.eval().features(self.rows())
+        self.model.train(was)
+        return {"features": features, "y": self.client.train.labelled(torch.arange(len(features)))[1]}
 
     @question
     def describe(self) -> Value:
@@ -179,8 +208,8 @@ class ClientSide:
                          bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
-        for side, number in zip(sides, rounds, strict=True):
-            side.round, side.learnt = number, side.learnt or method.operation == "changes"
+        for side, round in zip(sides, rounds, strict=True):
+            side.round, side.learnt = round, side.learnt or method.operation == "changes"
         replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
         return [side.leaving(name, turn, body, reply) for side, turn, body, reply in zip(sides, turns, bodies, replies, strict=True)]
 
@@ -242,7 +271,7 @@ class Algorithm:
 
     def refuses(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
-        return None
+        return None if client.task.labelled else unfit(client)
 
     def exposes(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""
@@ -258,6 +287,8 @@ class Algorithm:
 
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
+        if all_cluster(fed):
+            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0))
         return fed.call("evaluate", clients=fed.everyone, quorum=0)
 
     def alone(self, fed: "Federation") -> None:
@@ -267,7 +298,10 @@ class Algorithm:
         """What is left to do after the last round, e.g. giving everyone the final model."""
 
     def figures(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-        """Figures of the whole federation from each client's metrics; by default the mean of each over those who have it."""
+        """Figures of the whole federation from each client's metrics; by default the mean of each over those who have it, or, where all
+        cluster, the scores of both protocols."""
+        if "scores" in fed.state:
+            return dict(fed.state["scores"])
         names = sorted({name for each in metrics.values() for name in each})
         return {name: _mean([each[name] for each in metrics.values() if name in each]) for name in names}
 

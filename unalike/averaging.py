@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
+from unalike.clusters import all_cluster, judged
 from unalike.federation import Federation, Replies, mean_states
 from unalike.message import Value
 
@@ -48,14 +49,14 @@ class AveragingSide(ClientSide):
 
     @question
     def appraise(self, parameters: Parameters, common: bool) -> Value:
-        """Metrics of given parameters, leaving the client's own as they are."""
-        data = self.client.common if common else self.client.test
+        """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
+        data = self.client.train if not self.client.task.labelled else self.client.common if common else self.client.test
         if data is None or not len(data):
             return {}
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
         self.model.load_state_dict(parameters, strict=False)
         try:
-            return measure(self.model, data, self.client, self.training.batch)
+            return measure(self.model, data, self.client, self.training.batch) if self.client.task.labelled else self.embed()
         finally:
             self.model.load_state_dict(own, strict=False)
 
@@ -80,6 +81,7 @@ class Averaging(Algorithm):
     """FedAvg's loop. Clients whose shared parameters have the same shape average with each other; the others keep to themselves."""
 
     personal: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
     Side: ClassVar[type[ClientSide]] = AveragingSide
 
     def shares(self, name: str) -> bool:
@@ -121,11 +123,11 @@ class Averaging(Algorithm):
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.everyone if c in group]
-        common = all(fed.cards[c].tested_on == "common" for c in there)
+        common = not all_cluster(fed) and all(fed.cards[c].tested_on == "common" for c in there)
         ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common,
                                        each={c: {"parameters": fed.state["models"][group[c]]} for c in clients})
         if not common:
-            return ask(there)
+            return judged(fed, ask(there)) if all_cluster(fed) else ask(there)
         keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
         known: dict[Any, Any] = {}
         failures: dict[str, Any] = {}

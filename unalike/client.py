@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from unalike.data.samples import Samples, Tensors, fingerprint, samples
+from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
@@ -107,7 +107,8 @@ class Client:
         except Exception as error:      # what a dataset may raise is open
             raise ValueError(f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})") from error
         return Card(id=self.id, model=named, task=self.task.name, metric=self.task.metric, labels=self.task.labels,
-                    samples=len(self.train), modalities=tuple(shape) if isinstance(shape, dict) else ("x",), capacity=self.capacity,
+                    samples=len(self.train), capacity=self.capacity,
+                    modalities=tuple(name for name in shape if not name.endswith(MARK)) if isinstance(shape, dict) else ("x",),
                     speed=self.speed, link=self.link, latency=self.latency, public=shown[0], public_rows=shown[1], public_shape=shown[2],
                     tested_on="common" if self.common is not None else "own")
 

@@ -59,8 +59,9 @@ MAY = {
     "federation": {"client", "data", "ledger", "message", "randomness", "training"},
     "safeguard": {"randomness", "training"},
     "privacy": {"errors", "message", "randomness"},
-    "algorithm": {"client", "ledger", "message", "models", "privacy", "randomness", "safeguard", "training"},
-    "averaging": {"algorithm", "federation", "message", "client", "randomness", "training"},
+    "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
+    "algorithm": {"client", "clusters", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
+    "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "training"},
     "engines": {"engines", "client", "federation", "message", "randomness"},
     "report": {"report"},
 }

@@ -106,7 +106,11 @@ def test_a_fingerprint_on_demand_reads_64_rows():
     (TensorDataset(X, Y, Y), "got tuple of 3"),
     ((X, Y[:3]), "same number of rows, got .*'x': 10, 'y': 3"),
     ((X.numpy(), Y), "got ndarray for x"),
-    (({}, None), "same number of rows"),
+    (({}, None), "no modality"),
+    (({"left": X, "right": X[:3]}, Y), "same number of rows, got .*'left': 10, 'right': 3"),
+    (({"left": X, "right?": Y > 0}, Y), r'"right\?" says which samples have modality "right", which must be there'),
+    (({"left": X, "left?": torch.ones(10)}, Y), r"truth value \(torch.bool\) a sample, got torch.float32"),
+    (({"left": X, "left?": Y > 1}, Y), "2 samples have no modality at all, the first is row 0"),
     ((torch.tensor(1.0), None), "without rows"),
     (Stream(), "Stream has not"),
 ])

@@ -12,17 +12,16 @@ from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unalike.algorithm import Algorithm, ClientSide, State, operation, question, sends, together
-from unalike.client import Client
+from unalike.clusters import judged
 from unalike.federation import Ask, Federation, Replies
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.message import Value
-from unalike.models.autoencoder import Autoencoder, fuse, modalities
+from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
-from unalike.randomness import number, stream
-from unalike.tasks.clustering import clustering_scores, federated_groups, kmeans
+from unalike.randomness import stream
 from unalike.training import Diverged, Stack, pad
 
 Parameters = dict[str, Tensor]
@@ -49,7 +48,7 @@ class AFMCC(Algorithm):
     sharpness: float = 1.0                                        # of these weights; distances are taken relative to their mean
     exchange: Literal["encoders", "paper"] = "encoders"           # what a client gets to find its weights by: encoders it can use, or all
     rest: bool = True                                             # no: quick clients go on until the slowest has had its visits
-    starts: int = 100                                             # of k-means, when measuring
+    starts: int = 100                                             # of k-means, when the server measures
 
     # the server
 
@@ -102,41 +101,20 @@ class AFMCC(Algorithm):
 
     def evaluate(self, fed: Federation) -> Replies:
         """Both protocols on the fused features of everyone; each client's share of the first one."""
-        told = fed.call("appraise", clients=fed.everyone, quorum=0,
-                        each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()})
-        features, labels = [t["features"] for t in told.values()], [t["y"] for t in told.values()]
-        clusters = len(next(iter(fed.cards.values())).labels)
-        groups, joint = federated_groups(features, clusters, number(fed.seed, "k-means"), self.starts)
-        y = torch.cat(labels)
-        fed.keep("fused features", points=nn.functional.normalize(torch.cat(features), dim=-1), classes=y)
         fed.keep("aggregation weights", matrix=fed.state["shares"], rows=list(fed.cards), columns=list(fed.cards))
-        fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
-        each = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)}
-        return Replies(each, told.failures)
-
-    def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-        return dict(fed.state["scores"])
+        return judged(fed, fed.call("appraise", clients=fed.everyone, quorum=0, each={
+            c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()}), self.starts)
 
     def exposes(self) -> str | None:
         """Weights of eq. 6 are found on a client's own data, and would have to be told."""
         return super().exposes() if self.weights == "uniform" else (
             "weights made from private data would leave the clients; set algorithm.weights to uniform")
 
-    def refuses(self, client: Client) -> str | None:
-        """Too few samples for its clusters."""
-        samples, clusters = len(client.train), len(client.task.labels)
-        return None if samples >= clusters else f"it has {samples} sample{'s' * (samples != 1)}, fewer than the {clusters} clusters to find"
-
     # the client
 
     class Side(ClientSide):
         algorithm: "AFMCC"
         passing = False         # the model is the server's to keep, and comes again with the next message
-
-        def build(self, encoder: nn.Module) -> Model:
-            if not isinstance(encoder, Autoencoder):
-                raise ValueError(f"AFMCC needs the model autoencoder, got {type(encoder).__name__}")
-            return Model(encoder, nn.Identity(), self.head(encoder.width))
 
         @operation
         @sends("parameters")
@@ -188,29 +166,12 @@ class AFMCC(Algorithm):
             encoder = self.autoencoder
             own = {name: t.clone() for name, t in encoder.state_dict().items()}
             encoder.load_state_dict({k.removeprefix("encoder."): v for k, v in parameters.items() if k.startswith("encoder.")})
-            h = self.fused()
+            told = self.embed()
             encoder.load_state_dict(own)
-            return {"features": h, "y": self.client.train.labelled(torch.arange(len(self.client.train)))[1]}
-
-        @question
-        def evaluate(self, common: bool = False) -> Value:
-            """How well the client clusters by itself."""
-            y = self.client.train.labelled(torch.arange(len(self.client.train)))[1]
-            h = nn.functional.normalize(self.fused(), dim=-1)
-            return clustering_scores(kmeans(h, len(self.client.task.labels), number(self.seed, "k-means"), self.algorithm.starts)[0], y)
+            return told
 
         def state(self) -> State | None:
             return None if self.passing else super().state()
-
-        def fused(self) -> Tensor:
-            with torch.no_grad():
-                return self.model.features(self.rows())
-
-        def rows(self) -> dict[str, Tensor]:
-            """All its samples, where it computes."""
-            if not hasattr(self, "placed"):
-                self.placed = modalities(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
-            return self.placed
 
         def subsets(self) -> list[tuple[str, ...]]:
             names = self.client.card().modalities
@@ -223,7 +184,7 @@ class AFMCC(Algorithm):
             stack = Stack([side.model for side in sides], first.training)
             draws = [stream(side.seed, "batches", side.client.id, side.round) for side in sides]
             whole = all(len(side.client.train) <= batch for side in sides)
-            x, there = padded([side.rows() for side in sides])
+            x = padded([side.rows() for side in sides])
             losses = torch.zeros(len(sides))
             for side in sides:
                 side.model.train()
@@ -232,9 +193,8 @@ class AFMCC(Algorithm):
                 if not whole:
                     picked = [torch.randperm(len(side.client.train), generator=draw)[:batch].to(first.client.device)
                               for side, draw in zip(sides, draws, strict=True)]
-                    x, there = padded([{name: rows[few] for name, rows in side.rows().items()}
-                                       for side, few in zip(sides, picked, strict=True)])
-                losses = stack.step(first.objective(subsets[at // turns % len(subsets)]), x, there)
+                    x = padded([{name: rows[few] for name, rows in side.rows().items()} for side, few in zip(sides, picked, strict=True)])
+                losses = stack.step(first.objective(subsets[at // turns % len(subsets)]), x)
             stack.unstack()
             for side, loss in zip(sides, losses.tolist(), strict=True):
                 if loss != loss and len(sides) == 1:
@@ -242,18 +202,22 @@ class AFMCC(Algorithm):
             return float(losses[0])
 
         def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
-            """Eq. 7 for one fusion set; every modality the client owns is rebuilt from it, also those outside."""
+            """Eq. 7 for one fusion set; every modality the client owns is rebuilt from it, also those outside. A sample counts where it
+            has something of the fusion set and, in the terms of one modality, has that."""
             how = self.algorithm
 
-            def loss(model: Model, x: dict[str, Tensor], there: Tensor) -> Tensor:
+            def loss(model: Model, x: dict[str, Tensor]) -> Tensor:
                 encoder: Any = model.encoder
                 codes = encoder.codes(x)
-                h = fuse([codes[name] for name in subset])
-                parts = [reconstruction(rows.flatten(1), encoder.decoders[name](h), how.error, there) for name, rows in x.items()]
+                h = fuse({name: codes[name] for name in subset}, x)
+                seen = torch.stack([x[name + MARK] for name in subset]).amax(0)
+                both = {name: seen * x[name + MARK] for name in codes}
+                parts = [reconstruction(rows.flatten(1), encoder.decoders[name](h), how.error, both[name])
+                         for name, rows in modalities(x).items()]
                 if how.alpha:
-                    parts += [how.alpha * fusion_contrast(h, z, how.temperature, there) for z in codes.values()]
+                    parts += [how.alpha * fusion_contrast(h, z, how.temperature, both[name]) for name, z in codes.items()]
                 if how.beta:
-                    parts.append(how.beta * class_correlation_loss(model.head(h).softmax(-1), how.flexibility, there))
+                    parts.append(how.beta * class_correlation_loss(model.head(h).softmax(-1), how.flexibility, seen))
                 return torch.stack(parts).sum()
 
             return loss
@@ -261,7 +225,7 @@ class AFMCC(Algorithm):
         @property
         def autoencoder(self) -> Autoencoder:
             encoder = self.model.encoder
-            assert isinstance(encoder, Autoencoder)      # build() made sure
+            assert isinstance(encoder, Autoencoder)      # the task made sure
             return encoder
 
         def shares(self, distance: Tensor) -> list[float]:
@@ -273,18 +237,18 @@ class AFMCC(Algorithm):
 def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]) -> Tensor:
     """(clients, models): how far the codes of each model lie from a client's fused features under its own model, mean over the
     client's modalities; of all clients and models at once."""
-    x, there = padded([side.rows() for side in sides])
-    mine = torch.tensor(own, device=there.device)
+    x = padded([side.rows() for side in sides])
+    mine = torch.tensor(own, device=next(iter(x.values())).device)
     codes = {}
     with torch.no_grad():
-        for name, rows in x.items():
+        for name, rows in modalities(x).items():
             encoder, prefix = sides[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
             keys = [key for key in models[0] if key.startswith(prefix)]
             known = {key.removeprefix(prefix): torch.stack([model[key].to(rows) for model in models]) for key in keys}
             one = partial(torch.func.functional_call, encoder)
             codes[name] = torch.func.vmap(torch.func.vmap(one, (0, None)))(known, rows.flatten(2))       # (clients, models, rows, width)
-        h = fuse([z[torch.arange(len(sides), device=z.device), mine] for z in codes.values()])            # (clients, rows, width)
-        far = [((z - h[:, None]) * there[:, None, :, None]).flatten(2).norm(dim=-1) for z in codes.values()]
+        h = fuse({name: z[torch.arange(len(sides), device=z.device), mine] for name, z in codes.items()}, x)     # (clients, rows, width)
+        far = [((z - h[:, None]) * x[name + MARK][:, None, :, None]).flatten(2).norm(dim=-1) for name, z in codes.items()]
     for side in sides:
         side.work += len(side.client.train) * len(next(iter(models[0].values()))) / 3
     return torch.stack(far).mean(0).double().cpu()
@@ -295,7 +259,6 @@ def mix(shares: Tensor, models: Tensor) -> Tensor:
     return (shares.to(models) @ models.flatten(1)).reshape(len(shares), *models.shape[1:])
 
 
-def padded(rows: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
-    """Modalities of several clients, filled up to the same number of rows, and which rows are there."""
-    filled = {name: pad([each[name] for each in rows]) for name in rows[0]}
-    return {name: x for name, (x, _) in filled.items()}, next(iter(filled.values()))[1]
+def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Modalities and marks of several clients, filled up to the same number of rows: by the marks these have no modality at all."""
+    return {name: pad([each[name] for each in rows])[0] for name in rows[0]}

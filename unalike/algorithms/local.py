@@ -13,6 +13,7 @@ class Local(Algorithm):
     """Each client trains on its own data; nothing but the order to do so travels."""
 
     guardable: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():

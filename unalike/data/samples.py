@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
+MARK = "?"  # beside modality `left`, `left?` (n,) bool says for which samples it is there, where not for all
 
 
 class Samples:
@@ -52,6 +53,8 @@ class Tensors(Samples):
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
                 got = "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"samples are tensors with one row a sample, got {got} for {name}")
+        if isinstance(x, dict):
+            check_modalities(x)
         sizes = {name: len(tensor) for name, tensor in named.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"inputs and labels need the same number of rows, got {sizes}")
@@ -100,6 +103,56 @@ class Lazy(Samples):
     @cached_property
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:      # rows do not change, and reading one may take long
         return each(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
+
+
+def check_modalities(x: dict[str, Tensor]) -> None:
+    """Raises ValueError unless there is a modality, and marks say of each sample whether it has one, and that it has any."""
+    names = [name for name in x if not name.endswith(MARK)]
+    if not names:
+        raise ValueError('there is no modality: give one tensor or more by name, as {"left": (n, features), ...}')
+    for name, there in ((name, x[name]) for name in x if name.endswith(MARK)):
+        if name.removesuffix(MARK) not in names or there.dtype != torch.bool or there.ndim != 1:
+            raise ValueError(f'"{name}" says which samples have modality "{name.removesuffix(MARK)}", which must be there: one truth value '
+                             f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}")
+    marks = [x[name + MARK] for name in names if name + MARK in x]
+    if len(marks) == len(names) and len({len(there) for there in marks}) == 1 and len(bare := (~torch.stack(marks).any(0)).nonzero()):
+        raise ValueError(f"{len(bare)} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
+
+
+def thinned(held: Samples, missing: float, generator: torch.Generator) -> Tensors:
+    """Samples that lack some modalities, marked: a share `missing` of all (sample, modality) entries, drawn at random among those that
+    leave every sample one; with a single modality nothing can be missing."""
+    x, y = held.rows(torch.arange(len(held)))
+    if not isinstance(x, dict):
+        raise ValueError("inputs of one kind have no modalities that could be missing")
+    rows, names = len(held), list(x)
+    chance = torch.rand(rows, len(names), generator=generator)
+    chance[torch.arange(rows), chance.argmax(1)] = torch.inf                     # one of each sample stays
+    gone = chance.flatten().argsort()[:min(round(missing * chance.numel()), rows * (len(names) - 1))]
+    there = torch.ones(rows * len(names), dtype=torch.bool).index_fill(0, gone, False).reshape(rows, -1)
+    marks = {name + MARK: there[:, i] for i, name in enumerate(names)}
+    return Tensors({name: _blank(part, marks[name + MARK]) for name, part in x.items()} | marks, y)
+
+
+def pooled(held: list[Samples]) -> Tensors:
+    """All samples as one set. Where not everybody has the same modalities, marks say which samples have which."""
+    told = [each.rows(torch.arange(len(each))) for each in held]
+    y = None if any(labels is None for _, labels in told) else torch.cat([labels for _, labels in told if labels is not None])
+    plain = [x for x, _ in told if isinstance(x, Tensor)]
+    if len(plain) == len(told):
+        return Tensors(torch.cat(plain), y)
+    parts = [x for x, _ in told if isinstance(x, dict)]
+    sizes = [len(each) for each in held]
+    like = {name: part for x in parts for name, part in x.items() if not name.endswith(MARK)}
+    rows = {name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in zip(parts, sizes, strict=True)])
+            for name, part in like.items()}
+    marks = {name + MARK: torch.cat([x.get(name + MARK, torch.full((size,), name in x)) for x, size in zip(parts, sizes, strict=True)])
+             for name in like}
+    return Tensors(rows | {name: there for name, there in marks.items() if not there.all()}, y)
+
+
+def _blank(rows: Tensor, there: Tensor) -> Tensor:
+    return rows * there.reshape(-1, *[1] * (rows.ndim - 1)).to(rows)
 
 
 def samples(obj: object) -> Samples:

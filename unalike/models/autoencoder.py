@@ -14,8 +14,8 @@ Size = Annotated[int, Field(ge=1)]
 class Autoencoder(nn.Module):
     """An encoder and a mirrored decoder for each modality, and one fused feature: the mean of the codes that are there (AFMCC eq. 1).
 
-    `shape` has the modalities of the whole federation, {name: (features,)}; inputs may hold any of them. A plain shape (features,)
-    is one modality called "x".
+    `shape` has the modalities of the whole federation, {name: (features,)}; inputs may hold any of them, and any sample may lack some
+    of those (see `marked`). A plain shape (features,) is one modality called "x".
     """
 
     def __init__(self, shape: Mapping[str, Sequence[int]] | Sequence[int], hidden: Sequence[Size] = (512, 128), width: Size = 20):
@@ -31,15 +31,48 @@ class Autoencoder(nn.Module):
         return {name: self.encoders[name](rows.flatten(1)) for name, rows in modalities(x).items()}
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
-        return fuse(list(self.codes(x).values()))
+        x = marked(x)
+        return fuse(self.codes(x), x)
+
+    def error(self, x: dict[str, Tensor] | Tensor) -> Tensor:
+        """Mean squared error of each modality rebuilt from the fused feature, over the samples that have it; the sum over modalities."""
+        x = marked(x)
+        h = fuse(self.codes(x), x)
+        errors = {name: (self.decoders[name](h) - rows.flatten(1)).square().mean(1) for name, rows in modalities(x).items()}
+        return torch.stack([(x[name + MARK] * each).sum() / x[name + MARK].sum().clamp(min=1) for name, each in errors.items()]).sum()
 
 
-def fuse(codes: list[Tensor]) -> Tensor:
-    return torch.stack(codes).mean(0)
+MARK = "?"      # as in data/samples.py: beside modality `left`, `left?` (n,) tells for which samples it is there
 
 
 def modalities(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
-    return x if isinstance(x, dict) else {"x": x}
+    """Inputs by name, without marks."""
+    return {name: rows for name, rows in x.items() if not name.endswith(MARK)} if isinstance(x, dict) else {"x": x}
+
+
+def marked(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
+    """Every modality with its mark: 1 for samples that have it, 0 for others, whose rows become 0. What has no mark is there for all.
+
+    >>> x = marked({"left": torch.tensor([[1.0], [2.0]]), "left?": torch.tensor([True, False])})
+    >>> x["left"].tolist(), x["left?"].tolist()
+    ([[1.0], [0.0]], [1.0, 0.0])
+    """
+    given: dict = x if isinstance(x, dict) else {}
+    made: dict[str, Tensor] = {}
+    for name, rows in modalities(x).items():
+        there = given.get(name + MARK)
+        if there is None:
+            there = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        else:
+            rows = torch.where(there.bool().reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
+        made |= {name: rows, name + MARK: there.to(rows.dtype)}
+    return made
+
+
+def fuse(codes: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> Tensor:
+    """(..., n, width): for each sample the mean of those codes (..., n, width) whose modality it has by the marks in x; 0 for none."""
+    there = torch.stack([x[name + MARK] for name in codes])[..., None]
+    return (there * torch.stack(list(codes.values()))).sum(0) / there.sum(0).clamp(min=1)
 
 
 def layers(sizes: Sequence[int]) -> nn.Sequential:

@@ -29,6 +29,8 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     if safeguard and not algorithm.guardable:
         problems.append(("safeguard", "safeguard is for methods whose clients keep their own model and get nothing made from their own "
                                       f"labels; {method} is none of them."))
+    problems += [("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
+                 for c in clients if safeguard and algorithm.guardable and not c.task.labelled][:1]
     served = [client for client in clients if client.task.name in algorithm.tasks]
     strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
     does = f"{method} does {', '.join(algorithm.tasks)}"

@@ -1,6 +1,7 @@
 """From a scenario to its clients: datasets loaded, rows dealt out, encoders named. Knows nothing of methods or engines."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from unalike.client import Client
 from unalike.data import DATASETS, PARTITIONS, Table, Tensors, load_dataset
-from unalike.data.samples import each
+from unalike.data.samples import each, pooled, thinned
 from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
 from unalike.randomness import stream
@@ -24,6 +25,14 @@ def clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
     if problems:
         raise Problems(scenario.name, problems)
     return made
+
+
+def _pooled(everyone: list[Client]) -> Client:
+    """One client with all rows, and of each row the modalities that its client had."""
+    first = everyone[0]
+    train = pooled([client.train for client in everyone])
+    test = train if not first.task.labelled else pooled([client.test for client in everyone if client.test is not None])
+    return replace(first, id="all", train=train, test=test)
 
 
 def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client], list[Problem]]:
@@ -47,7 +56,10 @@ def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client]
         first = f"{group.id}-0" if group.count > 1 else group.id
         for id in _ids(group) if first in rows else [first]:       # no rows for them: one with some, to see what else is wrong
             made.append(_client(scenario, group, id, tables[(group.data or scenario.data).name], rows.get(id), public))
-    return made, problems
+    kinds = {str((group.model, group.target, group.data)) for group in scenario.clients}
+    if scenario.pooled and len(kinds) > 1:
+        problems.append(("pooled", "clients that differ in model, target or dataset cannot be one."))
+    return [_pooled(made)] if scenario.pooled and made and not problems else made, problems
 
 
 def _ids(group: Group) -> list[str]:
@@ -146,7 +158,7 @@ def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], pr
                          f"is missing: the dataset has several, name one of {', '.join(names)}."))
     if not isinstance(table.x, dict):
         problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
-                     for field in ("modalities", "mix") if getattr(group, field)]
+                     for field in ("modalities", "mix", "missing") if getattr(group, field)]
     else:
         problems += [(f"{at}.modalities", unknown("modality", name, table.x)) for name in group.modalities or [] if name not in table.x]
         if group.mix and not group.mix.full + group.mix.multi + group.mix.single:
@@ -175,14 +187,19 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
     y, test = table.targets[target], table.test
     x = {name: table.x[name] for name in _modalities(scenario, group, id, list(table.x))} if isinstance(table.x, dict) else table.x
     common = Tensors(x, y, test) if scenario.test == "common" else None
+    train = Tensors(x, y, rows)
+    if group.missing and isinstance(x, dict):
+        train = thinned(train, group.missing, stream(scenario.seed, "missing", id))
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
-        test = rows
+        tested = train
     elif (group.data or scenario.data).partition.name != "iid" and y.dim() == 1:      # its own test set has the classes its client has
-        test = test[torch.isin(y[test], y[rows])]
+        tested = Tensors(x, y, test[torch.isin(y[test], y[rows])])
+    else:
+        tested = Tensors(x, y, test)
     shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))
     options, _ = model_options("", group.model)
     return Client(id=id, model=partial(build_encoder, group.model.name, shape, options), task=table.tasks[target],
-                  train=Tensors(x, y, rows), test=Tensors(x, y, test[:group.test] if group.test else test),
+                  train=train, test=tested.take(torch.arange(min(group.test, len(tested)))) if group.test else tested,
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))
 

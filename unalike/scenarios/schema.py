@@ -59,6 +59,7 @@ class Group(Strict):
     data: Data | None = None              # a dataset of its own
     modalities: Annotated[list[str], Field(min_length=1)] | None = None     # which it owns; all if not said
     mix: Mix | None = None                # instead: drawn for each client of the group
+    missing: Annotated[float, Field(ge=0, lt=1)] = 0      # share of its samples' modalities that are not there; each sample keeps one
     train: Count | None = None            # how many labelled rows it has at most
     test: Count | None = None
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -82,6 +83,7 @@ class Scenario(Strict):
     safeguard: bool = False
     privacy: Privacy | None = None
     alone: bool = True
+    pooled: bool = False                       # everyone's rows at one client, as no federation may: what could be reached
     seed: int = 0
     workers: Annotated[int, Field(ge=0)] = 0
     threads: Count = 1                         # of this process; small models run fastest with one

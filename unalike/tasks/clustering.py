@@ -23,6 +23,7 @@ class Clustering(Task):
 
     name: ClassVar[str] = "clustering"
     metric: ClassVar[str] = "acc"
+    labelled: ClassVar[bool] = False
 
     def head(self, width: int) -> nn.Module:
         """From features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""

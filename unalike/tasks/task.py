@@ -30,6 +30,7 @@ class Task:
     name: ClassVar[str]
     metric: ClassVar[str]  # the one number a table shows
     dense: ClassVar[bool] = False  # True: the head takes a feature map (B, width, h, w)
+    labelled: ClassVar[bool] = True  # False: nothing is learnt from labels, which only score
 
     def __post_init__(self):
         object.__setattr__(self, "labels", label_names(self.labels))

@@ -1,0 +1,42 @@
+"""What all methods share where clients cluster: who cannot, and how well everyone's features fall into groups. Knows no method."""
+
+import torch
+
+from unalike.client import Client
+from unalike.data.samples import Tensors
+from unalike.federation import Federation, Replies
+from unalike.models.autoencoder import marked, modalities
+from unalike.randomness import number
+from unalike.tasks import TASKS
+from unalike.tasks.clustering import clustering_scores, federated_groups
+
+
+def all_cluster(fed: Federation) -> bool:
+    return not any(TASKS[card.task].labelled for card in fed.cards.values())
+
+
+def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
+    """Features and labels of everyone as scores by both protocols, kept for `figures`; returns each client's share of the first."""
+    if not told:
+        return told
+    clusters = len(next(iter(fed.cards.values())).labels)
+    groups, joint = federated_groups([t["features"] for t in told.values()], clusters, number(fed.seed, "k-means"), starts)
+    y = torch.cat([t["y"] for t in told.values()])
+    fed.keep("fused features", points=torch.nn.functional.normalize(torch.cat([t["features"] for t in told.values()]), dim=-1), classes=y)
+    fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
+    return Replies({client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)}, told.failures)
+
+
+def unfit(client: Client) -> str | None:
+    """Why a client has nothing to cluster: too few samples, or a modality that is the same in all of them."""
+    samples, clusters = len(client.train), len(client.task.labels)
+    if samples < clusters:
+        return f"it has {samples} sample{'s' * (samples != 1)}, fewer than the {clusters} clusters to find"
+    if not isinstance(client.train, Tensors):           # reading all from disk may take long
+        return None
+    x = marked(client.train.rows(torch.arange(samples))[0])
+    for name, rows in modalities(x).items():
+        there = rows[x[f"{name}?"] > 0]
+        if len(there) and (there == there[0]).all():
+            return f'its modality "{name}" is the same in all its samples and tells nothing apart: leave it out'
+    return None
