@@ -214,10 +214,24 @@ class Federation:
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        asked = len(replies) + len(failures)
-        if len(replies) < (needed := _needed(self.terms.quorum if quorum is None else quorum, asked)):
-            raise QuorumError(f"{operation}, round {self.round}", len(replies), asked, needed, list(failures.values()))
+        self._settle(operation, len(replies), failures, self.terms.quorum if quorum is None else quorum)
         return Replies({c: replies[c] for c in self.cards if c in replies}, failures)
+
+    def relay(self, operation: str, clients: list[str]) -> Value:
+        """The operation on one client after another: each gets as `given` what the one before gave back, the first nothing."""
+        given: Value = {}
+        failures: dict[str, Failure] = {}
+        for client in clients:
+            replies = self.call(operation, clients=[client], quorum=0, given=given)
+            given = replies.get(client, given)
+            failures |= replies.failures
+        self._settle(operation, len(clients) - len(failures), failures, self.terms.quorum)
+        return given
+
+    def _settle(self, operation: str, there: int, failures: dict[str, Failure], quorum: float) -> None:
+        asked = there + len(failures)
+        if there < (needed := _needed(quorum, asked)):
+            raise QuorumError(f"{operation}, round {self.round}", there, asked, needed, list(failures.values()))
 
     def drive(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
         """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies

@@ -1,5 +1,7 @@
 """AFMCC: clusters are found, by whom and in which process does not matter, a stopped run ends the same, the formulas are the paper's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -84,6 +86,45 @@ def test_objective_is_equation_7(toys):
     assert torch.allclose(side.objective(("left",))(side.model, marked(x)), by_hand, rtol=1e-12)
 
 
+def test_a_sample_counts_only_where_it_has_something(toys):
+    """Each term is that of the samples that take part in it; what stands where a modality is missing does not matter, not even NaN."""
+    left, right = torch.arange(10) % 3 > 0, torch.arange(10) % 3 < 2
+    losses = {}
+    for nothing in (7.0, float("nan")):
+        one = clients(toys)[0]
+        x, y = one.train.rows(torch.arange(10))
+        x["left"][~left], x["right"][~right] = nothing, nothing
+        method = small(alpha=0.7, beta=0.3)
+        side = method.Side(replace(one, train=({**x, "left?": left, "right?": right}, y)), method, toys.training(), 0)
+        assert side.client.card().modalities == ("left", "right") and torch.isfinite(side.embed()["features"]).all()
+        losses[nothing] = {subset: side.objective(subset)(side.model, side.rows()) for subset in side.subsets()}
+    auto, there, x = side.model.encoder, {"left": left, "right": right}, side.client.place(x)
+    z = {name: auto.encoders[name](torch.where(there[name][:, None], x[name], 0)) for name in there}
+    for (subset, loss), same in zip(losses[7.0].items(), losses[nothing].values(), strict=True):
+        seen = torch.stack([there[name] for name in subset]).any(0)
+        h = torch.stack([torch.stack([z[name][i] for name in subset if there[name][i]]).mean(0) if seen[i] else z["left"][i] * 0
+                         for i in range(10)])
+        by_hand = 0.3 * class_correlation_loss((h[seen] @ side.model.head.weight.mT).softmax(-1), 0.3)
+        for name, own in there.items():
+            both = seen & own
+            by_hand = by_hand + reconstruction(x[name][both], auto.decoders[name](h[both])) + 0.7 * fusion_contrast(h[both], z[name][both])
+        assert torch.allclose(loss, by_hand, rtol=1e-12) and torch.equal(loss, same)
+
+
+def test_samples_without_a_modality_train_in_a_stack_as_one_by_one(toys, tmp_path):
+    def odd():
+        made = clients(toys, ["left right"] * 4)
+        for i in (0, 2):
+            held = made[i].train
+            made[i] = replace(made[i], train=({**held.x, "left?": torch.arange(24) % (i + 2) > 0}, held.y))
+        return made
+
+    for how in ({}, {"alive": 1}):
+        results = toys.execute(tmp_path / str(how), small(), odd(), rounds=2, terms=Terms(tick=10.0), **how)
+        assert not results["failures"]
+    assert toys.apart(toys.states(tmp_path / "{}"), toys.states(tmp_path / str({"alive": 1}))) <= 1e-9
+
+
 def test_weights_follow_the_distance(toys):
     """A model whose codes lie farther from the client's own fused features counts more as printed, less the other way round."""
     shares = {}
@@ -124,6 +165,7 @@ def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
     one[1].train.x["left"][3] = float("nan")
     results = toys.execute(tmp_path / "run", small(), one, rounds=2, terms=Terms(tick=10.0))
     assert [failure["client"] for failure in results["failures"]] == ["b"]
+    assert results["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 1 of 24 samples')
     assert all(torch.isfinite(t).all() for c in "acd" for t in toys.states(tmp_path / "run")[c].values())
 
 

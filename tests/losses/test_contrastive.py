@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from unalike.losses import gramian_loss, infonce, pairwise_loss
+from unalike.losses import gramian_loss, infonce, nt_xent, pairwise_loss
 
 
 def draw(batch, width, peers, seed=0):
@@ -85,3 +85,16 @@ def test_many_clients_at_once():
 def test_says_what_is_wrong(call, words):
     with pytest.raises(ValueError, match=words):
         call(torch.randn(4, 5))
+
+
+def test_nt_xent_is_the_literal_sum():
+    z, other = torch.randn(5, 3).double(), torch.randn(5, 3).double()
+    rows = torch.nn.functional.normalize(torch.cat([z, other]), dim=-1)
+    costs = []
+    for i in range(10):
+        others = [(rows[i] @ rows[j] / 0.5).exp() for j in range(10) if j != i]
+        costs.append(-((rows[i] @ rows[(i + 5) % 10] / 0.5).exp() / sum(others)).log())
+    assert torch.allclose(nt_xent(z, other, 0.5), torch.stack(costs).mean(), rtol=1e-12)
+    assert nt_xent(z[:0], other[:0]) == 0
+    with pytest.raises(ValueError, match="one shape"):
+        nt_xent(z, other[:3])

@@ -57,9 +57,46 @@ def test_bad_input(group, sentence):
         owned(**group)
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
+    one, again, other = (build.clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1))
+    marks = torch.stack([one.x[name] for name in ("left?", "right?", "spectrum?")])
+    assert abs((~marks).double().mean() - min(share, 2 / 3)) < 0.002 and marks.any(0).all()
+    assert all((one.x[name][~one.x[f"{name}?"]] == 0).all() for name in ("left", "right", "spectrum"))
+    assert torch.equal(one.x["left?"], again.x["left?"]) and not torch.equal(one.x["left?"], other.x["left?"])
+
+
+def test_of_a_single_modality_nothing_is_missing():
+    client = build.clients(scenario(missing=0.5, mix={"single": 1}))[0]
+    assert len(client.card().modalities) == 1 and all(client.train.x[f"{name}?"].all() for name in client.card().modalities)
+
+
+def test_pooled_is_one_client_with_everyones_rows_and_modalities():
+    told = scenario(mix={"full": 1, "single": 1})
+    apart, (together,) = build.clients(told), build.clients(told.model_copy(update={"pooled": True}))
+    assert together.card().modalities == ("left", "right", "spectrum") and len(together.train) == sum(len(c.train) for c in apart)
+    at = 0
+    for client in apart:
+        x, y = client.train.rows(torch.arange(len(client.train)))
+        rows, labels = together.train.rows(torch.arange(at, at := at + len(client.train)))
+        assert torch.equal(y, labels) and all(torch.equal(rows[name], x[name]) for name in x)
+        assert {name for name in ("left", "right", "spectrum") if rows[f"{name}?"].all()} == set(x)
+        assert all(name in x or not rows[f"{name}?"].any() for name in ("left", "right", "spectrum"))
+
+
+def test_pooled_needs_one_kind_of_client():
+    told = scenario()
+    other = told.clients[0].model_copy(update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})})
+    with pytest.raises(UserError, match="pooled: clients that differ"):
+        build.clients(told.model_copy(update={"pooled": True, "clients": [*told.clients, other]}))
+
+
 def test_no_modalities_to_choose_from():
     told = scenario(modalities=["x"])
     plain = told.model_copy(update={"data": told.data.model_copy(update={"name": "digits"})})
     plain = plain.model_copy(update={"clients": [plain.clients[0].model_copy(update={"target": "digit"})]})
     with pytest.raises(UserError, match="one kind of input"):
         build.clients(plain)
+    thin = plain.model_copy(update={"clients": [plain.clients[0].model_copy(update={"modalities": None, "missing": 0.2})]})
+    with pytest.raises(UserError, match="no modality can be missing"):
+        build.clients(thin)

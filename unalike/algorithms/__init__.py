@@ -4,6 +4,7 @@ from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.algorithms.fedprox import FedProx
+from unalike.algorithms.fmcsc import FMCSC
 from unalike.algorithms.local import Local
 
 ALGORITHMS = {
@@ -12,4 +13,5 @@ ALGORITHMS = {
     "fedprox": FedProx,
     "fedmuscle": FedMuscle,
     "afmcc": AFMCC,
+    "fmcsc": FMCSC,
 }

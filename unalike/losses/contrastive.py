@@ -21,6 +21,24 @@ def infonce(z: Tensor, other: Tensor, temperature: float | Tensor = 0.2) -> Tens
     return -likeness.log_softmax(-1).diagonal().mean()
 
 
+def nt_xent(z: Tensor, other: Tensor, temperature: float | Tensor = 0.5) -> Tensor:
+    """Each of the 2B rows of `z` and `other` should find its partner, row i of the one and row i of the other, among all the others.
+
+    Both (B, d), any length; returns a scalar, the mean over rows (Chen 2020, eq. 1).
+
+    >>> round(nt_xent(torch.eye(4), torch.eye(4), temperature=0.1).item(), 3)
+    0.0
+    """
+    if z.ndim != 2 or z.shape != other.shape:
+        raise ValueError(f"nt_xent pairs rows: both sides need one shape (B, d), got {tuple(z.shape)} and {tuple(other.shape)}.")
+    if not len(z):
+        return (z * other).sum()
+    rows = normalize(torch.cat([z, other]), dim=-1)
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    likeness = (rows @ rows.mT / temperature).masked_fill(itself, -torch.inf).log_softmax(-1)       # (2B, 2B)
+    return -torch.cat([likeness.diagonal(len(z)), likeness.diagonal(-len(z))]).mean()
+
+
 def pairwise_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Sequence[float] | Tensor = 0.2) -> Tensor:
     """Row i of `z` should find row i of every peer, one peer at a time: InfoNCE summed over peers, mean over rows.
 

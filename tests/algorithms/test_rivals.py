@@ -1,0 +1,165 @@
+"""Clustering by other methods than AFMCC: autoencoders alone, averaged or pooled, and FMCSC; and clients who cannot cluster."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from unalike import Clustering, Terms
+from unalike.algorithms import ALGORITHMS
+from unalike.algorithms.fmcsc import FMCSC, mutual_information
+from unalike.errors import UserError
+from unalike.losses.clustering import class_correlation_loss, reconstruction
+from unalike.losses.contrastive import nt_xent
+from unalike.models.autoencoder import Autoencoder
+
+SHAPE = {"left": (3,), "right": (3,)}
+
+
+def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
+    made = []
+    for id, names in zip("abcd", owned, strict=False):
+        x, y = toys.blobs(rows, ord(id))
+        x = {name: part for name, part in (("left", x[:, :3]), ("right", x[:, 3:])) if name in names.split()}
+        made.append(toys.client(id, model=lambda: Autoencoder(SHAPE, (8,), 4), task=Clustering(4), train=(x, y), test=(x, y), public=None))
+    return made
+
+
+def side_of(method, client, toys):
+    return method.Side(client, method, toys.training(), 0)
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedprox", "fmcsc", "afmcc"])
+def test_both_protocols_are_reported(name, toys, tmp_path):
+    some = clients(toys)
+    held = some[0].train
+    some[0] = replace(some[0], train=({**held.x, "right?": torch.arange(24) % 4 > 0}, held.y))       # samples lack a modality
+    results = toys.execute(tmp_path / "run", toys.method(name), some, rounds=2, alone=True)
+    assert not results["failures"] and set(results["metrics"]) == {"acc", "nmi", "ari", "joint"}
+    assert set(results["metrics"]["joint"]) == {"acc", "nmi", "ari"}
+    assert all(set(its["metrics"]) == {"acc", "nmi", "ari"} and its["alone"] is not None for its in results["clients"].values())
+
+
+def test_local_is_as_good_as_alone(toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method("local"), clients(toys), rounds=2, alone=True)
+    assert all(its["value"] == its["alone"] for its in results["clients"].values())
+
+
+def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
+    for name in ("local", "fedavg", "fedprox"):
+        side = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
+        x, y = side.client.train.labelled(torch.arange(10))
+        h = side.model.encoder(side.client.place(x))
+        by_hand = sum(reconstruction(side.client.place(x[v]), side.model.encoder.decoders[v](h)) for v in x)
+        assert torch.allclose(side.task_loss(side.client.place(x), side.client.place(y)), by_hand, rtol=1e-12)
+
+
+def test_averaging_helps_autoencoders_find_clusters(toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method("fedavg"), clients(toys, ["left right"] * 4), rounds=10, epochs=3)
+    assert results["metrics"]["acc"] > 60 and results["metrics"]["joint"]["acc"] > 60
+
+
+# who cannot cluster
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fmcsc", "afmcc"])
+@pytest.mark.parametrize("change, said", [
+    (lambda x, y: ({name: rows[:3] for name, rows in x.items()}, y[:3]), "clients.b   it has 3 samples, fewer than the 4 clusters to find"),
+    (lambda x, y: (x | {"left": torch.ones(24, 3)}, y), 'clients.b   its modality "left" is the same in all its samples'),
+    (lambda x, y: ({**x, "left?": torch.arange(24) < 1}, y), 'clients.b   its modality "left" is the same in all its samples'),
+])
+def test_what_cannot_be_clustered_is_refused_before_anything_runs(name, change, said, toys, tmp_path):
+    some = clients(toys)
+    some[1] = replace(some[1], train=change(some[1].train.x, some[1].train.y))
+    with pytest.raises(UserError, match=said):
+        toys.execute(tmp_path / "run", toys.method(name), some)
+
+
+def test_a_client_needs_a_modality_and_rows_of_one_number(toys):
+    one = clients(toys)[0]
+    with pytest.raises(ValueError, match="client a, train: there is no modality"):
+        replace(one, train=({}, one.train.y))
+    with pytest.raises(ValueError, match=r"client a, train: .*same number of rows, got {'left': 24, 'right': 20, 'y': 24}"):
+        replace(one, train=({"left": one.train.x["left"], "right": one.train.x["right"][:20]}, one.train.y))
+
+
+def test_other_models_and_the_safeguard_are_refused(toys, tmp_path):
+    for name in ("local", "fedavg", "fmcsc"):
+        with pytest.raises(UserError, match="clustering needs the model autoencoder, got MLP"):
+            toys.execute(tmp_path / name, toys.method(name), [toys.client("a", task=Clustering(4))])
+    with pytest.raises(UserError, match="safeguard judges by a client's own labels; client a"):
+        toys.execute(tmp_path / "safe", toys.method("local"), clients(toys), safeguard=True)
+
+
+# FMCSC
+
+def views_of(side, x):
+    """Codes of both views, the fused feature and each view's, written out."""
+    net = side.model.encoder
+    z = {v: net.auto.encoders[v](x[v] if v in x else torch.zeros(10, 3).double()) for v in SHAPE}
+    return net, z, normalize(torch.cat([z["left"], z["right"]], 1) @ net.common.weight.mT + net.common.bias, dim=-1)
+
+
+def test_several_views_are_drawn_to_the_fused_feature(toys):
+    side = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
+    x = side.client.place(side.client.train.rows(torch.arange(10))[0])
+    net, z, h = views_of(side, x)
+    by_hand = sum(reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, net.view(z[v]), 0.5) for v in x)
+    by_hand = by_hand + 0.5 * class_correlation_loss((h @ side.model.head.weight.mT).softmax(-1), 0.3)
+    assert torch.allclose(side.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(side.model.features(x), h)
+
+
+def test_a_single_view_follows_the_model_for_all_views_and_leaves_its_own(toys):
+    side = side_of(FMCSC(), clients(toys)[2], toys)
+    x = side.client.place(side.client.train.rows(torch.arange(10))[0])
+    other = {name: t + 0.3 for name, t in side.model.state_dict().items()}
+    net, z, h = views_of(side, x)
+    rebuilt = reconstruction(x["left"], net.auto.decoders["left"](z["left"]))
+    assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt)                       # alone there is nobody to follow
+    away, side.whole = normalize(net.view(z["left"]), dim=-1), other
+    given = side_of(FMCSC(), clients(toys)[2], toys)
+    given.model.load_state_dict(other)
+    near, far = ((h * to).sum(-1).div(0.5).exp() for to in (given.model.features(x), away))
+    assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12)
+
+
+def test_pretraining_goes_from_client_to_client(toys, tmp_path):
+    method = FMCSC(pretraining=3)
+    some = clients(toys, ["left", "left right", "right"])
+    fed = toys.federation(tmp_path / "a", method, some)
+    fed.begin(1)
+    method.acquaint(fed)
+    given = {}
+    for client in (some[1], some[0], some[2]):          # most views first
+        given = side_of(method, client, toys).perform("pretrain", 1, 0, {"given": given})
+    assert set(fed.state["models"]) == {"left,right", "left", "right"}
+    assert all(torch.equal(t, given[n]) for model in fed.state["models"].values() for n, t in model.items())
+
+
+def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_path, monkeypatch):
+    method = FMCSC(pretraining=1)
+    fed = toys.federation(tmp_path / "a", method, clients(toys))
+    got, call = {}, fed.call
+    monkeypatch.setattr(fed, "call", lambda operation, **about: got.setdefault(operation, call(operation, **about))
+                        if operation == "update" else call(operation, **about))
+    next(method.serve(fed))
+    told = got["update"]
+    for views, members in (("left,right", "abcd"), ("left", "abc"), ("right", "abd")):
+        weights = {c: sum(told[c]["information"].get(view, 0) for view in views.split(",")) for c in members}
+        by_hand = sum(w * told[c]["parameters"]["encoder.view.weight"] for c, w in weights.items()) / sum(weights.values())
+        assert torch.allclose(fed.state["models"][views]["encoder.view.weight"], by_hand, rtol=1e-9)
+
+
+def test_mutual_information():
+    draw = torch.Generator().manual_seed(0)
+    a, b = torch.rand(20000, generator=draw), torch.rand(20000, generator=draw)
+    assert mutual_information(a, a) == pytest.approx(torch.tensor(10.0).log().item(), abs=0.01)
+    assert mutual_information(a, b) < 0.01 < mutual_information(a, a + b) == pytest.approx(mutual_information(a + b, a))
+    assert mutual_information(torch.zeros(5), a[:5]) == 0
+
+
+def test_too_few_in_the_relay_is_no_quorum(toys, tmp_path):
+    some = clients(toys, ["left right"] * 3)
+    some[1].train.x["left"][0] = float("nan")
+    with pytest.raises(RuntimeError, match="pretrain, round 1: 2 of 3 clients replied, the quorum is 3"):
+        toys.execute(tmp_path / "run", FMCSC(pretraining=2), some, terms=Terms(quorum=1.0))
