@@ -149,6 +149,8 @@ def problems(told):
     ({"clients.1.id": "ada"}, "clients.1.id", 'two clients are called "ada".'),
     ({"clients.2.train": -5}, "clients.2.train", "must be at least 1, got -5."),
     ({"clients": []}, "clients", "a federation needs at least one client."),
+    ({"clients.0.modalities": []}, "clients.0.modalities", "must be a list of 1 or more, got []."),
+    ({"clients.0.missing": 1.0}, "clients.0.missing", "must be below 1, got 1.0."),
     ({"seed": "x"}, "seed", "must be a whole number"),
     ({"dtype": "float16"}, "dtype", "must be 'float32' or 'float64', got 'float16'."),
     ({"device": "warp"}, "device", 'there is no device "warp"; cpu, cuda'),
