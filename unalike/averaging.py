@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
-from unalike.clusters import all_cluster, judged
+from unalike.clusters import judged
 from unalike.federation import Federation, Replies, mean_states
 from unalike.message import Value
+from unalike.tasks import TASKS
 
 Parameters = dict[str, Tensor]
 
@@ -123,11 +124,11 @@ class Averaging(Algorithm):
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.everyone if c in group]
-        common = not all_cluster(fed) and all(fed.cards[c].tested_on == "common" for c in there)
+        common = all(fed.cards[c].tested_on == "common" and TASKS[fed.cards[c].task].labelled for c in there)
         ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common,
                                        each={c: {"parameters": fed.state["models"][group[c]]} for c in clients})
         if not common:
-            return judged(fed, ask(there)) if all_cluster(fed) else ask(there)
+            return judged(fed, ask(there))
         keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
         known: dict[Any, Any] = {}
         failures: dict[str, Any] = {}

@@ -16,15 +16,20 @@ def all_cluster(fed: Federation) -> bool:
 
 
 def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
-    """Features and labels of everyone as scores by both protocols, kept for `figures`; returns each client's share of the first."""
-    if not told:
+    """Replies that are features and labels as scores: each client's share of the first protocol. Those of everyone by both protocols are
+    kept for `figures`, where all cluster."""
+    shown = {client: reply for client, reply in told.items() if "features" in reply}
+    if not shown:
         return told
-    clusters = len(next(iter(fed.cards.values())).labels)
-    groups, joint = federated_groups([t["features"] for t in told.values()], clusters, number(fed.seed, "k-means"), starts)
-    y = torch.cat([t["y"] for t in told.values()])
-    fed.keep("fused features", points=torch.nn.functional.normalize(torch.cat([t["features"] for t in told.values()]), dim=-1), classes=y)
-    fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
-    return Replies({client: clustering_scores(own, t["y"]) for (client, t), own in zip(told.items(), groups, strict=True)}, told.failures)
+    clusters = len(fed.cards[next(iter(shown))].labels)
+    groups, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)
+    if all_cluster(fed):
+        y = torch.cat([t["y"] for t in shown.values()])
+        points = torch.nn.functional.normalize(torch.cat([t["features"] for t in shown.values()]), dim=-1)
+        fed.keep("fused features", points=points, classes=y)
+        fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
+    scored = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(shown.items(), groups, strict=True)}
+    return Replies({**told, **scored}, told.failures)
 
 
 def unfit(client: Client) -> str | None:

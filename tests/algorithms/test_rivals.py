@@ -46,6 +46,13 @@ def test_local_is_as_good_as_alone(toys, tmp_path):
     assert all(its["value"] == its["alone"] for its in results["clients"].values())
 
 
+@pytest.mark.parametrize("name", ["local", "fedavg"])
+def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name), [*clients(toys)[:2], toys.client("e")], rounds=2)
+    assert not results["failures"] and set(results["clients"]["a"]["metrics"]) == {"acc", "nmi", "ari"}
+    assert results["clients"]["e"]["metrics"]["accuracy"] == results["metrics"]["accuracy"] and "joint" not in results["metrics"]
+
+
 def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
     for name in ("local", "fedavg", "fedprox"):
         side = side_of(ALGORITHMS[name](), clients(toys)[0], toys)

@@ -61,7 +61,7 @@ MAY = {
     "privacy": {"errors", "message", "randomness"},
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
     "algorithm": {"client", "clusters", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
-    "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "training"},
+    "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "engines": {"engines", "client", "federation", "message", "randomness"},
     "report": {"report"},
 }

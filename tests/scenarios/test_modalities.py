@@ -84,6 +84,13 @@ def test_pooled_is_one_client_with_everyones_rows_and_modalities():
         assert all(name in x or not rows[f"{name}?"].any() for name in ("left", "right", "spectrum"))
 
 
+def test_pooled_inputs_of_one_kind():
+    told = scenario(target="digit", train=20, model={"name": "mlp"})
+    told = told.model_copy(update={"data": told.data.model_copy(update={"name": "digits"}), "pooled": True})
+    one, = build.clients(told)
+    assert one.train.rows(torch.arange(2))[0].shape == (2, 1, 8, 8) and len(one.train) == 240
+
+
 def test_pooled_needs_one_kind_of_client():
     told = scenario()
     other = told.clients[0].model_copy(update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})})

@@ -135,20 +135,13 @@ def thinned(held: Samples, missing: float, generator: torch.Generator) -> Tensor
 
 
 def pooled(held: list[Samples]) -> Tensors:
-    """All samples as one set. Where not everybody has the same modalities, marks say which samples have which."""
-    told = [each.rows(torch.arange(len(each))) for each in held]
-    y = None if any(labels is None for _, labels in told) else torch.cat([labels for _, labels in told if labels is not None])
-    plain = [x for x, _ in told if isinstance(x, Tensor)]
-    if len(plain) == len(told):
-        return Tensors(torch.cat(plain), y)
-    parts = [x for x, _ in told if isinstance(x, dict)]
-    sizes = [len(each) for each in held]
-    like = {name: part for x in parts for name, part in x.items() if not name.endswith(MARK)}
-    rows = {name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in zip(parts, sizes, strict=True)])
-            for name, part in like.items()}
-    marks = {name + MARK: torch.cat([x.get(name + MARK, torch.full((size,), name in x)) for x, size in zip(parts, sizes, strict=True)])
-             for name in like}
-    return Tensors(rows | {name: there for name, there in marks.items() if not there.all()}, y)
+    """All samples, with labels, as one set. Where not everybody has the same modalities, marks say which samples have which."""
+    told = [each.labelled(torch.arange(len(each))) for each in held]
+    parts, y = [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in told], torch.cat([labels for _, labels in told])
+    like = {name: part for x, _ in parts for name, part in x.items() if not name.endswith(MARK)}
+    rows = {name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in parts]) for name, part in like.items()}
+    marks = {name + MARK: torch.cat([x.get(name + MARK, torch.full((size,), name in x)) for x, size in parts]) for name in like}
+    return Tensors(rows[""] if "" in rows else rows | {name: there for name, there in marks.items() if not there.all()}, y)
 
 
 def _blank(rows: Tensor, there: Tensor) -> Tensor:
