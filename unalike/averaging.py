@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
 from unalike.clusters import judged
-from unalike.federation import Federation, Replies, mean_states
+from unalike.federation import Federation, Replies
 from unalike.message import Value
 from unalike.tasks import TASKS
 
@@ -147,3 +148,16 @@ class Averaging(Algorithm):
         group = fed.state["group"]
         fed.call("receive", clients=[c for c in fed.everyone if c in group], quorum=0,
                  each={c: {"parameters": fed.state["models"][group[c]]} for c in group})
+
+
+def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:
+    """Weighted mean of parameters with equal names and shapes; whole numbers (counters) are rounded."""
+    total = sum(weights[c] for c in states)
+    clients = list(states)
+    merged = {}
+    for name, first in states[clients[0]].items():
+        sum_ = torch.zeros_like(first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32)
+        for c in clients:
+            sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
+        merged[name] = sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
+    return merged

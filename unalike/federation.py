@@ -7,7 +7,6 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import Tensor
 
 from unalike.client import VERSION, Card
 from unalike.data.public import PublicOrder
@@ -388,16 +387,3 @@ class Federation:
 
 def _needed(quorum: float, of: int) -> int:
     return math.ceil(quorum * of - 1e-9)
-
-
-def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:
-    """Weighted mean of parameters with equal names and shapes; whole numbers (counters) are rounded."""
-    total = sum(weights[c] for c in states)
-    clients = list(states)
-    merged = {}
-    for name, first in states[clients[0]].items():
-        sum_ = torch.zeros_like(first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32)
-        for c in clients:
-            sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
-        merged[name] = sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
-    return merged

@@ -9,8 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from unalike.averaging import mean_states
 from unalike.client import VERSION, Card
-from unalike.federation import Arrival, Failure, Federation, QuorumError, Terms, mean_states
+from unalike.federation import Arrival, Failure, Federation, QuorumError, Terms
 from unalike.message import copy, size
 from unalike.training import Training
 
