@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -230,6 +231,7 @@ class ClientSide:
         first = type(self)(self.client, self.algorithm, self.training, self.seed).model.state_dict()
         return {**first, **(given if isinstance(given, dict) else {})}
 
+    @cached_property
     def kind(self) -> Hashable:
         """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
         return (type(self), str(self.client.device), self.client.dtype, self.client.card().modalities,

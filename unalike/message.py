@@ -130,14 +130,26 @@ def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
 
 def broken(value: Value) -> str | None:
     """Path of the first NaN or infinity, None where all is finite."""
-    for path, leaf in leaves(value):
-        if isinstance(leaf, Tensor):
-            # a sum is finite only where all parts are; one that overflows is looked at again
-            if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
-                return path or "the reply"
-        elif isinstance(leaf, float) and not math.isfinite(leaf):
+    told = list(leaves(value))
+    tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    # a norm is finite only where all parts are; one that overflows is looked at again. All at once: a GPU is asked one time
+    if all(bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike(tensors)) and all(
+            math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float)):
+        return None
+    for path, leaf in told:
+        fine = bool(leaf.isfinite().all()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else (
+            not isinstance(leaf, float) or math.isfinite(leaf))
+        if not fine:
             return path or "the reply"
     return None
+
+
+def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """Of one device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(groups.values())
 
 
 def tree(value: Value, put: Callable[[str, Tensor], int | str], path: str = "", depth: int = 0) -> object:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -30,7 +31,7 @@ class Diverged(ValueError):
     """A loss that is no longer a number."""
 
 
-def optimiser_for(parameters: list[nn.Parameter], training: Training, rate: float | None = None) -> torch.optim.Optimizer:
+def optimiser_for(parameters: Sequence[Tensor], training: Training, rate: float | None = None) -> torch.optim.Optimizer:
     """Fused kernels do the same arithmetic in one call; they exist for floating parameters on CPU and CUDA."""
     rate = rate or training.rate
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
@@ -94,27 +95,27 @@ def train(model: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], optimis
 class Stack:
     """Alike models trained as one batched program: their parameters have one axis more, the arithmetic is that of one by one.
 
-    Models that draw random numbers or keep statistics in their forward pass (dropout, batch norm) cannot be stacked.
+    `model` is the pattern, `parameters` are those of each. Models that draw random numbers or keep statistics in their forward pass
+    (dropout, batch norm) cannot be stacked.
     """
 
-    def __init__(self, models: Sequence[nn.Module], training: Training, rate: float | None = None):
-        self.models, self.clip = list(models), training.clip
-        self.alone = len(self.models) == 1
-        self.parameters: dict[str, Any] = dict(self.models[0].named_parameters())
-        if not self.alone:
-            self.parameters = {name: torch.stack([model.get_parameter(name).detach() for model in models]).requires_grad_(p.requires_grad)
-                               for name, p in self.parameters.items()}
+    def __init__(self, model: nn.Module, parameters: Sequence[dict[str, Tensor]], training: Training, rate: float | None = None):
+        self.model, self.count, self.clip = model, len(parameters), training.clip
+        trained = {name: p.requires_grad for name, p in model.named_parameters()}
+        self.parameters = {name: torch.stack([each[name].detach() for each in parameters]).requires_grad_(moves)
+                           for name, moves in trained.items()}
         self.optimiser = optimiser_for([p for p in self.parameters.values() if p.requires_grad], training, rate)
 
     def step(self, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """One update of each model by its `loss(model, *inputs)`; inputs have a first axis for the models. Returns the losses (models,)."""
-        if self.alone:
-            losses = loss(self.models[0], *(torch.utils._pytree.tree_map(lambda rows: rows[0], given) for given in inputs))[None]
-        else:
-            def one(parameters: dict[str, Tensor], *given: Any) -> Tensor:
-                called = {f"model.{name}": p for name, p in parameters.items()}
-                return torch.func.functional_call(Called(self.models[0], loss), called, given)
+        called = Called(self.model, loss)
 
+        def one(parameters: dict[str, Tensor], *given: Any) -> Tensor:
+            return torch.func.functional_call(called, {f"model.{name}": p for name, p in parameters.items()}, given)
+
+        if self.count == 1:
+            losses = one(*tree_map(lambda rows: rows[0], (self.parameters, *inputs)))[None]
+        else:
             losses = torch.func.vmap(one)(self.parameters, *inputs)
         self.optimiser.zero_grad(set_to_none=True)
         losses.sum().backward()
@@ -124,19 +125,50 @@ class Stack:
         return losses.detach()
 
     def _clip(self, largest: float) -> None:
-        grads = [p.grad[None] if self.alone else p.grad for p in self.parameters.values() if p.grad is not None]
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norms = torch.stack([grad.flatten(1).square().sum(1) for grad in grads]).sum(0).sqrt()
         shrink = (largest / (norms + 1e-6)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(shrink.reshape(-1, *[1] * (grad.dim() - 1)))
 
-    def unstack(self) -> None:
-        """Give the models what they have learnt."""
-        if not self.alone:
-            with torch.no_grad():
-                for i, model in enumerate(self.models):
-                    for name, p in model.named_parameters():
-                        p.copy_(self.parameters[name][i])
+    def unstack(self) -> list[dict[str, Tensor]]:
+        """The parameters of each model."""
+        now = {name: p.detach().clone() for name, p in self.parameters.items()}
+        return [{name: p[i] for name, p in now.items()} for i in range(self.count)]
+
+
+class Recorded:
+    """The steps of a stack from a fresh optimiser, recorded once and played again from other parameters: a GPU then does them without
+    waiting for Python. The same arithmetic, for the same losses on the same inputs."""
+
+    def __init__(self, stack: Stack, losses: Sequence[Callable[..., Tensor]], *inputs: Any):
+        self.stack, self.losses, self.inputs = stack, losses, inputs
+        for group in stack.optimiser.param_groups:
+            group["capturable"] = True
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):                      # lets every kernel be chosen, and the optimiser make its state
+            self._go()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.ends = self._go()
+
+    def _go(self) -> Tensor:
+        for state in self.stack.optimiser.state.values():
+            for value in state.values():
+                value.zero_()
+        for loss in self.losses:
+            ends = self.stack.step(loss, *self.inputs)
+        return ends
+
+    def play(self, parameters: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], Tensor]:
+        """Parameters of each model after the steps, and its last loss."""
+        with torch.no_grad():
+            for name, p in self.stack.parameters.items():
+                torch.stack([each[name] for each in parameters], out=p)
+        self.graph.replay()
+        return self.stack.unstack(), self.ends.clone()
 
 
 class Called(nn.Module):

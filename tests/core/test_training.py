@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from unalike.randomness import stream
-from unalike.training import Diverged, Training, batches, move, optimiser_for, step, train
+from unalike.training import Diverged, Recorded, Stack, Training, batches, move, optimiser_for, step, train
 
 
 @settings(deadline=None)
@@ -141,3 +141,41 @@ def test_a_budget_that_cannot_be_is_refused(wrong):
 def test_a_budget_stays_as_it_is():
     with pytest.raises(ValidationError):
         Training().rounds = 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps_that_were_recorded_are_the_steps():
+    """From other parameters than they were recorded with, and twice."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).cuda().double() for _ in range(4)]
+    x, y = torch.randn(4, 6, 5, device="cuda", dtype=torch.float64), torch.randn(4, 6, 3, device="cuda", dtype=torch.float64)
+    losses = [lambda model, x, y, power=power: (model(x) - y).abs().pow(power).mean() for power in (2, 3, 2)]
+    starts = [{name: p.detach() for name, p in model.named_parameters()} for model in models]
+    other = [{name: p + 0.1 for name, p in each.items()} for each in starts]
+    recorded = Recorded(Stack(models[0], starts, Training()), losses, x, y)
+    for start in (other, starts, other):
+        stack = Stack(models[0], start, Training())
+        for loss in losses:
+            ends = stack.step(loss, x, y)
+        played, last = recorded.play(start)
+        assert torch.allclose(last, ends, rtol=1e-12)
+        assert all(torch.allclose(p[name], q[name], rtol=1e-12) for p, q in zip(played, stack.unstack(), strict=True) for name in p)
+
+
+def test_a_stack_does_what_each_would_do_alone():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double() for _ in range(3)]
+    x, y = torch.randn(3, 6, 5, dtype=torch.float64), torch.randn(3, 6, 3, dtype=torch.float64)
+    loss = lambda model, x, y: (model(x) - y).square().mean()
+    for training in (Training(), Training(clip=0.05), Training(optimiser="sgd", momentum=0.9)):
+        given = [{name: p.detach().clone() for name, p in model.named_parameters()} for model in models]
+        stack = Stack(models[0], given, training)
+        for _ in range(4):
+            stack.step(loss, x, y)
+        for i, after in enumerate(stack.unstack()):
+            model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
+            model.load_state_dict(given[i])
+            optimiser = optimiser_for(list(model.parameters()), training)
+            for _ in range(4):
+                step(loss(model, x[i], y[i]), optimiser, training.clip)
+            assert all(torch.allclose(p, after[name], rtol=1e-9) for name, p in model.named_parameters())

@@ -22,9 +22,10 @@ from unalike.message import Value
 from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
 from unalike.randomness import stream
-from unalike.training import Diverged, Stack, pad
+from unalike.training import Diverged, Recorded, Stack, pad
 
 Parameters = dict[str, Tensor]
+RECORDS = 4              # that a client keeps: which others it comes together with may vary
 
 
 @dataclass
@@ -116,12 +117,15 @@ class AFMCC(Algorithm):
         algorithm: "AFMCC"
         passing = False         # the model is the server's to keep, and comes again with the next message
 
+        def __init__(self, *about: Any):
+            super().__init__(*about)
+            self.recorded: dict[tuple, Recorded | None] = {}       # on a GPU: the steps of visits with these clients; None: seen once
+
         @operation
         @sends("parameters")
         def pretrain(self) -> Value:
             self.passing = True
-            self.descend([self], self.algorithm.pretraining, turns=5)
-            return dict(self.model.state_dict())
+            return descend([self], [dict(self.model.state_dict())], self.algorithm.pretraining, turns=5)[0]
 
         @question
         @together
@@ -142,18 +146,16 @@ class AFMCC(Algorithm):
         @sends(parameters="parameters")
         def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Value]:
             """Train from the mixture."""
-            for side, given in zip(sides, parameters, strict=True):
-                side.model.load_state_dict(given)
+            for side in sides:
                 side.passing = True
-            how = sides[0].algorithm
-            sides[0].descend(sides, how.steps * len(sides[0].subsets()), how.steps)
-            return [{"parameters": dict(side.model.state_dict())} for side in sides]
+            turns = sides[0].algorithm.steps
+            return [{"parameters": after} for after in descend(sides, parameters, turns * len(sides[0].subsets()), turns)]
 
         @operation
-        def train(self) -> Value:
+        def train(self) -> None:
             """A visit without the others."""
-            steps = self.algorithm.steps * len(self.subsets())
-            return self.descend([self], steps + (self.algorithm.pretraining if self.round == 1 else 0), self.algorithm.steps)
+            steps = self.algorithm.steps * len(self.subsets()) + (self.algorithm.pretraining if self.round == 1 else 0)
+            self.model.load_state_dict(descend([self], [dict(self.model.state_dict())], steps, self.algorithm.steps)[0])
 
         @operation
         def receive(self, parameters: Parameters) -> None:
@@ -176,30 +178,6 @@ class AFMCC(Algorithm):
         def subsets(self) -> list[tuple[str, ...]]:
             names = self.client.card().modalities
             return [subset for size in range(1, len(names) + 1) for subset in combinations(names, size)]
-
-        @staticmethod
-        def descend(sides: "list[AFMCC.Side]", steps: int, turns: int) -> float:
-            """Gradient steps with a fresh optimiser, `turns` of them on each fusion set in turn; batches of each client's own rows."""
-            first, subsets, batch = sides[0], sides[0].subsets(), sides[0].training.batch
-            stack = Stack([side.model for side in sides], first.training)
-            draws = [stream(side.seed, "batches", side.client.id, side.round) for side in sides]
-            whole = all(len(side.client.train) <= batch for side in sides)
-            x = padded([side.rows() for side in sides])
-            losses = torch.zeros(len(sides))
-            for side in sides:
-                side.model.train()
-                side.work += steps * min(len(side.client.train), batch)
-            for at in range(steps):
-                if not whole:
-                    picked = [torch.randperm(len(side.client.train), generator=draw)[:batch].to(first.client.device)
-                              for side, draw in zip(sides, draws, strict=True)]
-                    x = padded([{name: rows[few] for name, rows in side.rows().items()} for side, few in zip(sides, picked, strict=True)])
-                losses = stack.step(first.objective(subsets[at // turns % len(subsets)]), x)
-            stack.unstack()
-            for side, loss in zip(sides, losses.tolist(), strict=True):
-                if loss != loss and len(sides) == 1:
-                    raise Diverged(f"the training loss became {loss}; look for NaN in the data of {side.client.id}, or lower training.rate")
-            return float(losses[0])
 
         def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
             """Eq. 7 for one fusion set; every modality the client owns is rebuilt from it, also those outside. A sample counts where it
@@ -232,6 +210,47 @@ class AFMCC(Algorithm):
             """A softmax of how far each model's codes are, in units of the mean distance; as printed, eq. 6 overflows."""
             sign = 1 if self.algorithm.weights == "far" else -1
             return (sign * self.algorithm.sharpness * distance / distance.mean().clamp_min(1e-12)).softmax(0).tolist()
+
+
+def descend(sides: list[AFMCC.Side], parameters: list[Parameters], steps: int, turns: int) -> list[Parameters]:
+    """Gradient steps from these parameters with a fresh optimiser, `turns` of them on each fusion set in turn, over all rows of a
+    client or batches of them."""
+    first, subsets, batch = sides[0], sides[0].subsets(), sides[0].training.batch
+    losses = [first.objective(subsets[at // turns % len(subsets)]) for at in range(steps)]
+    first.model.train()
+    for side in sides:
+        side.work += steps * min(len(side.client.train), batch)
+    if all(len(side.client.train) <= batch for side in sides):
+        after, ends = whole(sides, parameters, losses, turns)
+    else:
+        stack, ends = Stack(first.model, parameters, first.training), torch.zeros(())
+        draws = [stream(side.seed, "batches", side.client.id, side.round) for side in sides]
+        for loss in losses:
+            picked = [torch.randperm(len(side.client.train), generator=draw)[:batch].to(first.client.device)
+                      for side, draw in zip(sides, draws, strict=True)]
+            ends = stack.step(loss, padded([{name: rows[few] for name, rows in side.rows().items()}
+                                            for side, few in zip(sides, picked, strict=True)]))
+        after = stack.unstack()
+    if len(sides) == 1 and not bool(ends.isfinite().all()):          # of several, the server finds who it was by the reply
+        raise Diverged(f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.rate")
+    return after
+
+
+def whole(sides: list[AFMCC.Side], parameters: list[Parameters], losses: list[Callable], turns: int) -> tuple[list[Parameters], Tensor]:
+    """The steps on all rows. On a GPU they are recorded when the same clients come together a second time, and played from then on."""
+    first, key = sides[0], (*(side.client.id for side in sides), len(losses), turns)
+    if key in first.recorded and (recorded := first.recorded[key]) is not None:
+        return recorded.play(parameters)
+    x = padded([side.rows() for side in sides])
+    stack = Stack(first.model, parameters, first.training)
+    if key in first.recorded and sum(kept is not None for kept in first.recorded.values()) < RECORDS:
+        first.recorded[key] = recorded = Recorded(stack, losses, x)
+        return recorded.play(parameters)
+    if parameters[0] and next(iter(parameters[0].values())).is_cuda:
+        first.recorded[key] = None
+    for loss in losses:
+        ends = stack.step(loss, x)
+    return stack.unstack(), ends
 
 
 def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]) -> Tensor:

@@ -60,7 +60,7 @@ class Host:
                 continue
             side = self._awake(client)
             if hasattr(getattr(type(side), str(name), None), "together"):
-                groups.setdefault((name, tuple(sorted(body)), side.kind()), []).append(client)
+                groups.setdefault((name, tuple(sorted(body)), side.kind), []).append(client)
         return list(groups.values())
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
