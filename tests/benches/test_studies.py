@@ -120,4 +120,4 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack"} <= set(bench_names())
+    assert set(STUDIES) | {"afmcc-stack", "afmcc-time"} <= set(bench_names())
