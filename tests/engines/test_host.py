@@ -93,6 +93,37 @@ def test_a_repeated_message_is_harmless_after_a_snapshot_and_a_failure_too(tmp_p
     assert there.handle("a", message("fail", 2, how="key")) == failed
 
 
+def test_a_repeated_message_is_harmless_though_its_client_was_spilled(tmp_path):
+    there = host(tmp_path, alive=1)
+    first = there.handle("a", message("add", 1))
+    there.handle("b", message("add", 2))
+    assert "a" not in there.sides and there.handle("a", message("add", 1)) == first
+    assert there.handle("a", message("ask", 3))["body"][0] == 1
+
+
+def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
+    """One died after its client was kept, and before anyone heard the reply; what came before that is in the state too."""
+    there = host(tmp_path)
+    for number in (1, 2):
+        reply = there.handle("a", message("add", number))
+    there.keep("a")
+    heir = host(tmp_path)
+    assert heir.handle("a", message("add", 1)) == {"number": 1, "failure": "message 1 was answered before"}
+    assert heir.handle("a", message("add", 2)) == reply
+    assert heir.handle("a", message("add", 3))["body"] == 3
+    heir.save(1)
+    last = host(tmp_path)
+    assert "was answered before" in last.handle("a", message("add", 3))["failure"] and last.handle("a", message("ask", 4))["body"][0] == 3
+
+
+def test_a_reply_that_cannot_be_sent_does_not_keep_its_client_from_being_kept(tmp_path):
+    there = host(tmp_path, alive=1)
+    there.handle("a", message("add", 1, by=1))
+    there.answered["a"] = (1, {"number": 1, "body": object()})
+    there.handle("b", message("add", 2))
+    assert there.handle("a", message("ask", 3))["body"][0] == 1
+
+
 @pytest.mark.parametrize("name", ["hidden", "state", "restore", "perform", "secret", "__init__", "__class__", "nothing", "", 3, None])
 def test_only_operations_can_be_called(tmp_path, name):
     reply = host(tmp_path).handle("a", message(name, 1))

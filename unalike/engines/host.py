@@ -11,7 +11,7 @@ from typing import Any
 
 from unalike.client import Card, Client
 from unalike.engines.store import Store
-from unalike.message import MessageError, Value
+from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping, size
 
 
 class Host:
@@ -23,17 +23,19 @@ class Host:
         self.sides: OrderedDict[str, Any] = OrderedDict()
         self.changed: set[str] = set()                 # since the last snapshot
         self.spilled: set[str] = set()                 # changed, and on disk
-        self.answered: dict[str, tuple[Value, dict[str, Any]]] = {}      # number of the last message, reply
+        self.answered: dict[str, tuple[Any, dict[str, Any] | None]] = {}      # number of the last message; reply, where it may be asked for
 
     def cards(self) -> dict[str, Card]:
         return {id: client.card() for id, client in self.clients.items()}
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        """Run one operation. A message seen before gets the same answer and changes nothing."""
-        number = message["number"]
-        if self.answered.get(client, (None,))[0] == number:
-            return self.answered[client][1]
+        """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
+        number: Any = message["number"]
         try:
+            self._awake(client)
+            if self._seen(client, number):
+                last, reply = self.answered[client]
+                return reply if number == last and reply is not None else {"number": number, "failure": f"message {number} was answered before"}
             reply = {"number": number, **self._run(client, message)}
         except Exception as error:
             if os.environ.get("UNALIKE_DEBUG"):
@@ -41,6 +43,14 @@ class Host:
             reply = {"number": number, "failure": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
         self.answered[client] = (number, reply)
         return reply
+
+    def answer(self, client: str, data: Any, limit: int = LIMIT) -> bytearray:
+        """`handle` for a message that came as bytes; the answer leaves as bytes."""
+        reply = self.handle(client, mapping(decode(data, limit)))
+        try:
+            return encode(reply, limit)
+        except MessageError as error:
+            return encode({"number": reply["number"], "failure": str(error)})
 
     def handle_all(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
         """Answers of several clients. Those who are alike and are asked the same thing, in an operation written for several, are asked
@@ -56,12 +66,16 @@ class Host:
         groups: dict[Any, list[str]] = {}
         for client, message in messages.items():
             name, body = message["operation"], message["body"]
-            if len(messages) > self.alive or not isinstance(body, dict) or self.answered.get(client, (None,))[0] == message["number"]:
+            if len(messages) > self.alive or not isinstance(body, dict):
                 continue
             side = self._awake(client)
-            if hasattr(getattr(type(side), str(name), None), "together"):
+            if not self._seen(client, message["number"]) and hasattr(getattr(type(side), str(name), None), "together"):
                 groups.setdefault((name, tuple(sorted(body)), side.kind), []).append(client)
         return list(groups.values())
+
+    def _seen(self, client: str, number: Any) -> bool:
+        """Whether a client's state has this message in it: they come in the order of their numbers."""
+        return client in self.answered and number <= self.answered[client][0]
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
         sides = [self._awake(client) for client in messages]
@@ -97,6 +111,8 @@ class Host:
             return self.sides[client]
         side = self.side(self.clients[client])
         if (state := self.store.newest(client)) is not None:
+            if (last := state.pop("answered", None)) is not None:
+                self.answered[client] = (last["number"], last["reply"])
             side.restore(state)
         if self.store.unsettled(client):          # spilled here or released elsewhere in the middle of a round
             self.changed.add(client)
@@ -104,34 +120,45 @@ class Host:
         self.sides[client] = side
         while len(self.sides) > self.alive:
             idle, sleeper = self.sides.popitem(last=False)
-            self.answered.pop(idle, None)
             if idle in self.changed:
                 self._spill(idle, sleeper)
+            self.answered.pop(idle, None)
         return side
+
+    def keep(self, client: str) -> None:
+        """The client as it is, to the store, with its last reply: should this process die, another goes on from here."""
+        if client in self.changed and client not in self.spilled:
+            self._spill(client, self.sides[client])
 
     def _spill(self, client: str, side: Any) -> None:
         if (state := side.state()) is not None:
-            self.store.keep(client, state)
+            self.store.keep(client, {**state, "answered": self._last(client)})
             self.spilled.add(client)
         else:
             self.changed.discard(client)
 
+    def _last(self, client: str) -> dict[str, Any]:
+        number, reply = self.answered[client]
+        with suppress(MessageError):
+            size(reply)
+            return {"number": number, "reply": reply}
+        return {"number": number, "reply": None}           # it cannot be sent: nor kept
+
     def save(self, round: int) -> None:
-        """Snapshots of those that changed since the last one."""
+        """Snapshots of those that changed since the last one. The server has all replies by now: the number of the last is enough."""
         for client in sorted(self.changed):
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
             elif (state := self.sides[client].state()) is not None:
-                self.store.snapshot(client, state, round)
+                self.store.snapshot(client, {**state, "answered": {"number": self.answered[client][0], "reply": None}}, round)
         self.changed.clear()
         self.spilled.clear()
 
     def release(self, client: str) -> None:
         """Let another host have this client: its state goes to the store."""
-        side = self.sides.pop(client, None)
+        self.keep(client)
+        self.sides.pop(client, None)
         self.answered.pop(client, None)
-        if client in self.changed and client not in self.spilled:
-            self._spill(client, side)
         self.changed.discard(client)
         self.spilled.discard(client)
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 import torch
 
 from unalike.engines.host import Host
-from unalike.message import MessageError, decode, encode, mapping
 
 
 class EngineError(RuntimeError):
@@ -110,7 +109,7 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
             if order["do"] == "stop":
                 return
             if order["do"] == "handle":
-                pipe.send_bytes(_answer(host, order["client"], pipe.recv_bytes(), limit))
+                pipe.send_bytes(host.answer(order["client"], pipe.recv_bytes(), limit))
                 continue
         except (EOFError, OSError):
             return
@@ -119,11 +118,3 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
             pipe.send_bytes(b"")
         except Exception as error:
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
-
-
-def _answer(host: Host, client: str, data: bytes, limit: int) -> bytearray:
-    reply = host.handle(client, mapping(decode(data, limit)))
-    try:
-        return encode(reply, limit)
-    except MessageError as error:
-        return encode({"number": reply["number"], "failure": str(error)})
