@@ -80,7 +80,7 @@ def quiet(event, **facts):
 
 def execute(folder, algorithm, clients, *, seed=0, workers=0, terms=None, rounds=3, watch=quiet, alone=False, **changed):
     """A run in a folder, new or resumed; returns the results."""
-    options = {k: changed.pop(k) for k in ("safeguard", "privacy", "checkpoint", "alive") if k in changed}
+    options = {k: changed.pop(k) for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay") if k in changed}
     there = Folder(folder) if (Path(folder) / "config.yaml").exists() else Folder.create(folder, {"name": "toy"})
     return Run(there, algorithm, clients, training(rounds=rounds, **changed), terms or Terms(), name="toy", method=type(algorithm).__name__,
                seed=seed, workers=workers, alone=alone, watch=watch, **options).go()

@@ -3,16 +3,18 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from unalike.client import VERSION, Card
+from unalike.client import VERSION
 from unalike.data.public import PublicOrder
+from unalike.engine import Arrival, Engine
 from unalike.ledger import FREE, Ledger
 from unalike.message import Value, broken
 from unalike.randomness import stream
+from unalike.replay import Replay
 from unalike.training import Training
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -80,30 +82,6 @@ class Sent:
     at: float
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A reply as an engine delivers it: `at` is the engine's clock in seconds, `size` the bytes it has (or would have) encoded."""
-
-    client: str
-    at: float
-    size: int
-    reply: dict[str, Any]
-
-
-class Engine(Protocol):
-    """What carries calls."""
-
-    now: float                                 # seconds; the server puts it back where nobody waits for the late
-
-    def cards(self) -> dict[str, Card]: ...
-    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...      # sizes in bytes
-    def receive(self, numbers: set[int] | None = None) -> list[Arrival]: ...           # all of the next instant, to these messages
-    def pending(self) -> list[dict[str, Any]]: ...                                     # replies computed but not delivered
-    def save(self, round: int) -> None: ...
-    def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None: ...
-    def close(self) -> None: ...
-
-
 Messages = dict[str, dict[str, Value]]
 Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
 
@@ -121,6 +99,7 @@ class Federation:
     figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
     counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
+    replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()
@@ -151,6 +130,7 @@ class Federation:
         self.drawn: list[str] = list(self.cards)
         self.visits: dict[str, int] = {}            # in `drive`: how many each client has had
         self.waiting: list[str] = []                # in `drive`: whose next visit may begin
+        self.instants = 0                           # in `drive`: how often somebody arrived
 
     # who is there
 
@@ -200,16 +180,20 @@ class Federation:
         start = self.engine.now
         replies: dict[str, Value] = {}
         awaited = self._send({c: (operation, {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
-        while awaited:
-            for arrival in self.engine.receive(awaited):
+        limit = math.inf if operation in FREE or self.terms.deadline is None else self.terms.deadline
+        while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
+            for arrival in arrivals:
                 awaited.discard(arrival.reply["number"])
                 got = self._open(arrival)
                 if isinstance(got, Failure):
                     failures[arrival.client] = got
                 else:
                     replies[arrival.client] = got
-        lasts = 0.0 if operation in FREE else math.inf if self.terms.deadline is None else self.terms.deadline
-        self.engine.now = min(self.engine.now, start + lasts)
+        self.engine.drop(awaited)
+        for sent in (self.flying.pop(number) for number in awaited):
+            reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
+            failures[sent.client] = Failure(sent.client, operation, sent.round, reason, lasting=False)
+        self.engine.back(start + (0.0 if operation in FREE else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
@@ -248,13 +232,15 @@ class Federation:
             self.waiting = [list(self.cards)[i] for i in order] if self.terms.participation < 1 else list(self.cards)
         while True:
             self._send(*self._invitations(invite, rest))
-            arrivals = self.engine.receive() if self.flying else []
+            arrivals, past = self._next() if self.flying else ([], {})
             self.clock = self.engine.now
             got = {}
             for arrival in arrivals:
                 sent = self.flying[arrival.reply["number"]]
-                self.record("arrival", at=self.clock, client=sent.client, round=sent.round, operation=sent.operation)
-                got[sent.client] = self._open(arrival)
+                got[sent.client] = opened = self._open(arrival, past.get(sent.client))
+                why = {"reason": opened.reason, "lasting": opened.lasting} if isinstance(opened, Failure) else {}
+                self.record("arrival", at=self.clock, instant=self.instants, client=sent.client, round=sent.round,
+                            operation=sent.operation, **why)
             failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
             for failure in failures.values():
                 self._fail(failure)
@@ -271,6 +257,15 @@ class Federation:
                 yield done
             if not self.flying and not self.waiting:
                 return
+
+    def _next(self) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
+        """Who arrives next: whoever does, or whoever did in the run that is replayed, and then what became of it."""
+        self.instants += 1
+        if self.replay is not None:
+            return self.replay.next(self.instants, set(self.flying), self.engine.receive)
+        if not (arrivals := self.engine.receive(set(self.flying))):
+            raise RuntimeError(f"the engine lost what {', '.join(sent.client for sent in self.flying.values())} were asked; resume the run")
+        return arrivals, {}
 
     def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
         """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
@@ -332,20 +327,26 @@ class Federation:
             self.ledger.add(rounds[client], client, "down", asks[client][0], size)
         return set(range(before + 1, self.numbered + 1))
 
-    def _open(self, arrival: Arrival) -> Value | Failure:
-        """The door: count it, then see whether it is a reply that may come in."""
+    def _open(self, arrival: Arrival, past: dict[str, Any] | None = None) -> Value | Failure:
+        """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
         sent = self.flying.pop(arrival.reply["number"])
-        self.ledger.add(sent.round, sent.client, "up", sent.operation, arrival.size)
+        if arrival.size:                            # the engine's own word on a client that never answered has none
+            self.ledger.add(sent.round, sent.client, "up", sent.operation, arrival.size)
         if self.counts is not None:
             self.released[sent.client] += self.counts(sent.operation, arrival.reply.get("body"))
 
         def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
             return Failure(sent.client, sent.operation, sent.round, reason, lasting)
 
+        if past:
+            return fail(**past)
         if "failure" in arrival.reply:
-            return fail(arrival.reply["failure"])
-        if self.terms.deadline is not None and sent.operation not in FREE and (took := arrival.at - sent.at) > self.terms.deadline:
-            return fail(f"late: {took:.3g} s, the deadline is {self.terms.deadline:g} s", lasting=False)
+            return fail(str(arrival.reply["failure"]))
+        if "body" not in arrival.reply or sent.client != arrival.client:
+            return fail("its reply is none to what it was asked")
+        deadline = self.terms.deadline if sent.operation not in FREE and past is None else None
+        if deadline is not None and (took := arrival.at - sent.at) > deadline:
+            return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
         if (path := broken(arrival.reply["body"])) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")
         return arrival.reply["body"]
@@ -367,8 +368,9 @@ class Federation:
 
     def memory(self) -> dict[str, Any]:
         return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered,
-                "ledger": self.ledger.as_lists(), "pending": self.engine.pending(), "lost": self.lost,
-                "released": self.released, "visits": self.visits, "waiting": self.waiting,
+                "ledger": self.ledger.as_lists(), "lost": self.lost, "released": self.released,
+                "pending": [*(self.replay.pending() if self.replay else []), *self.engine.pending()],
+                "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
                 "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
                 "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
@@ -377,7 +379,7 @@ class Federation:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
         self.numbered, self.ledger = saved["numbered"], Ledger.from_lists(saved["ledger"])
         self.visits, self.waiting, self.lost = saved["visits"], saved["waiting"], saved["lost"]
-        self.released = saved["released"]
+        self.released, self.instants = saved["released"], saved["instants"]
         self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]

@@ -36,7 +36,12 @@ class FakeEngine:
             heapq.heappush(self.queue, (self.now + self.takes(client), next(self.count), client, size(reply), copy(reply)))
         return {client: size(message) for client, message in messages.items()}
 
-    def receive(self, numbers=None):
+    def drop(self, numbers): ...
+
+    def back(self, at):
+        self.now = min(self.now, at)
+
+    def receive(self, numbers=None, until=math.inf):
         wanted = [entry for entry in self.queue if numbers is None or entry[4]["number"] in numbers]
         if not wanted:
             return []

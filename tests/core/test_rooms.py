@@ -56,13 +56,15 @@ MAY = {
     "models": {"models", "errors"},
     "data": {"data", "errors", "tasks", "randomness", "training"},
     "client": {"data", "tasks", "randomness", "message"},
-    "federation": {"client", "data", "ledger", "message", "randomness", "training"},
+    "engine": {"client", "message"},
+    "replay": {"engine", "errors"},
+    "federation": {"client", "data", "engine", "ledger", "message", "randomness", "replay", "training"},
     "safeguard": {"randomness", "training"},
     "privacy": {"errors", "message", "randomness"},
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
     "algorithm": {"client", "clusters", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
     "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
-    "engines": {"engines", "client", "federation", "message", "randomness"},
+    "engines": {"engines", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},
 }
 

@@ -31,8 +31,8 @@ def seconds(study: Study, rounds: int, how: str) -> float:
         run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, quiet)
         threads, records = torch.get_num_threads(), afmcc.RECORDS
         torch.set_num_threads(run.threads)
-        engine = run.engine(run.folder.clients)
-        host: Any = engine.host
+        engine: Any = run.engine(run.folder.clients)
+        host = engine.host
         if how == "one by one":
             host.handle_all = lambda messages: {client: host.handle(client, message) for client, message in messages.items()}
         fed, moments = Federation(engine, run.training, run.terms, run.seed), []

@@ -37,7 +37,9 @@ def run(
     algorithm: Annotated[str | None, typer.Option(help="Another method than the scenario's.")] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Number all randomness comes from.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that keep the clients; 0: this one.")] = None,
+    engine: Annotated[str | None, typer.Option(help="What carries the calls: local, ray.")] = None,
+    replay: Annotated[Path | None, typer.Option(metavar="RUN", help="Hear clients in the order of this asynchronous run.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes of the local engine that keep the clients; 0: this one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of this process.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
@@ -54,8 +56,9 @@ def run(
     from unalike.runs import run_scenario
     from unalike.runs.fit import rest
     from unalike.scenarios import load
-    made, method = load(scenario, algorithm, settings, partial(rest, folder=data_dir), seed=seed, workers=workers, threads=threads,
-                        device=device, dtype=dtype, alone=None if alone else False, safeguard=safeguard or None)
+    made, method = load(scenario, algorithm, settings, partial(rest, folder=data_dir), seed=seed, engine=engine,
+                        replay=replay and str(replay), workers=workers, threads=threads, device=device, dtype=dtype,
+                        alone=None if alone else False, safeguard=safeguard or None)
     with progress(quiet=as_json) as watch:
         results, _ = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
     tell(results, as_json)

@@ -35,7 +35,8 @@ class Host:
             self._awake(client)
             if self._seen(client, number):
                 last, reply = self.answered[client]
-                return reply if number == last and reply is not None else {"number": number, "failure": f"message {number} was answered before"}
+                old = {"number": number, "failure": f"message {number} was answered before"}
+                return reply if number == last and reply is not None else old
             reply = {"number": number, **self._run(client, message)}
         except Exception as error:
             if os.environ.get("UNALIKE_DEBUG"):
@@ -91,6 +92,10 @@ class Host:
             side.work = 0.0
             self.answered[client] = (message["number"], replies[client])
         return replies
+
+    def changes(self, client: str, operation: str) -> bool:
+        """Whether an operation of a client, which is awake, may change it."""
+        return client in self.sides and getattr(getattr(type(self.sides[client]), operation, None), "operation", None) == "changes"
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         side, name, body = self._awake(client), message["operation"], message["body"]

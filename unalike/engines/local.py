@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from unalike.client import Card, Client
+from unalike.engine import Arrival
 from unalike.engines.host import Host
 from unalike.engines.store import Store
 from unalike.engines.worker import Worker, collect
-from unalike.federation import Arrival
 from unalike.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
 
 
@@ -69,10 +69,10 @@ class LocalEngine:
             self.home[client] = at.index(least)
             least.append(client)
 
-    def receive(self, numbers: set[int] | None = None) -> list[Arrival]:
+    def receive(self, numbers: set[int] | None = None, until: float = math.inf) -> list[Arrival]:
         """All replies of the earliest instant, once everything under way has been computed; none if nothing is.
 
-        With `numbers`, only replies to these messages: others stay under way.
+        With `numbers`, only replies to these messages: others stay under way. Those after `until` come too, and tell when they did.
         """
         self._settle()
         arrivals: list[Arrival] = []
@@ -88,6 +88,13 @@ class LocalEngine:
             heapq.heappush(self.queue, entry)
         self.now = max(self.now, arrivals[0].at) if arrivals else self.now
         return arrivals
+
+    def back(self, at: float) -> None:
+        self.now = min(self.now, at)
+
+    def drop(self, numbers: set[int]) -> None:
+        self.queue = [entry for entry in self.queue if entry[4]["number"] not in numbers]
+        heapq.heapify(self.queue)
 
     def _settle(self) -> None:
         """Compute what was sent, without letting time pass."""

@@ -16,7 +16,8 @@ from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run, Watch
 from unalike.scenarios import Scenario, build, read
-from unalike.scenarios.reading import checked
+from unalike.scenarios.reading import checked, read_engine
+from unalike.scenarios.schema import Named
 from unalike.training import Training
 
 
@@ -25,13 +26,15 @@ def quiet(event: str, **facts: Any) -> None:
 
 
 def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, training: Training | None = None,
-        terms: Terms | None = None, seed: int = 0, workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None,
-        alone: bool = True, safeguard: bool = False, privacy: Privacy | None = None, resume: bool = False, name: str = "own",
+        terms: Terms | None = None, seed: int = 0, engine: str | dict[str, Any] = "local", replay: str | Path | None = None,
+        workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None, alone: bool = True,
+        safeguard: bool = False, privacy: Privacy | None = None, resume: bool = False, name: str = "own",
         progress: bool = False, watch: Watch = quiet) -> dict[str, Any]:
     """Run a method on clients of your own and return the results; the run's folder, `results["folder"]`, has everything else.
 
     `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples. `resume=True` goes on with the
-    run in `out` if there is one; clients and settings must be the same again. `progress=True` shows how far it is.
+    run in `out` if there is one; clients and settings must be the same again. `progress=True` shows how far it is. `engine` is a name
+    or a dict with its options too, `{"name": "ray", "gpus": 0.25}`; `replay` a run whose order of arrivals is kept (docs/engines.md).
     """
     algorithm, training, terms = checked(algorithm), training or Training(), terms or Terms()
     clients = [clients] if isinstance(clients, Client) else list(clients)
@@ -49,16 +52,21 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         public = unlabelled(public)
         clients = [replace(c, public=public) if c.public is None else c for c in clients]
     method = type(algorithm).__name__.lower()
-    made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, workers=workers, threads=threads,
-               alive=alive, alone=alone, safeguard=safeguard, privacy=privacy, watch=watch)
+    if not isinstance(engine, str) and not (isinstance(engine, dict) and isinstance(engine.get("name"), str)):
+        raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
+    carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)
+    made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, engine=carrier.name,
+               options=engine_options(name, carrier, workers), replay=replay, workers=workers, threads=threads, alive=alive,
+               alone=alone, safeguard=safeguard, privacy=privacy, watch=watch)
     config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
                     "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
                     "privacy": privacy.model_dump() if privacy is not None else None,
-                    "clients": [card.as_dict() for card in made.cards.values()], "seed": seed, "python": True})
+                    "clients": [card.as_dict() for card in made.cards.values()], "seed": seed, "python": True,
+                    "engine": carrier.model_dump(), "replay": replay and str(replay)})
     path = place(out, name, method, seed)
     if resume and (path / "config.yaml").exists():
         made.folder = Folder.open(path)
-        if changed := differences(made.folder.config, config):
+        if changed := differences(made.folder.config | {"engine": config["engine"]}, config):
             raise UserError(f"{path} holds another run: {', '.join(changed[:3])}; resume it as it was, or choose another folder")
     else:
         made.folder = Folder.create(path, config)
@@ -99,8 +107,17 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
     if problems:
         raise Problems(scenario.name, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard))
     return Run(folder, algorithm, clients, scenario.training, scenario.federation, name=scenario.name, method=scenario.algorithm.name,
-               seed=scenario.seed, workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
+               seed=scenario.seed, engine=scenario.engine.name,
+               options=engine_options(scenario.name, scenario.engine, scenario.workers), replay=scenario.replay,
+               workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
                privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, watch=watch)
+
+
+def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:
+    good, problems = read_engine(named, workers)
+    if problems:
+        raise Problems(source, problems)
+    return good
 
 
 def report(made: Run, progress: bool = False) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import torch
 
 from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
-from unalike.engines.local import LocalEngine
+from unalike.engine import Engine
+from unalike.engines import engine as engine_class
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
 from unalike.message import Value
 from unalike.privacy import Privacy, accounting, releases
+from unalike.replay import Replay
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
 from unalike.runs.pictures import leave
@@ -34,15 +37,19 @@ class Run:
     """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
 
     def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *,
-                 name: str, method: str, seed: int, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
+                 name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
+                 replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
                  watch: Watch = lambda event, **facts: None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
-        self.name, self.method, self.seed, self.workers, self.threads, self.checkpoint = name, method, seed, workers, threads, checkpoint
+        self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.alone, self.guarded, self.cache, self.watch, self.alive = privacy, alone, safeguard, cache, watch, alive
+        self.carrier = engine_class(engine)
+        self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
+        self.replay = Replay.read(Path(replay)) if replay is not None else None
         if not clients:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
@@ -84,7 +91,7 @@ class Run:
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, self.releases if self.privacy else None)
+                             self.guarded, self.releases if self.privacy else None, self.replay)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -235,13 +242,9 @@ class Run:
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
         return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
 
-    def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
-        def side(client: Client) -> ClientSide:
-            made = self.algorithm.Side(client, self.algorithm, self.training, self.seed)
-            made.shadows, made.privacy = shadows(made) if guarded else [], privacy
-            return made
-
-        return LocalEngine(self.clients, side, place, self.workers, self.alive, tick=self.terms.tick)
+    def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
+        side = partial(make_side, self.algorithm, self.training, self.seed, guarded, privacy)
+        return self.carrier(self.clients, side, place, alive=self.alive, **self.options)
 
     def releases(self, operation: str, reply: Value) -> int:
         return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
@@ -253,6 +256,12 @@ class Run:
         if event not in ("call", "alone", "stage"):
             self.folder.event(event, **facts)
         self.watch(event, **facts)
+
+
+def make_side(algorithm: Algorithm, training: Training, seed: int, guarded: bool, privacy: Privacy | None, client: Client) -> ClientSide:
+    made = algorithm.Side(client, algorithm, training, seed)
+    made.shadows, made.privacy = shadows(made) if guarded else [], privacy
+    return made
 
 
 def recall(cached: Path | None) -> dict[str, Any] | None:

@@ -77,6 +77,8 @@ def load(name: str, algorithm: str | None = None, settings: list[str] | None = N
     told = raw(name)
     if algorithm is not None and (not isinstance(told.get("algorithm"), dict) or told["algorithm"].get("name") != algorithm):
         told["algorithm"] = {"name": algorithm}
+    if (engine := top.pop("engine", None)) is not None and engine != engine_name(told.get("engine")):
+        told["engine"] = {"name": engine}
     for key, value in top.items():
         if value is not None:
             told[key] = value
@@ -96,6 +98,8 @@ def put(told: dict[str, Any], setting: str) -> None:
         raise UserError(f"--set {key}: {text} is no YAML") from None
     at: Any = told
     *way, last = key.split(".") if "." in key or key in Scenario.model_fields else [room(told, key), key]
+    if way[:1] == ["engine"] and not isinstance(told.get("engine"), dict):
+        told["engine"] = {"name": engine_name(told.get("engine"))}
     for part in way:
         place = index(at, part, key)
         if isinstance(at, dict):
@@ -135,6 +139,11 @@ def index(at: Any, part: str, key: str) -> str | int:
         if any(ids) and not part.isdigit():
             raise UserError(f"--set {key}: " + unknown("client", part, ids))
     raise UserError(f'--set {key}: there is nothing at "{part}"')
+
+
+def engine_name(engine: Any) -> Any:
+    """The name in what a scenario says of its engine: a name, or a mapping with its options."""
+    return engine.get("name") if isinstance(engine, dict) else engine or "local"
 
 
 __all__ = ["Scenario", "load", "raw", "read", "shipped"]

@@ -55,6 +55,7 @@ def _place(problem: Problem) -> tuple[int, int]:
 def names(scenario: Scenario) -> list[Problem]:
     """Names that must be known, options they must have, ids that must differ."""
     from unalike.data import DATASETS
+    from unalike.engines import ENGINES
     problems: list[Problem] = [] if scenario.clients else [("clients", "a federation needs at least one client.")]
     for where, data in blocks(scenario):
         if data.name not in DATASETS:
@@ -72,7 +73,8 @@ def names(scenario: Scenario) -> list[Problem]:
         first, _, number = id.rpartition("-")
         if id in ids[:i] or (id not in many and number.isdigit() and int(number) < many.get(first, 0)):
             problems.append((f"clients.{i}.id", f'two clients are called "{id}".'))
-    return problems + _device(scenario.device)
+    elsewhere = scenario.engine.name in ENGINES.keys() - {"local"}          # where other machines have the devices
+    return problems + read_engine(scenario.engine, scenario.workers)[1] + _device(scenario.device, not elsewhere)
 
 
 def blocks(scenario: Scenario) -> list[tuple[str, Data]]:
@@ -90,6 +92,19 @@ def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Pr
     """The options of a partition, and what is wrong with them; those that look at labels may be told which."""
     from unalike.data import PARTITIONS
     return _named(where, "partition", named, PARTITIONS, {"rows", "sizes_or_clients", "y", "features", "clients", "generator"})
+
+
+def read_engine(named: Named, workers: int) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of an engine, and what is wrong with them."""
+    from unalike.engines import options
+    try:
+        known = options(named.name)
+    except UserError as error:
+        return {}, [("engine.name", str(error))]
+    good, problems = _options("engine", named.name, known, named.options)
+    if workers and named.name != "local":
+        problems.append(("workers", f"are processes of the local engine; {named.name} has its own, leave them out."))
+    return good, problems
 
 
 def _named(where: str, kind: str, named: Named, there: Mapping[str, Any], ours: set[str]) -> tuple[dict[str, Any], list[Problem]]:
@@ -222,12 +237,13 @@ def _types(annotation: Any) -> list[Any]:
     return [annotation, *(t for a in inside for t in _types(a))]
 
 
-def _device(name: str) -> list[Problem]:
+def _device(name: str, here: bool) -> list[Problem]:
+    """What is wrong with a device, which must be in this machine where clients live here."""
     try:
         device = torch.device(name)
     except RuntimeError:
         return [("device", f'there is no device "{name}"; cpu, cuda and cuda:1 are some.')]
     count = torch.cuda.device_count() if device.type == "cuda" else 0       # counts without waking CUDA up: workers fork later
-    if device.type == "cuda" and (device.index or 0) >= count:
+    if here and device.type == "cuda" and (device.index or 0) >= count:
         return [("device", f"{name} is not here: torch sees {count} such GPUs.")]
     return []

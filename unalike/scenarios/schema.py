@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from unalike.federation import Terms
 from unalike.privacy import Privacy
@@ -25,6 +25,9 @@ class Named(BaseModel):
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+EngineName = Annotated[Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)]
 
 
 class Data(Strict):
@@ -85,7 +88,9 @@ class Scenario(Strict):
     alone: bool = True
     pooled: bool = False                       # everyone's rows at one client, as no federation may: what could be reached
     seed: int = 0
-    workers: Annotated[int, Field(ge=0)] = 0
+    engine: EngineName = Named(name="local")
+    replay: str | None = None                  # a run of an asynchronous method whose order of arrivals is kept
+    workers: Annotated[int, Field(ge=0)] = 0   # of the local engine
     threads: Count = 1                         # of this process; small models run fastest with one
     device: str = "cpu"
     data_dir: str | None = None                # where datasets lie, if not where the command says

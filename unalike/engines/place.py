@@ -1,0 +1,85 @@
+"""A process of the Ray engine where clients live: answers bytes with bytes and stores clients often enough. Knows nothing of the server."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unalike.client import Client
+from unalike.engines.host import Host
+from unalike.engines.store import Store
+from unalike.engines.worker import EngineError
+from unalike.message import encode
+
+KEEP = 2.0                 # seconds of work until clients are stored in the middle of a round: that much may have to be done again
+
+
+class Place:
+    """A host of some clients, and the folder they are stored in."""
+
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, token: str, alive: int, limit: int,
+                 threads: int):
+        torch.set_num_threads(threads)
+        store = Fenced(folder, token)
+        store.check_token()
+        self.host, self.limit = Host(clients, side, store, alive), limit
+        self.worked, self.pause = 0.0, KEEP              # seconds since clients were stored, and until they are stored again
+
+    def cards(self) -> tuple[bytes, str, int]:
+        """What its clients tell at the door, and where it runs."""
+        import ray
+        told = encode({id: card.as_dict() for id, card in self.host.cards().items()})
+        return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def handle(self, client: str, operation: str, data: Any) -> tuple[Any, str]:
+        """A reply, and whether the client changed: "yes", "no", or "kept" where all that changed here is in the store already."""
+        begun = time.monotonic()
+        reply = self.host.answer(client, memoryview(data), self.limit)
+        changed = "yes" if self.host.changes(client, operation) else "no"
+        self.worked += time.monotonic() - begun
+        if changed == "yes" and self.worked > self.pause:
+            begun = time.monotonic()
+            for each in list(self.host.changed):
+                self.host.keep(each)
+            self.worked, self.pause, changed = 0.0, max(KEEP, 10 * (time.monotonic() - begun)), "kept"
+        return np.frombuffer(reply, dtype=np.uint8), changed
+
+    def save(self, round: int) -> None:
+        self.host.save(round)
+        self.worked = 0.0
+
+    def forget(self) -> None:
+        self.host.forget()
+
+
+class Fenced(Store):
+    """A store that only the actors of the newest server write to: those of one that was killed may still be at work."""
+
+    def __init__(self, folder: Path, token: str):
+        super().__init__(folder, keeps=3)
+        self.token = token
+
+    def check_token(self) -> None:
+        try:
+            found = seal(self.folder).read_text()
+        except OSError:
+            raise EngineError(f"the run's folder, {self.folder}, is not the same on the machine of this actor; on a cluster of several "
+                              "machines it must lie where all of them see it (--out)") from None
+        if found != self.token:
+            raise EngineError("another server has taken this run over")
+
+    def keep(self, name: str, state: Any) -> None:
+        self.check_token()
+        super().keep(name, state)
+
+    def snapshot(self, name: str, state: Any | None, round: int) -> None:
+        self.check_token()
+        super().snapshot(name, state, round)
+
+
+def seal(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.token")

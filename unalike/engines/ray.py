@@ -1,0 +1,307 @@
+"""The Ray engine: clients live in actors of a Ray cluster, their messages are bytes of our codec. Knows nothing of methods.
+
+An actor that dies or says nothing for too long is replaced: its clients go on from the store, and what they were told since then is
+told again. Numbered messages make that harmless, named randomness makes it exact.
+"""
+
+import logging
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from unalike.client import Card, Client
+from unalike.engine import Arrival
+from unalike.engines.place import Place, seal
+from unalike.engines.store import Store
+from unalike.engines.worker import EngineError
+from unalike.errors import UserError
+from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
+
+SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
+DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up
+Positive = Annotated[float, Field(gt=0)]
+
+
+class RayEngine:
+    """Carries calls to `actors` Ray actors with `cpus` and `gpus` each (parts of one, too), which share the clients among them.
+
+    `address` is that of a cluster, "auto" the one of this machine; without it a cluster is started here. An actor with something to do
+    that answers nothing for `timeout` seconds is replaced, and the client it was busy with has failed.
+    """
+
+    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, alive: int = 256, limit: int = LIMIT, *,
+                 address: str | None = None, actors: Annotated[int, Field(ge=1)] | None = None, cpus: Positive = 1.0,
+                 gpus: Annotated[float, Field(ge=0)] = 0.0, timeout: Positive = 600.0):
+        if gpus == 0 and (there := [c for c in clients if torch.device(c.device).type != "cpu"]):
+            raise UserError(f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25")
+        self.ray = connected(address)
+        self.limit, self.timeout = limit, timeout
+        self.since = time.monotonic()
+        self.folder, self.token = Path(folder).resolve(), secrets.token_hex(8)
+        self.store = Store(self.folder, keeps=3)                           # one more than the server's, who is saved after them
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        seal(self.folder).write_text(self.token)
+        count = min(len(clients), room(self.ray.cluster_resources(), actors, cpus, gpus))
+        make = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0)(Place)
+        self.start = lambda own: make.remote(own, side, self.folder, self.token, -(-alive // count), limit, max(1, int(cpus)))
+        self.actors = []
+        for own in (clients[i::count] for i in range(count)):
+            try:
+                sent = self.ray.put(own)
+                self.actors.append(Actor([c.id for c in own], sent, self.start(sent)))
+            except (TypeError, AttributeError) as error:
+                raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
+        self.home = {client: actor for actor in self.actors for client in actor.clients}
+        self.arrived: dict[int, Arrival] = {}                              # not yet delivered, by number
+        try:
+            self.told = self._cards(clients)
+        except BaseException:
+            self.close()
+            raise
+
+    def _cards(self, clients: list[Client]) -> dict[str, Card]:
+        refs = [actor.hello for actor in self.actors]
+        _, late = self.ray.wait(refs, num_returns=len(refs), timeout=self.timeout)
+        if late:
+            raise EngineError(f"{len(late)} of {len(refs)} Ray actors did not start within {self.timeout:g} s: the cluster may be busy; "
+                              "ask for fewer (engine.actors), smaller ones (engine.cpus, engine.gpus) or more time (engine.timeout)")
+        told: dict[str, Any] = {}
+        for ref in refs:
+            try:
+                data, _, _ = self.ray.get(ref)
+            except self.ray.exceptions.RayError as error:
+                raise EngineError(f"a Ray actor could not start: {cause(error)}") from None
+            told |= mapping(decode(data, self.limit))
+        return {client.id: card(told[client.id]) for client in clients}
+
+    # the server's side of it
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.since
+
+    def back(self, at: float) -> None:
+        """Real time goes on."""
+
+    def cards(self) -> dict[str, Card]:
+        return self.told
+
+    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        sizes = {}
+        for client, message in messages.items():
+            data: Any = np.frombuffer(encode(message, self.limit), dtype=np.uint8)
+            sizes[client] = len(data)
+            number: Any = message["number"]
+            sent = (client, message["operation"], self.ray.put(data) if len(data) > SMALL else data)
+            self.home[client].post(number, sent, self.now)
+        return sizes
+
+    def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
+        while not (here := self.arrived.keys() & numbers):
+            if self.now >= until or not any(actor.asked.keys() & numbers for actor in self.actors):
+                return []
+            self._listen(until)
+        return [self.arrived.pop(number) for number in sorted(here, key=lambda number: self.arrived[number].at)]
+
+    def drop(self, numbers: set[int]) -> None:
+        for actor in self.actors:
+            actor.dropped |= actor.asked.keys() & numbers
+        for number in self.arrived.keys() & numbers:
+            del self.arrived[number]
+
+    def _listen(self, until: float = math.inf) -> None:
+        """Wait for the next replies, but not beyond `until` and what patience with each actor is left."""
+        waiting = {asked.reply: (actor, number) for actor in self.actors for number, asked in actor.asked.items()}
+        patience = min(until, *(actor.heard + self.timeout for actor in self.actors if actor.asked)) - self.now
+        ready, _ = self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
+        if ready:
+            ready, _ = self.ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        for ref in ready:
+            actor, number = waiting[ref]
+            if number in actor.asked and actor.asked[number].reply == ref:         # it may have been asked again meanwhile
+                self._take(actor, number)
+        for actor in self.actors:
+            if actor.asked and self.now > actor.heard + self.timeout:
+                self._replace(actor, f"did not answer within {self.timeout:g} s")
+
+    def _take(self, actor: "Actor", number: int) -> None:
+        """A reply: of the client, or of Ray for it."""
+        asked = actor.asked[number]
+        try:
+            data, changed = self.ray.get(asked.reply)
+            size, reply = len(data), read(data, number, self.limit)
+        except self.ray.exceptions.RayActorError as error:
+            actor.deaths += 1
+            return self._replace(actor, f"its process died {DEATHS} times over this: {cause(error)}" if actor.deaths >= DEATHS else None)
+        except self.ray.exceptions.RayError as error:
+            size, reply, changed = 0, {"number": number, "failure": cause(error)}, "no"
+        actor.heard, actor.deaths = self.now, 0
+        del actor.asked[number]
+        if changed == "kept":
+            actor.told = []
+        elif changed == "yes":
+            actor.told.append(asked.message)
+        if number in actor.dropped:
+            actor.dropped.discard(number)
+        else:
+            self.arrived[number] = Arrival(asked.message[0], self.now, size, reply)
+
+    def _replace(self, actor: "Actor", reason: str | None = None) -> None:
+        """Another process for the same clients, told what they must know. With a reason: the client the old one was busy with failed."""
+        actor.kill(self.ray)
+        if reason is not None and actor.asked:
+            number = next(iter(actor.asked))
+            asked = actor.asked.pop(number)
+            actor.deaths = 0
+            if number not in actor.dropped:
+                self.arrived[number] = Arrival(asked.message[0], self.now, 0, {"number": number, "failure": reason})
+        actor.begin(self.start(actor.data))
+        for message in actor.told:
+            actor.process.handle.remote(*message)
+        again, actor.asked = actor.asked, {}
+        for number, asked in again.items():
+            actor.post(number, asked.message, self.now)
+
+    # what is saved after a round
+
+    def pending(self) -> list[dict[str, Any]]:
+        """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
+        while any(actor.asked for actor in self.actors):
+            self._listen()
+        return [{"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply} for i, a in enumerate(self.arrived.values())]
+
+    def save(self, round: int) -> None:
+        self._tell_all("save", round)
+        for actor in self.actors:
+            actor.told = []
+
+    def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
+        self.since = time.monotonic() - now
+        self.store.rewind(round)
+        self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
+        for actor in self.actors:
+            actor.asked, actor.told, actor.dropped = {}, [], set()
+        self._tell_all("forget")
+
+    def _tell_all(self, do: str, *what: int) -> None:
+        """Have every actor do something. One that dies over it, or does not in time, is replaced and told again."""
+        left = {i: getattr(actor.process, do).remote(*what) for i, actor in enumerate(self.actors)}
+        for _ in range(DEATHS):
+            for i, ref in list(left.items()):
+                try:
+                    self.ray.get(ref, timeout=self.timeout)
+                    del left[i]
+                except (self.ray.exceptions.RayActorError, self.ray.exceptions.GetTimeoutError):
+                    self._replace(self.actors[i])
+                    left[i] = getattr(self.actors[i].process, do).remote(*what)
+                except self.ray.exceptions.RayError as error:
+                    raise EngineError(f"a Ray actor could not {do}: {cause(error)}") from None
+            if not left:
+                return
+        names = ", ".join(client for i in left for client in self.actors[i].clients)
+        raise EngineError(f"the Ray actor of {names} could not {do} in {DEATHS} attempts; look at Ray's logs, then resume the run")
+
+    def close(self) -> None:
+        """Ends the actors; the cluster, where it was started here, ends with this program."""
+        for actor in self.actors:
+            self.ray.kill(actor.process)
+
+
+Sent = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
+
+
+@dataclass
+class Asked:
+    message: Sent
+    reply: Any                       # Ray's reference
+
+
+class Actor:
+    """The server's end of one."""
+
+    def __init__(self, clients: list[str], data: Any, process: Any):
+        self.clients, self.data = clients, data          # their ids; Ray's reference to them
+        self.asked: dict[int, Asked] = {}                # not yet answered, in order
+        self.told: list[Sent] = []                       # what changed a client since it was stored, in order
+        self.dropped: set[int] = set()                   # nobody waits for these
+        self.heard = 0.0                                 # when it last answered, or began to have something to do
+        self.deaths = 0
+        self.begin(process)
+
+    def begin(self, process: Any) -> None:
+        self.process, self.hello = process, process.cards.remote()
+
+    def post(self, number: int, message: Sent, now: float) -> None:
+        if not self.asked:
+            self.heard = now
+        self.asked[number] = Asked(message, self.process.handle.remote(*message))
+
+    def kill(self, ray: Any) -> None:
+        ray.kill(self.process)
+        with suppress(ray.exceptions.RayError, OSError):
+            _, node, pid = ray.get(self.hello, timeout=0)
+            if node == ray.get_runtime_context().get_node_id():
+                os.kill(pid, signal.SIGKILL)             # a frozen process does not hear Ray
+
+
+def connected(address: str | None) -> Any:
+    """The module ray, with a cluster behind it: one this program has already, that of an address, or a new one on this machine."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")       # or Ray warns of it
+    try:
+        import ray
+    except ImportError:
+        raise UserError('the engine ray needs the package ray: pip install "unalike[ray]"') from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR,
+                     include_dashboard=None if address else False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            there = f"no Ray cluster answers at {address}" if address else "no Ray cluster could be started here"
+            raise UserError(f"{there}: {str(error).splitlines()[0]}") from None
+    return ray
+
+
+def card(told: dict[str, Any]) -> Card:
+    """A card from what an actor told: lists are tuples there."""
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    return Card(**fields)
+
+
+def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: float) -> int:
+    """How many actors there are to be: as many as were asked for, or fit in."""
+    fit = int(min(resources.get("CPU", 0) / cpus, resources.get("GPU", 0) / gpus if gpus else math.inf) + 1e-9)
+    if not fit or (actors or 0) > fit:
+        raise UserError(f"there is room for {fit} actors of {cpus:g} CPUs and {gpus:g} GPUs each; the cluster has "
+                        f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs: set engine.actors, .cpus, .gpus")
+    return actors or fit
+
+
+def read(data: Any, number: int, limit: int) -> dict[str, Any]:
+    """A reply from its bytes; from anything else, a failure."""
+    try:
+        reply = mapping(decode(memoryview(data), limit))
+        if reply.get("number") != number or not ("body" in reply or isinstance(reply.get("failure"), str)):
+            raise MessageError(f"it answers message {str(reply.get('number'))[:20]}, not {number}, or holds nothing")
+    except (MessageError, TypeError) as error:
+        return {"number": number, "failure": f"its reply is no message: {error}"}
+    return reply
+
+
+def cause(error: Exception) -> str:
+    """Ray's words in one line: the exception in an actor, or how it ended."""
+    if (inner := getattr(error, "cause", None)) is not None:
+        return f"{inner}" if isinstance(inner, EngineError | ValueError) else f"{type(inner).__name__}: {inner}"
+    lines = str(error).strip().splitlines()
+    return lines[-1 if "creation task" in lines[0] else 0].strip()
