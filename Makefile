@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-faults check bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,12 +15,15 @@ demo: .venv/installed
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+test-faults: .venv/installed
+	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py -v
+
 check: .venv/installed
 	$(BIN)/ruff check unalike tests
 	$(BIN)/mypy
 
 bench: .venv/installed
-	for name in muscle engine memory bytes digits; do $(BIN)/unalike bench $$name || exit 1; done
+	for name in muscle engine memory bytes digits ray; do $(BIN)/unalike bench $$name || exit 1; done
 	for name in budget safeguard; do $(BIN)/unalike bench $$name --jobs 2 || exit 1; done
 
 clean:

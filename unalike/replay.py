@@ -30,7 +30,7 @@ class Replay:
                 told = json.loads(line)
             except ValueError:                  # half a line of a killed run
                 continue
-            again = again or told.get("event") == "resume"
+            again = again or told.get("event") in ("start", "resume")
             if told.get("event") == "arrival" and "instant" in told:
                 if again:
                     del instants[told["instant"] - 1:]

@@ -101,6 +101,64 @@ def test_public_batches_are_the_same_for_everyone_and_new_every_round():
         federation().public(16)
 
 
+class Clock(FakeEngine):
+    """As on a real clock: who is not there at `until` is not waited for, and comes too late."""
+
+    def __init__(self, *given, **about):
+        super().__init__(*given, **about)
+        self.dropped = set()
+
+    def receive(self, numbers=None, until=math.inf):
+        if (next_ := [entry[0] for entry in self.queue if entry[4]["number"] in numbers]) and min(next_) <= until:
+            return super().receive(numbers)
+        self.now = max(self.now, min(until, 1e9))
+        return []
+
+    def drop(self, numbers):
+        self.dropped |= numbers
+
+    def back(self, at): ...
+
+
+def test_a_real_clock_ends_a_call_at_the_deadline():
+    fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
+    replies = fed.call("train")
+    assert list(replies) == ["a", "b", "d"] and fed.engine.dropped == {3} and not fed.flying
+    assert str(replies.failures["c"]) == "c failed in train, round 0: late: the deadline is 3 s" and not replies.failures["c"].lasting
+    assert fed.clock == 3.0 and list(fed.call("train", clients=["a"])) == ["a"]
+
+
+def test_a_lost_message_is_no_endless_wait():
+    fed = federation(Clock("ab"))
+    fed.engine.send = lambda messages: {client: 256 for client in messages}
+    assert "lost" in fed.call("train", quorum=0).failures["a"].reason
+    with pytest.raises(RuntimeError, match="the engine lost what a, b were asked"):
+        list(fed.drive(lambda client: ("visit", {}), lambda replies: {}))
+
+
+@pytest.mark.parametrize("spoil", [lambda reply: reply.pop("body"), lambda reply: reply.update(failure=["no", "sentence"])])
+def test_a_reply_that_is_none_does_not_come_in(spoil):
+    fed = federation()
+    receive = fed.engine.receive
+
+    def spoilt(*given):
+        arrivals = receive(*given)
+        for arrival in arrivals:
+            if arrival.client == "b":
+                spoil(arrival.reply)
+        return arrivals
+
+    fed.engine.receive = spoilt
+    assert list(fed.call("train")) == ["a", "c", "d"] and "b" in fed.quarantined
+
+
+def test_a_client_cannot_answer_for_another():
+    fed = federation()
+    receive = fed.engine.receive
+    fed.engine.receive = lambda *given: [replace(a, client="a" if a.client == "b" else a.client) for a in receive(*given)]
+    assert list(fed.call("train")) == ["a", "c", "d"] and list(fed.quarantined) == ["b"]
+
+
 # calling
 
 

@@ -10,19 +10,19 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 import conftest as toys
 import torch
 
-from unalike import Terms
 from unalike.algorithm import operation
-from unalike.algorithms import ALGORITHMS
-from unalike.averaging import Averaging, AveragingSide
+from unalike.algorithms import ALGORITHMS, FedMuscle
+from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
+from unalike.runs.run import make_side
 
 torch.set_num_threads(1)
 SAME = ("clients", "bytes", "failures", "metrics", "rounds")
@@ -34,17 +34,24 @@ def there(name):
 
 
 @dataclass
-class Slow(Averaging):
-    """Averages after an update that takes its time, so that something can happen meanwhile."""
+class Slow(FedMuscle):
+    """Takes its time, so that something can happen meanwhile; a round has many calls, and each changes a client."""
 
+    peers: int = 2
+    width: int = 8
+    batch: int = 8
     seconds: float = 0.3
 
-    class Side(AveragingSide):
+    class Side(FedMuscle.Side):
         @operation
-        def update(self, parameters):
-            self.memory["updates"] = self.memory.get("updates", 0) + 1
+        def train(self):
             time.sleep(self.algorithm.seconds)
-            return super().update(parameters)
+            return super().train()
+
+        @operation
+        def align(self, epoch, batch, gradient):
+            time.sleep(self.algorithm.seconds / 3)
+            return super().align(epoch, batch, gradient)
 
 
 def pids(engine):
@@ -85,7 +92,7 @@ def method(folder, name):
     toy = there(name)
     toy.execute(folder / "here", toy.method(name), toy.clients(), rounds=2)
     replay = {"replay": folder / "here"} if ALGORITHMS[name].asynchronous else {}
-    toy.execute(folder / "ray", toy.method(name), toy.clients(), rounds=2, engine="ray", **replay)
+    toy.execute(folder / "ray", toy.method(name), toy.clients(), rounds=2, engine="ray", options={"actors": 1}, **replay)
     ledgers = [(folder / place / "ledger.csv").read_text() for place in ("here", "ray")]
     return {"apart": toy.apart(toy.states(folder / "here"), toy.states(folder / "ray")), "same_ledger": ledgers[0] == ledgers[1]}
 
@@ -104,69 +111,63 @@ def killed(folder):
     clients = lambda: toys.clients(3)
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), clients(), rounds=3)
     struck, stop = strike(0.8, signal.SIGKILL)
+    calls = []
     try:
-        cut = toys.execute(folder / "cut", Slow(), clients(), rounds=3, engine="ray")
+        cut = toys.execute(folder / "cut", Slow(), clients(), rounds=3, engine="ray", watch=lambda event, **facts:
+                           calls.append(time.time()) if event == "call" else None)
     finally:
         stop()
-    ends = [event["time"] for event in events(folder / "cut", "round")]
     return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}, "struck": len(struck),
-            "seconds": min((end for end in ends if end > struck[0]), default=0) - struck[0] if struck else None}
+            "seconds": min((at for at in calls if at > struck[0]), default=0) - struck[0] if struck else None}
 
 
 def frozen(folder):
-    """An actor stopped in the middle of a round: the client it was busy with is named in time, the others go on."""
-    struck, stop = strike(0.8, signal.SIGSTOP)
-    begun = time.time()
+    """An actor stopped: the client it was busy with is answered for in time, the other goes on, and both are where they were."""
+    local, training = toys.method("local"), toys.training()
+    message = lambda number, operation: {"operation": operation, "number": number, "round": 1, "turn": 0, "body": {}}
+    engine = RayEngine(toys.clients(2), partial(make_side, local, training, 0, False), folder, actors=2)
     try:
-        results = toys.execute(folder / "run", Slow(), toys.clients(3), rounds=3, engine="ray", options={"timeout": 5.0})
+        engine.load(0, 0.0, [])
+        engine.send({"a": message(1, "train"), "b": message(2, "train")})
+        heard = set()
+        while len(heard) < 2:
+            heard |= {a.client for a in engine.receive({1, 2}) if "body" in a.reply}
+        engine.timeout = 4.0
+        os.kill(pids(engine)[0], signal.SIGSTOP)
+        begun = time.monotonic()
+        engine.send({"a": message(3, "describe"), "b": message(4, "describe")})
+        replies = {}
+        while len(replies) < 2:
+            replies |= {a.client: a.reply for a in engine.receive({3, 4})}
+        took = time.monotonic() - begun
+        engine.timeout = 60.0
+        engine.send({"a": message(5, "describe")})
+        again, = engine.receive({5})
+        by_hand = make_side(local, training, 0, False, toys.clients(1)[0])
+        by_hand.perform("train", 1, 0, {})
+        return {"heard": len(heard), "failure": replies["a"].get("failure"), "other": "body" in replies["b"], "took": took,
+                "same": again.reply["body"] == by_hand.describe()}
     finally:
-        stop()
-    told = events(folder / "run", "failure")
-    return {"failures": results["failures"], "rounds": results["rounds"], "named_after": told[0]["time"] - struck[0] if told else None,
-            "took": time.time() - begun}
-
-
-class Rubbish(Averaging):
-    """Its second client answers with what is no message."""
-
-    class Side(AveragingSide):
-        pass
+        engine.close()
 
 
 def rubbish(folder):
+    """A client that answers with what is no message is named and left out."""
     class Strange(Host):
         def answer(self, client, data, limit):
             reply = super().answer(client, data, limit)
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
-    from unalike.engines import place
-    original = place.Place
-
-    class Bad(original):
+    class Bad(ray_engine.Place):
         def __init__(self, *given):
-            original.__init__(self, *given)
+            super().__init__(*given)
             self.host.__class__ = Strange
 
-    import unalike.engines.ray as module
-    module.Place = Bad
+    good, ray_engine.Place = ray_engine.Place, Bad
     try:
-        results = toys.execute(folder / "run", toys.method("fedavg"), toys.clients(3), rounds=2, engine="ray")
+        results = toys.execute(folder / "run", toys.method("fedavg"), toys.clients(3), rounds=2, engine="ray", options={"actors": 1})
     finally:
-        module.Place = original
-    return {"failures": results["failures"], "rounds": results["rounds"]}
-
-
-def late(folder):
-    """A deadline in real seconds: who is late misses the round."""
-    class Uneven(Slow):
-        class Side(Slow.Side):
-            @operation
-            def update(self, parameters):
-                time.sleep(1.5 if self.client.id == "b" and self.round == 2 else 0.0)
-                return super().update(parameters)
-
-    results = toys.execute(folder / "run", Uneven(seconds=0.0), toys.clients(2), rounds=3, engine="ray", terms=Terms(deadline=1.0),
-                           options={"actors": 2})
+        ray_engine.Place = good
     return {"failures": results["failures"], "rounds": results["rounds"]}
 
 
@@ -185,7 +186,8 @@ def server(folder):
     """A server that is to be killed, and then to go on."""
     results = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=6, engine="ray")
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=6)
-    return {"same": {key: whole[key] for key in SAME} == {key: results[key] for key in SAME}, "resumed": len(events(folder / "cut", "resume"))}
+    return {"same": {key: whole[key] for key in SAME} == {key: results[key] for key in SAME},
+            "resumed": len(events(folder / "cut", "resume"))}
 
 
 if __name__ == "__main__":
@@ -194,4 +196,4 @@ if __name__ == "__main__":
         begun = time.time()
         made = method(where / step, step) if step in ALGORITHMS else globals()[step](where / step)
         told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
-        print(json.dumps(told), flush=True)
+    print(json.dumps(told))

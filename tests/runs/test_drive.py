@@ -1,12 +1,15 @@
 """A whole asynchronous run, where nobody waits: the same end with processes, with more looking on, and after being stopped anywhere."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from unalike import Terms
 from unalike.averaging import Averaging
 from unalike.engines.store import Store
+from unalike.errors import UserError
 
 
 @dataclass
@@ -31,15 +34,15 @@ class Stopped(BaseException):
     pass
 
 
-def go(toys, folder, stop=None, evaluations=10, **options):
+def go(toys, folder, stop=None, evaluations=10, rounds=3, speeds=(1000.0, 310.0, 90.0), **options):
     """A run of three clients of different speed; stopped before visit `stop` of everyone is saved, if there is one."""
-    clients = [toys.client(id, speed=speed, link=1e6) for id, speed in (("a", 1000.0), ("b", 310.0), ("c", 90.0))]
+    clients = [toys.client(id, speed=speed, link=1e6) for id, speed in zip("abc", speeds, strict=True)]
 
     def watch(event, **facts):
         if event == "round" and facts["round"] == stop:
             raise Stopped
 
-    return toys.execute(folder, Passing(), clients, terms=Terms(evaluations=evaluations), watch=watch, rounds=3, **options)
+    return toys.execute(folder, Passing(), clients, terms=Terms(evaluations=evaluations), watch=watch, rounds=rounds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,53 @@ def test_stopped_and_resumed_is_as_if_nothing_had_happened(toys, whole, tmp_path
     again = go(toys, tmp_path / "cut", checkpoint=checkpoint)
     for key in ("clients", "metrics", "bytes", "clock", "rounds", "failures"):
         assert again[key] == whole[key]
+
+
+def order(folder):
+    """Who arrived, as the run told it."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(event["instant"], event["client"]) for event in events if event["event"] == "arrival"]
+
+
+def backwards(whole, folder):
+    """The events of a run that heard the slowest first, one by one."""
+    events = [json.loads(line) for line in (Path(whole["folder"]) / "events.jsonl").read_text().splitlines()]
+    there = sorted((event for event in events if event["event"] == "arrival"), key=lambda event: (event["round"], -ord(event["client"])))
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("\n".join(json.dumps({**event, "instant": i}) for i, event in enumerate(there, 1)))
+    return folder
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_order_of_arrivals_can_be_replayed(toys, whole, tmp_path, workers):
+    """Clients of other speeds, heard in the order of those before them: the same end."""
+    again = go(toys, tmp_path / "again", replay=whole["folder"], speeds=(70.0, 500.0, 1000.0), workers=workers)
+    other = go(toys, tmp_path / "other", speeds=(70.0, 500.0, 1000.0))
+    assert toys.hashes(again) == toys.hashes(whole) != toys.hashes(other) and again["bytes"] == whole["bytes"]
+    assert order(tmp_path / "again") == order(Path(whole["folder"])) != order(tmp_path / "other")
+
+
+def test_a_replay_is_resumed_with_those_it_held_back(toys, whole, tmp_path):
+    past = backwards(whole, tmp_path / "past")
+    straight = go(toys, tmp_path / "straight", replay=past)
+    assert toys.hashes(straight) != toys.hashes(whole)
+    for stop in (1, 2):
+        with pytest.raises(Stopped):
+            go(toys, tmp_path / "cut", stop=stop, replay=past)
+    cut = go(toys, tmp_path / "cut", replay=past)
+    assert toys.hashes(cut) == toys.hashes(straight) and cut["bytes"] == straight["bytes"]
+    third = go(toys, tmp_path / "third", replay=tmp_path / "cut")          # what was told twice counts once
+    assert toys.hashes(third) == toys.hashes(straight)
+
+
+def test_a_replay_that_does_not_fit_says_so(toys, whole, tmp_path):
+    with pytest.raises(UserError, match="has no order of arrivals to replay; only runs of asynchronous methods"):
+        toys.execute(tmp_path / "sync", toys.method("local"), toys.clients(), rounds=1)
+        go(toys, tmp_path / "1", replay=tmp_path / "sync")
+    with pytest.raises(UserError, match="cannot be read"):
+        go(toys, tmp_path / "2", replay=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="ended after 9 instants, and this one goes on"):
+        go(toys, tmp_path / "3", replay=whole["folder"], rounds=4)
 
 
 def test_what_is_on_disk_in_the_end_is_the_final_model(toys, whole, tmp_path):

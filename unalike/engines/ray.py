@@ -29,6 +29,7 @@ from unalike.errors import UserError
 from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
 
 SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
+START = 300.0              # seconds an actor may take until it is up and its clients are where they were
 DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up
 Positive = Annotated[float, Field(gt=0)]
 
@@ -72,10 +73,10 @@ class RayEngine:
 
     def _cards(self, clients: list[Client]) -> dict[str, Card]:
         refs = [actor.hello for actor in self.actors]
-        _, late = self.ray.wait(refs, num_returns=len(refs), timeout=self.timeout)
+        _, late = self.ray.wait(refs, num_returns=len(refs), timeout=START)
         if late:
-            raise EngineError(f"{len(late)} of {len(refs)} Ray actors did not start within {self.timeout:g} s: the cluster may be busy; "
-                              "ask for fewer (engine.actors), smaller ones (engine.cpus, engine.gpus) or more time (engine.timeout)")
+            raise EngineError(f"{len(late)} of {len(refs)} Ray actors did not start within {START:g} s: the cluster may be busy; "
+                              "ask for fewer (engine.actors) or smaller ones (engine.cpus, engine.gpus)")
         told: dict[str, Any] = {}
         for ref in refs:
             try:
@@ -83,6 +84,8 @@ class RayEngine:
             except self.ray.exceptions.RayError as error:
                 raise EngineError(f"a Ray actor could not start: {cause(error)}") from None
             told |= mapping(decode(data, self.limit))
+        for actor in self.actors:
+            actor.up = True
         return {client.id: card(told[client.id]) for client in clients}
 
     # the server's side of it
@@ -123,17 +126,22 @@ class RayEngine:
     def _listen(self, until: float = math.inf) -> None:
         """Wait for the next replies, but not beyond `until` and what patience with each actor is left."""
         waiting = {asked.reply: (actor, number) for actor in self.actors for number, asked in actor.asked.items()}
-        patience = min(until, *(actor.heard + self.timeout for actor in self.actors if actor.asked)) - self.now
-        ready, _ = self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, patience))
+        starting = {actor.ready: actor for actor in self.actors if not actor.up}
+        ends = {id(actor): actor.heard + (self.timeout if actor.up else START) for actor in self.actors if actor.asked}
+        refs = [*starting, *waiting]
+        ready, _ = self.ray.wait(refs, num_returns=1, timeout=max(0.0, min(until, *ends.values()) - self.now))
         if ready:
-            ready, _ = self.ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+            ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in ready:
+            if ref in starting:
+                starting[ref].up, starting[ref].heard = True, self.now
+                continue
             actor, number = waiting[ref]
             if number in actor.asked and actor.asked[number].reply == ref:         # it may have been asked again meanwhile
                 self._take(actor, number)
-        for actor in self.actors:
-            if actor.asked and self.now > actor.heard + self.timeout:
-                self._replace(actor, f"did not answer within {self.timeout:g} s")
+        for actor in self.actors if not ready else ():
+            if self.now >= ends.get(id(actor), math.inf):
+                self._replace(actor, f"did not answer within {self.timeout if actor.up else START:g} s")
 
     def _take(self, actor: "Actor", number: int) -> None:
         """A reply: of the client, or of Ray for it."""
@@ -168,7 +176,7 @@ class RayEngine:
                 self.arrived[number] = Arrival(asked.message[0], self.now, 0, {"number": number, "failure": reason})
         actor.begin(self.start(actor.data))
         for message in actor.told:
-            actor.process.handle.remote(*message)
+            actor.ready = actor.process.handle.remote(*message)
         again, actor.asked = actor.asked, {}
         for number, asked in again.items():
             actor.post(number, asked.message, self.now)
@@ -240,7 +248,8 @@ class Actor:
         self.begin(process)
 
     def begin(self, process: Any) -> None:
-        self.process, self.hello = process, process.cards.remote()
+        self.process, self.hello, self.up = process, process.cards.remote(), False
+        self.ready = self.hello                          # the last thing it does before it is up
 
     def post(self, number: int, message: Sent, now: float) -> None:
         if not self.asked:

@@ -1,0 +1,97 @@
+"""On a real Ray cluster every method ends as it does here, and clients that die, freeze or talk rubbish do no harm.
+
+Ray gives itself the machine's address, so all of it happens in a namespace where only loopback is up, in one program: on_ray.py.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from unalike.algorithms import ALGORITHMS
+
+HERE = Path(__file__).parent
+ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+
+pytest.importorskip("ray", reason="the extra ray is not installed")
+
+
+def isolated():
+    try:
+        return subprocess.run([*ALONE, "true"], capture_output=True, timeout=20).returncode == 0
+    except OSError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not isolated(), reason="unshare may not make a network namespace here, and tests use loopback only")
+faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+
+
+def program(folder, *steps):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*ALONE, sys.executable, str(HERE / "on_ray.py"), str(folder), *steps], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=env)
+
+
+def told(process):
+    out, problems = process.communicate(timeout=900)
+    assert process.returncode == 0, problems[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    return told(program(tmp_path_factory.mktemp("ray"), *ALGORITHMS, "killed", "frozen", "rubbish"))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
+    assert seen[name]["apart"] <= 1e-9 and seen[name]["same_ledger"]
+
+
+def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(seen):
+    assert seen["killed"]["struck"] == 1 and seen["killed"]["same"]
+    assert 0 < seen["killed"]["seconds"] < 60, "5 s is the bar on a machine that has nothing else to do"
+
+
+def test_a_frozen_client_is_named_in_time_and_is_where_it_was(seen):
+    there = seen["frozen"]
+    assert there["failure"] == "did not answer within 4 s" and 4 <= there["took"] < 6
+    assert there["heard"] == 2 and there["other"] and there["same"]
+
+
+def test_a_client_that_talks_rubbish_is_named_and_left_out(seen):
+    failure, = seen["rubbish"]["failures"]
+    assert failure["client"] == "b" and failure["lasting"] and seen["rubbish"]["rounds"] == 2
+    assert failure["reason"].startswith("its reply is no message: these bytes are no unalike message")
+
+
+@faults
+def test_an_order_of_arrivals_on_ray_is_replayed_here(tmp_path):
+    there = told(program(tmp_path, "order"))["order"]
+    assert there["apart"] <= 1e-9 and there["same_ledger"]
+
+
+@faults
+def test_many_kills_change_nothing(tmp_path):
+    there = told(program(tmp_path, "storm"))["storm"]
+    assert there["struck"] >= 5 and there["same"]
+
+
+@faults
+def test_a_server_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path):
+    for rounds in (1, 3):
+        process = program(tmp_path, "server")
+        events = tmp_path / "server" / "cut" / "events.jsonl"
+        while process.poll() is None and not (events.exists() and events.read_text().count('"event": "round"') >= rounds):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    there = told(program(tmp_path, "server"))["server"]
+    assert there["same"] and there["resumed"] == 2
