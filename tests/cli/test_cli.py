@@ -93,6 +93,7 @@ def scenario(tmp_path):
     (["check", "digts"], 'There is no scenario "digts". Did you mean "digits"?'),
     (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
     (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
+    (["run", "digits", "--replay", "nowhere"], "the run to replay, nowhere, cannot be read"),
     (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
     (["run", "digits", "--algorithm", "local", "--set", "privacy.noise=1"], "privacy: no operation of Local declares what it sends"),
     (["run", "afmcc-digits", "--set", "privacy.noise=1"], "privacy: weights made from private data would leave the clients; set"),
@@ -160,6 +161,11 @@ def problems(told):
     ({"data.partition": {"name": "dirichlet", "alpha": "x"}}, "data.partition.alpha", "must be a number"),
     ({"data.partition": {"name": "iid", "alpha": 1.0}}, "data.partition.alpha", 'iid has no field "alpha".'),
     ({"data.partition": {"name": "dirichlet"}}, "data.partition.alpha", "is missing."),
+    ({"engine": "rey"}, "engine.name", 'There is no engine "rey". Did you mean "ray"? There are: local, ray.'),
+    ({"engine": {"name": "local", "workers": 2}}, "engine.workers", 'local has no field "workers". It has none.'),
+    ({"engine": "ray", "workers": 2}, "workers", "are processes of the local engine; ray has its own, leave them out."),
+    ({"engine": {"name": "ray", "adress": "auto"}}, "engine.adress", 'ray has no field "adress". Did you mean "address"?'),
+    ({"engine": {"name": "ray", "gpus": -1}}, "engine.gpus", "must be at least 0, got -1."),
     ({"secnario": 1}, "secnario", "There is no field"),
 ])
 @pytest.mark.parametrize("verb", ["run", "check"])
@@ -168,6 +174,12 @@ def test_one_problem_of_a_scenario_says_where(refused, scenario, verb, change, w
     assert first == "1 problem in tiny.yaml" and len(told) == 1, told
     assert told[0][0] == where and told[0][1].strip().startswith(says), told
     assert told[0][1].strip().endswith((".", ")", "?")), told
+
+
+def test_the_engine_is_chosen_and_set_on_the_command_line(refused):
+    """What is set belongs to the engine that is chosen, before it or after."""
+    for words in (["--engine", "ray", "--set", "engine.gpus=-1"], ["--set", "engine=ray", "--set", "engine.gpus=-1"]):
+        assert "engine.gpus   must be at least 0, got -1." in refused("run", "digits", *words)
 
 
 @pytest.mark.parametrize("change, says", [

@@ -125,7 +125,7 @@ def frozen(folder):
     """An actor stopped: the client it was busy with is answered for in time, the other goes on, and both are where they were."""
     local, training = toys.method("local"), toys.training()
     message = lambda number, operation: {"operation": operation, "number": number, "round": 1, "turn": 0, "body": {}}
-    engine = RayEngine(toys.clients(2), partial(make_side, local, training, 0, False), folder, actors=2)
+    engine = RayEngine(toys.clients(2), partial(make_side, local, training, 0, False, None), folder, actors=2)
     try:
         engine.load(0, 0.0, [])
         engine.send({"a": message(1, "train"), "b": message(2, "train")})
@@ -143,7 +143,7 @@ def frozen(folder):
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
         again, = engine.receive({5})
-        by_hand = make_side(local, training, 0, False, toys.clients(1)[0])
+        by_hand = make_side(local, training, 0, False, None, toys.clients(1)[0])
         by_hand.perform("train", 1, 0, {})
         return {"heard": len(heard), "failure": replies["a"].get("failure"), "other": "body" in replies["b"], "took": took,
                 "same": again.reply["body"] == by_hand.describe()}

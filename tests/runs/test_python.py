@@ -83,9 +83,17 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
     ({"training": {"rounds": 1}}, r"training must be made by unalike.Training\(...\), got {'rounds': 1}"),
     ({"privacy": {"noise": 1}}, r"privacy must be made by unalike.Privacy\(...\), got {'noise': 1}"),
     ({"workers": -1}, "workers must be a whole number, at least 0, got -1"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"engine": 3}, "engine is a name, or a dict with \"name\" and its options, got 3"),
+    ({"engine": "rey"}, "There is no engine \"rey\". Did you mean \"ray\""),
+    ({"engine": {"name": "ray", "timeout": 0}}, "engine.timeout   must be above 0, got 0"),
     ({"out": None, "resume": True}, "resume=True needs out=")])
 def test_settings_of_another_kind(tmp_path, toys, options, says):
     refused(tmp_path, says, Local(), toys.clients(), **options)
+
+
+def test_an_engine_whose_package_is_missing_says_how_to_get_it(tmp_path, toys, monkeypatch):
+    monkeypatch.setattr("unalike.engines.find_spec", lambda name: None)
+    refused(tmp_path, r'the engine ray needs the package ray: pip install "unalike\[ray\]"', Local(), toys.clients(), engine="ray")
 
 
 def test_a_method_that_needs_a_public_set_says_how_to_give_it(tmp_path, toys):

@@ -2,18 +2,22 @@
 
 import inspect
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from unalike.errors import UserError, unknown
 
-ENGINES = {"local": "LocalEngine", "ray": "RayEngine"}      # each in the file of its name
+ENGINES = {"local": ("LocalEngine", None), "ray": ("RayEngine", "ray")}      # a class in the file of that name; the package it needs
 
 
 def engine(name: str) -> Any:
-    """The class of an engine; its libraries are imported when it is made."""
+    """The class of an engine; its package is imported when it is made."""
     if name not in ENGINES:
         raise UserError(unknown("engine", name, ENGINES))
-    return getattr(import_module(f"unalike.engines.{name}"), ENGINES[name])
+    made, needs = ENGINES[name]
+    if needs is not None and find_spec(needs) is None:
+        raise UserError(f'the engine {name} needs the package {needs}: pip install "unalike[{name}]"')
+    return getattr(import_module(f"unalike.engines.{name}"), made)
 
 
 def options(name: str) -> dict[str, Any]:

@@ -268,10 +268,7 @@ def connected(address: str | None) -> Any:
     """The module ray, with a cluster behind it: one this program has already, that of an address, or a new one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")       # or Ray warns of it
-    try:
-        import ray
-    except ImportError:
-        raise UserError('the engine ray needs the package ray: pip install "unalike[ray]"') from None
+    import ray
     if not ray.is_initialized():
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR,
