@@ -268,6 +268,7 @@ def connected(address: str | None) -> Any:
     """The module ray, with a cluster behind it: one this program has already, that of an address, or a new one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")       # or Ray warns of it
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")                # or it writes of dead actors on stdout, which is for results
     import ray
     if not ray.is_initialized():
         try:
@@ -309,5 +310,8 @@ def cause(error: Exception) -> str:
     """Ray's words in one line: the exception in an actor, or how it ended."""
     if (inner := getattr(error, "cause", None)) is not None:
         return f"{inner}" if isinstance(inner, EngineError | ValueError) else f"{type(inner).__name__}: {inner}"
-    lines = str(error).strip().splitlines()
+    told = str(error).strip()
+    if "Worker exit detail:" in told:
+        return told.split("Worker exit detail:")[1].strip().split(" Some common causes")[0]
+    lines = told.splitlines()
     return lines[-1 if "creation task" in lines[0] else 0].strip()
