@@ -127,9 +127,9 @@ class RayEngine:
         """Wait for the next replies, but not beyond `until` and what patience with each actor is left."""
         waiting = {asked.reply: (actor, number) for actor in self.actors for number, asked in actor.asked.items()}
         starting = {actor.ready: actor for actor in self.actors if not actor.up}
-        ends = {id(actor): actor.heard + (self.timeout if actor.up else START) for actor in self.actors if actor.asked}
+        ends = min(actor.heard + self._patience(actor) for actor in self.actors if actor.asked)
         refs = [*starting, *waiting]
-        ready, _ = self.ray.wait(refs, num_returns=1, timeout=max(0.0, min(until, *ends.values()) - self.now))
+        ready, _ = self.ray.wait(refs, num_returns=1, timeout=max(0.0, min(until, ends) - self.now))
         if ready:
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in ready:
@@ -139,9 +139,12 @@ class RayEngine:
             actor, number = waiting[ref]
             if number in actor.asked and actor.asked[number].reply == ref:         # it may have been asked again meanwhile
                 self._take(actor, number)
-        for actor in self.actors if not ready else ():
-            if self.now >= ends.get(id(actor), math.inf):
-                self._replace(actor, f"did not answer within {self.timeout if actor.up else START:g} s")
+        for actor in self.actors:
+            if actor.asked and self.now >= actor.heard + self._patience(actor):
+                self._replace(actor, f"did not answer within {self._patience(actor):g} s")
+
+    def _patience(self, actor: "Actor") -> float:
+        return self.timeout if actor.up else START
 
     def _take(self, actor: "Actor", number: int) -> None:
         """A reply: of the client, or of Ray for it."""
