@@ -9,6 +9,16 @@ from unalike.message import Value
 
 
 @dataclass(frozen=True)
+class Sent:
+    """A message under way."""
+
+    client: str
+    operation: str
+    round: int
+    at: float
+
+
+@dataclass(frozen=True)
 class Arrival:
     """A reply as an engine delivers it: `at` is the engine's clock in seconds, `size` the bytes it has (or would have) encoded."""
 

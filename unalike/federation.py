@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from unalike.client import VERSION
 from unalike.data.public import PublicOrder
-from unalike.engine import Arrival, Engine
+from unalike.engine import Arrival, Engine, Sent
 from unalike.ledger import FREE, Ledger
 from unalike.message import Value, broken
 from unalike.randomness import stream
@@ -72,16 +72,6 @@ class Replies(dict):
         self.failures = failures or {}
 
 
-@dataclass(frozen=True)
-class Sent:
-    """A message under way."""
-
-    client: str
-    operation: str
-    round: int
-    at: float
-
-
 Messages = dict[str, dict[str, Value]]
 Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
 
@@ -122,6 +112,7 @@ class Federation:
         self.clock = 0.0                            # simulated seconds
         self.numbered = 0                           # messages sent so far
         self.flying: dict[int, Sent] = {}           # those not yet answered, by number
+        self.overdue: dict[int, Sent] = {}          # those nobody waits for any more; what comes is counted, then dropped
         self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
         self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
         self.failures: list[Failure] = []
@@ -189,8 +180,8 @@ class Federation:
                     failures[arrival.client] = got
                 else:
                     replies[arrival.client] = got
-        self.engine.drop(awaited)
-        for sent in (self.flying.pop(number) for number in awaited):
+        for number in awaited:
+            sent = self.overdue[number] = self.flying.pop(number)
             reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
             failures[sent.client] = Failure(sent.client, operation, sent.round, reason, lasting=False)
         self.engine.back(start + (0.0 if operation in FREE else limit))
@@ -330,10 +321,7 @@ class Federation:
     def _open(self, arrival: Arrival, past: dict[str, Any] | None = None) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
         sent = self.flying.pop(arrival.reply["number"])
-        if arrival.size:                            # the engine's own word on a client that never answered has none
-            self.ledger.add(sent.round, sent.client, "up", sent.operation, arrival.size)
-        if self.counts is not None:
-            self.released[sent.client] += self.counts(sent.operation, arrival.reply.get("body"))
+        self._count(sent, arrival.size, arrival.reply)
 
         def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
             return Failure(sent.client, sent.operation, sent.round, reason, lasting)
@@ -351,6 +339,22 @@ class Federation:
             return fail(f"its reply holds NaN or infinity ({path})")
         return arrival.reply["body"]
 
+    def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
+        if size:                                    # the engine's own word on a client that never answered has none
+            self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
+        if self.counts is not None:
+            self.released[sent.client] += self.counts(sent.operation, reply.get("body"))
+
+    def _pending(self) -> list[dict[str, Any]]:
+        """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""
+        told = {p["reply"]["number"]: p for p in [*(self.replay.pending() if self.replay else []), *self.engine.pending()]}
+        for number, sent in self.overdue.items():
+            if (late := told.pop(number, None)) is not None:
+                self._count(sent, late["size"], late["reply"])
+        self.engine.drop(set(self.overdue))
+        self.overdue = {}
+        return list(told.values())
+
     def _drops(self, client: str, round: int) -> bool:
         if not self.terms.dropout or not round:
             return False
@@ -367,9 +371,9 @@ class Federation:
     # what is saved after a round
 
     def memory(self) -> dict[str, Any]:
-        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered,
+        pending = self._pending()
+        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
                 "ledger": self.ledger.as_lists(), "lost": self.lost, "released": self.released,
-                "pending": [*(self.replay.pending() if self.replay else []), *self.engine.pending()],
                 "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
                 "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],

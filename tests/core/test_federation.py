@@ -123,9 +123,21 @@ class Clock(FakeEngine):
 def test_a_real_clock_ends_a_call_at_the_deadline():
     fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
     replies = fed.call("train")
-    assert list(replies) == ["a", "b", "d"] and fed.engine.dropped == {3} and not fed.flying
+    assert list(replies) == ["a", "b", "d"] and not fed.flying
     assert str(replies.failures["c"]) == "c failed in train, round 0: late: the deadline is 3 s" and not replies.failures["c"].lasting
     assert fed.clock == 3.0 and list(fed.call("train", clients=["a"])) == ["a"]
+
+
+def test_what_comes_after_a_real_deadline_was_sent_and_counts():
+    fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
+    fed.counts = lambda operation, reply: 1
+    fed.call("train")
+    before = fed.ledger.total("up")
+    assert fed.released == {"a": 1, "b": 1, "c": 0, "d": 1}
+    assert fed.memory()["pending"] == [] and fed.engine.dropped == {3}
+    assert fed.released["c"] == 1 and 4 * before == 3 * fed.ledger.total("up")
+    fed.engine.queue.clear()
+    assert fed.memory()["pending"] == [] and fed.released["c"] == 1
 
 
 def test_a_lost_message_is_no_endless_wait():

@@ -229,12 +229,12 @@ class RayEngine:
             self.ray.kill(actor.process)
 
 
-Sent = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
+Posted = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
 
 
 @dataclass
 class Asked:
-    message: Sent
+    message: Posted
     reply: Any                       # Ray's reference
 
 
@@ -244,7 +244,7 @@ class Actor:
     def __init__(self, clients: list[str], data: Any, process: Any):
         self.clients, self.data = clients, data          # their ids; Ray's reference to them
         self.asked: dict[int, Asked] = {}                # not yet answered, in order
-        self.told: list[Sent] = []                       # what changed a client since it was stored, in order
+        self.told: list[Posted] = []                       # what changed a client since it was stored, in order
         self.dropped: set[int] = set()                   # nobody waits for these
         self.heard = 0.0                                 # when it last answered, or began to have something to do
         self.deaths = 0
@@ -254,7 +254,7 @@ class Actor:
         self.process, self.hello, self.up = process, process.cards.remote(), False
         self.ready = self.hello                          # the last thing it does before it is up
 
-    def post(self, number: int, message: Sent, now: float) -> None:
+    def post(self, number: int, message: Posted, now: float) -> None:
         if not self.asked:
             self.heard = now
         self.asked[number] = Asked(message, self.process.handle.remote(*message))
