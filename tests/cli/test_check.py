@@ -210,3 +210,11 @@ def test_labels_that_do_not_fit_and_a_model_that_cannot_take_its_rows_are_told_i
     with pytest.raises(Problems) as told:
         run(FedAvg(), [Client("ben", wide, Classification(2), (rows, torch.zeros(4, dtype=torch.int64)))])
     assert [where for where, _ in told.value.problems] == ["clients.ben"]
+
+
+def test_the_engine_is_read_with_the_rest(places):
+    told = places(HEAD + ADA + "engine: {name: ray, gpu: 0.25, cpus: 0}\nworkers: 2\ndevice: cuda:99\nseed: x\n")
+    assert list(told) == ["seed", "engine.gpu", "engine.cpus", "workers"]           # and the cluster may well have such a GPU
+    told = places(HEAD + ADA + "engine: {cpus: 1}\nworkers: 2\ndevice: cuda:99\n")
+    assert list(told) == ["engine.name", "device"]
+    assert list(places(HEAD + ADA + "engine: ray\ndevice: gpu\n")) == ["device"]

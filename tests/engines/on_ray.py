@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
+from unalike.privacy import Privacy
 from unalike.runs.run import make_side
 
 torch.set_num_threads(1)
@@ -89,14 +91,28 @@ def events(folder, kind=None):
     return [event for event in told if kind in (None, event["event"])]
 
 
-def method(folder, name):
-    """The same method here and on Ray: same parameters, same ledger. An asynchronous one hears its clients in the order it did here."""
-    toy = there(name)
-    toy.execute(folder / "here", toy.method(name), toy.clients(), rounds=2)
-    replay = {"replay": folder / "here"} if ALGORITHMS[name].asynchronous else {}
-    toy.execute(folder / "ray", toy.method(name), toy.clients(), rounds=2, engine="ray", options={"actors": 1}, **replay)
-    ledgers = [(folder / place / "ledger.csv").read_text() for place in ("here", "ray")]
-    return {"apart": toy.apart(toy.states(folder / "here"), toy.states(folder / "ray")), "same_ledger": ledgers[0] == ledgers[1]}
+def methods(folder):
+    """Every method here and on Ray, and one with privacy: same parameters, same ledger, same releases. Asynchronous ones hear their clients
+    on Ray in the order they did here. Two at a time there, since most of it is waiting for actors to start."""
+    cases = {**{name: (name, {}) for name in ALGORITHMS}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+
+    def go(case, place, **options):
+        name, more = cases[case]
+        toy = there(name)
+        return toy.execute(folder / case / place, toy.method(name), toy.clients(), rounds=2, **more, **options)
+
+    def on_ray(case):
+        replay = {"replay": folder / case / "here"} if ALGORITHMS[cases[case][0]].asynchronous else {}
+        return go(case, "ray", engine="ray", options={"actors": 1}, **replay)
+
+    here = {case: go(case, "here") for case in cases}
+    ray_engine.connected(None)
+    with ThreadPoolExecutor(2) as pool:
+        ray = dict(zip(cases, pool.map(on_ray, cases), strict=True))
+    read = lambda case, of: [of(folder / case / place) for place in ("here", "ray")]
+    ledgers = {case: read(case, lambda run: (run / "ledger.csv").read_text()) for case in cases}
+    return {case: {"apart": toys.apart(*read(case, toys.states)), "same_ledger": ledgers[case][0] == ledgers[case][1],
+                   "spent": [run[case].get("privacy") for run in (here, ray)]} for case in cases}
 
 
 def order(folder):
@@ -196,6 +212,6 @@ if __name__ == "__main__":
     where, told = Path(sys.argv[1]), {}
     for step in sys.argv[2:]:
         begun = time.time()
-        made = method(where / step, step) if step in ALGORITHMS else globals()[step](where / step)
+        made = globals()[step](where / step)
         told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
     (where / "told.json").write_text(json.dumps(told))

@@ -48,12 +48,19 @@ def told(folder, *steps):
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    return told(tmp_path_factory.mktemp("ray"), *ALGORITHMS, "killed", "frozen", "rubbish")
+    return told(tmp_path_factory.mktemp("ray"), "methods", "killed", "frozen", "rubbish")
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
-    assert seen[name]["apart"] <= 1e-9 and seen[name]["same_ledger"]
+    there = seen["methods"][name]
+    assert there["apart"] <= 1e-9 and there["same_ledger"]
+
+
+def test_privacy_goes_with_the_clients(seen):
+    there = seen["methods"]["private"]
+    assert there["apart"] <= 1e-9 and there["same_ledger"]
+    assert there["spent"][0] == there["spent"][1] and there["spent"][0]["releases"] == 2
 
 
 def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(seen):
