@@ -52,7 +52,7 @@ MAY = {
     "training": set(),
     "losses": {"losses"},
     "matching": {"matching"},
-    "tasks": {"tasks"},
+    "tasks": {"losses", "tasks"},
     "models": {"models", "errors"},
     "data": {"data", "errors", "tasks", "randomness", "training"},
     "client": {"data", "tasks", "randomness", "message"},

@@ -68,6 +68,7 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     entries = np.where(truth == 1, -np.log(p), -np.log(1 - p))
     guess = p > 0.5
     f1, precision, hits, given, present = [], [], 0, 0, 0
+    parted, each_precision, each_recall = [], [], []
     for k in range(4):
         t, g, score = truth[known[:, k], k], guess[known[:, k], k], s[known[:, k], k]
         hit = ((t == 1) & g).sum()
@@ -77,18 +78,45 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
         ranked = t[order]
         if t.sum():
             precision.append((np.cumsum(ranked) / np.arange(1, len(t) + 1))[ranked == 1].mean())
+            parted.append(np.mean([a > b for a in score[t == 1] for b in score[t == 0]]))
+            each_precision.append(hit / max(g.sum(), 1))
+            each_recall.append(hit / t.sum())
+    cp, cr, flat, marks = np.mean(each_precision), np.mean(each_recall), s[known], truth[known]
     rows = [i for i in range(40) if known[i].any()]
     exact = [all(guess[i, k] == truth[i, k] for k in range(4) if known[i, k]) for i in rows]
     result = measure(task, output, y)
     assert task.loss(output, y).item() == pytest.approx(entries[known].mean())
     assert result == pytest.approx({
         "micro_f1": 100 * 2 * hits / (given + present),
+        "OF1": 100 * 2 * hits / (given + present),
         "macro_f1": 100 * np.mean(f1),
+        "CF1": 100 * 2 * cp * cr / (cp + cr),
+        "macro_auc": 100 * np.mean(parted),
+        "micro_auc": 100 * np.mean([a > b for a in flat[marks == 1] for b in flat[marks == 0]]),
         "exact": 100 * np.mean(exact),
         "mAP": 100 * np.mean(precision),
         "undefined_classes": 1,
         "log_loss": entries[known].sum() / 39,
     })
+
+
+def test_labels_without_a_question_are_left_out_and_counted():
+    """Label 0 is as it should be, 1 always present, 2 never present nor given, 3 never known."""
+    y = torch.tensor([[1.0, 1, 0, -1], [0, 1, 0, -1]])
+    result = measure(MultiLabel(4), torch.where(y == 1, 3.0, -3.0), y)
+    assert result["undefined_classes"] == 3
+    assert {result[name] for name in ("macro_f1", "macro_auc", "mAP", "CF1", "micro_auc")} == {100}
+    nothing = measure(MultiLabel(2), torch.full((3, 2), -1.0), torch.zeros(3, 2))
+    assert math.isnan(nothing["mAP"]) and math.isnan(nothing["macro_auc"]) and nothing["micro_f1"] == 0
+
+
+@pytest.mark.parametrize("criterion", ["bce", "focal", "asymmetric"])
+def test_the_criterion_is_what_a_multilabel_task_minimises(criterion):
+    from unalike import losses
+    _, output, y = batch("multilabel")
+    task, literal = MultiLabel(4, criterion), getattr(losses, "binary_cross_entropy" if criterion == "bce" else criterion)(output, y)
+    assert task.loss(output, y) == literal.sum() / (y >= 0).sum()
+    assert measure(task, output, y) == measure(MultiLabel(4), output, y)
 
 
 def test_segmentation_loss_and_meter_follow_the_formula_on_known_pixels():
@@ -197,6 +225,7 @@ def test_narrow_integers_are_labels_too():
     (lambda: Classification(2.5), "list of names or their number, got 2.5"),
     (lambda: Classification(("a", "b", "a")), "more than once: a"),
     (lambda: Segmentation(("a", "b"), ignore=1), "class 'b'"),
+    (lambda: MultiLabel(2, "hinge"), "one of bce, focal, asymmetric, got 'hinge'"),
 ])
 def test_wrong_tasks_are_refused(make, said):
     with pytest.raises(ValueError, match=said):

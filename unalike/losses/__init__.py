@@ -1,10 +1,13 @@
-"""Losses on paired rows of representations. Know nothing of clients, models or rounds."""
+"""Losses on representations and on outputs. Know nothing of clients, models or rounds."""
 
 from .clustering import class_correlation, class_correlation_loss, fusion_contrast, reconstruction
+from .collapse import collapse, prototype_contrast, rejection, simplex_etf
 from .contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
+from .multilabel import asymmetric, binary_cross_entropy, focal, known_mean
 from .muscle import consistent_lower, information_bound, muscle_loss
 
 __all__ = [
-    "class_correlation", "class_correlation_loss", "consistent_lower", "fusion_contrast", "gramian_loss", "infonce", "information_bound",
-    "muscle_loss", "nt_xent", "pairwise_loss", "reconstruction",
+    "asymmetric", "binary_cross_entropy", "class_correlation", "class_correlation_loss", "collapse", "consistent_lower", "focal",
+    "fusion_contrast", "gramian_loss", "infonce", "information_bound", "known_mean", "muscle_loss", "nt_xent", "pairwise_loss",
+    "prototype_contrast", "reconstruction", "rejection", "simplex_etf",
 ]

@@ -1,30 +1,47 @@
 """Any number of labels at once, some of them perhaps unknown. Knows nothing of where the samples come from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
 from unalike.tasks.task import Task
+
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": binary_cross_entropy, "focal": focal, "asymmetric": asymmetric}
 
 
 @dataclass(frozen=True)
 class MultiLabel(Task):
-    """Output (B, labels) logits, labels (B, labels) floats: 1 present, 0 absent, NaN or -1 unknown."""
+    """Output (B, labels) logits, labels (B, labels) floats: 1 present, 0 absent, NaN or -1 unknown.
+
+    `criterion` is what training minimises; metrics do not depend on it.
+    """
+
+    criterion: Literal["bce", "focal", "asymmetric"] = "bce"
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.criterion not in CRITERIA:
+            raise ValueError(f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, got {self.criterion!r}")
+
+    def costs(self, output: Tensor, y: Tensor) -> Tensor:
+        """What each entry costs, like `y`; 0 where the label is unknown."""
+        return CRITERIA[self.criterion](output, y)
+
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Binary cross entropy, mean over the known entries; 0 where none is known.
+        """The criterion, mean over the known entries; 0 where none is known.
 
         >>> round(MultiLabel(2).loss(torch.zeros(1, 2), torch.tensor([[1.0, -1.0]])).item(), 3)
         0.693
         """
-        entries, known = known_losses(output, y)
-        return entries.sum() / known.sum().clamp(min=1)
+        return known_mean(self.costs(output, y), y)
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, teacher.sigmoid())
@@ -43,19 +60,13 @@ class MultiLabel(Task):
             raise ValueError(f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(wrong[0]):g}")
 
 
-def known_losses(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross entropy of every entry, 0 where the label is unknown, and which are known; both like `y`."""
-    known = y >= 0  # false for -1 and for NaN
-    target = torch.where(known, y, torch.zeros_like(y)).to(output.dtype)
-    return F.binary_cross_entropy_with_logits(output, target, reduction="none") * known, known
-
-
 class MultiLabelMeter:
     """Keeps score and truth of every sample; a label counts as given above probability 0.5, unknown labels count nowhere.
 
-    macro_f1 is the mean over labels known for some sample (0 for one neither present nor given, as in scikit-learn);
-    exact is the share of samples with every known label right; mAP is the mean over labels present in some sample,
-    and `undefined_classes` counts the others; log_loss is the sum over a sample's labels, mean over samples.
+    Means over labels leave out those where they are undefined: macro_f1 labels neither present nor given, mAP, CF1 and its parts labels
+    never present, macro_auc labels that are not both present and absent; `undefined_classes` counts these last. CF1 is the harmonic mean
+    of the labels' mean precision and mean recall. OF1 is micro_f1 by the name of the multi-label literature. exact is the share of
+    samples with every known label right; log_loss is the sum over a sample's labels, mean over samples.
     """
 
     def __init__(self):
@@ -65,26 +76,37 @@ class MultiLabelMeter:
         output = output.detach()
         self.scores.append(output.cpu().double())
         self.truth.append(y.cpu().double())
-        self.nll += known_losses(output.double(), y)[0].sum().item()
+        self.nll += binary_cross_entropy(output.double(), y.to(output.device)).sum().item()
 
     def result(self) -> dict[str, float]:
-        from sklearn.metrics import average_precision_score, f1_score
+        from sklearn.metrics import average_precision_score, roc_auc_score
 
         if not any((y >= 0).any() for y in self.truth):
             raise ValueError("nothing to measure: the meter was given no labelled sample")
         scores, truth = torch.cat(self.scores).numpy(), torch.cat(self.truth).numpy()
         known, guess = truth >= 0, scores > 0
-        labels = range(truth.shape[1])
-        f1 = [f1_score(truth[known[:, k], k], guess[known[:, k], k], zero_division=0) for k in labels if known[:, k].any()]
-        present = [k for k in labels if (truth[:, k] == 1).any()]
-        precision = [average_precision_score(truth[known[:, k], k], scores[known[:, k], k]) for k in present]
+        there, given, hits = ((which & known).sum(0) for which in (truth == 1, guess, (truth == 1) & guess))     # (labels,) each
+        known_of = [(truth[known[:, k], k], scores[known[:, k], k]) for k in range(truth.shape[1])]
         labelled = known.any(1)
         right = ((guess == truth) | ~known).all(1)[labelled]
-        return {
-            "micro_f1": 100 * float(f1_score(truth[known], guess[known], zero_division=0)),
-            "macro_f1": 100 * float(sum(f1) / len(f1)),
-            "exact": 100 * float(right.mean()),
-            "mAP": 100 * float(sum(precision) / len(precision)) if precision else float("nan"),
-            "undefined_classes": float(truth.shape[1] - len(present)),
-            "log_loss": self.nll / int(labelled.sum()),
-        }
+        ranked = [average_precision_score(y, s) for (y, s), count in zip(known_of, there) if count]
+        parted = [roc_auc_score(y, s) for (y, s), count in zip(known_of, there) if 0 < count < len(y)]
+        f1 = [2 * hit / (t + g) for hit, t, g in zip(hits, there, given) if t + g]
+        precision = [hit / max(g, 1) for hit, t, g in zip(hits, there, given) if t]
+        recall = [hit / t for hit, t in zip(hits, there) if t]
+        micro_f1 = 2 * hits.sum() / max(there.sum() + given.sum(), 1)
+        return {name: 100 * float(value) for name, value in {
+            "micro_f1": micro_f1,
+            "macro_f1": mean(f1),
+            "OF1": micro_f1,
+            "CF1": 2 * mean(precision) * mean(recall) / max(mean(precision) + mean(recall), 1e-12),
+            "mAP": mean(ranked),
+            "micro_auc": roc_auc_score(truth[known], scores[known]) if 0 < there.sum() < known.sum() else float("nan"),
+            "macro_auc": mean(parted),
+            "exact": right.mean(),
+        }.items()} | {"undefined_classes": float(truth.shape[1] - len(parted)), "log_loss": self.nll / int(labelled.sum())}
+
+
+def mean(values: list[float]) -> float:
+    """NaN where there are none."""
+    return sum(values) / len(values) if values else float("nan")

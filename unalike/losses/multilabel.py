@@ -1,0 +1,59 @@
+"""What a guess at several labels costs, entry by entry, where some labels may be unknown. Knows nothing of clients or models.
+
+output (..., labels) logits; y the same shape: 1 present, 0 absent, anything below 0 or NaN unknown. The costs have that shape too, and
+are 0 where the label is unknown: `known_mean` makes one number of them, or take `.sum(-1).mean()`, a sum over a sample's labels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """-log p where present, -log (1 - p) where absent, p = sigmoid(output).
+
+    >>> binary_cross_entropy(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, -1.0]]))
+    tensor([[0.6931, 0.6931, 0.0000]])
+    """
+    known, target = _target(output, y)
+    return F.binary_cross_entropy_with_logits(output, target, reduction="none") * known
+
+
+def focal(output: Tensor, y: Tensor, gamma: float = 2.0) -> Tensor:
+    """Cross entropy times (1 - p_t)^gamma, p_t the probability given to the truth: what is easy counts less (Lin 2017, eq. 4).
+
+    >>> bool((focal(torch.ones(1, 2), torch.ones(1, 2), gamma=0.0) == binary_cross_entropy(torch.ones(1, 2), torch.ones(1, 2))).all())
+    True
+    """
+    return asymmetric(output, y, gamma, gamma, 0.0)
+
+
+def asymmetric(output: Tensor, y: Tensor, negative: float = 4.0, positive: float = 1.0, margin: float = 0.05) -> Tensor:
+    """Focal loss with an exponent for each side, and absent labels given less than `margin` cost nothing (Ridnik 2021, eq. 4 to 7).
+
+    With p_m = max(p - margin, 0): -(1 - p)^positive log p where present, -p_m^negative log (1 - p_m) where absent.
+    """
+    for name, power in (("negative", negative), ("positive", positive)):
+        if not (power == 0 or power >= 1):      # between, the slope is infinite where the guess is perfect
+            raise ValueError(f"the focusing exponent {name} must be 0 or at least 1, got {power}")
+    if not 0 <= margin < 1:
+        raise ValueError(f"the margin of a probability lies from 0 to below 1, got {margin}")
+    known, target = _target(output, y)
+    shifted = (output.sigmoid() - margin).clamp(min=0)
+    missed = (-output).sigmoid()                                                         # 1 - p, without cancellation
+    absent = (missed + margin).clamp(max=1).log() if margin else F.logsigmoid(-output)   # log (1 - p_m)
+    cost = target * missed**positive * F.logsigmoid(output) + (1 - target) * shifted**negative * absent
+    return -cost * known
+
+
+def known_mean(costs: Tensor, y: Tensor) -> Tensor:
+    """The mean cost of the known entries, a scalar; 0 where none is known."""
+    return costs.sum() / (y >= 0).sum().clamp(min=1)
+
+
+def _target(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Which entries are known, and the labels with 0 in place of unknown ones."""
+    if output.shape != y.shape:
+        raise ValueError(f"every output needs its label: both have one shape, got {tuple(output.shape)} and {tuple(y.shape)}")
+    known = y >= 0      # false for NaN
+    return known, torch.where(known, y, 0.0).to(output.dtype)
