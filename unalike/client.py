@@ -130,9 +130,11 @@ class Client:
     def place(self, value: None) -> None: ...
 
     def place(self, value: Tensor | dict | None) -> Tensor | dict | None:
-        """A batch on the client's device; floating inputs in its dtype."""
+        """A batch on the client's device: floating inputs in its dtype, images kept as bytes as brightness from 0 to 1."""
         if isinstance(value, dict):
             return {key: self.place(item) for key, item in value.items()}
+        if value is not None and value.dtype == torch.uint8:
+            return value.to(self.device, non_blocking=True).to(self.dtype) / 255
         if value is None or not value.is_floating_point():
             return value if value is None else value.to(self.device, non_blocking=True)
         return value.to(self.device, self.dtype, non_blocking=True)

@@ -107,6 +107,23 @@ def test_labels_follow_the_drawn_proportions_when_rows_carry_one_each():
     assert (shares - drawn).abs().max() < 0.011
 
 
+def test_labels_are_withheld_from_clients():
+    y = torch.nn.functional.one_hot(torch.arange(900) % 9).float()
+    shares = histograms(y, multilabel_dirichlet(y, 6, 5.0, seeded(0), missing=4))
+    assert ((shares == 0).sum(1) >= 4).all() and (shares.sum(0) == 1).all()
+    every = histograms(y, multilabel_dirichlet(y, 3, 5.0, seeded(0), missing=8))
+    assert (every.sum(0) == 1).all(), "every label stays with somebody"
+
+
+def test_rows_that_fit_nowhere_go_where_their_rarest_label_may_be(caplog):
+    caplog.set_level("INFO")
+    y = torch.zeros(200, 4)
+    y[:, 0] = y[:20, 1] = 1      # the first 20 carry both
+    y[20:40, 2] = y[40:60, 3] = 1
+    parts = multilabel_dirichlet(y, 2, 1.0, seeded(3), missing=2)
+    assert complete(parts, 200) and "no client may hold together" in caplog.text
+
+
 def test_clusters_are_found():
     truth = torch.arange(90) % 3
     features = 10 * torch.eye(3)[truth] + torch.randn(90, 3, generator=seeded(0))
@@ -124,6 +141,7 @@ def test_clusters_are_found():
     (lambda g: dirichlet(torch.arange(9), 5, 1.0, g, minimum=2), "9 rows cannot give 5 clients at least 2"),
     (lambda g: shards(torch.arange(9), 5, 2, g), "9 rows cannot give 5 clients at least 2"),
     (lambda g: multilabel_dirichlet(torch.arange(9), 2, 1.0, g), r"\(n, labels\), got \(9,\)"),
+    (lambda g: multilabel_dirichlet(bits(9), 2, 1.0, g, missing=5), "fewer than the 5 there are, got 5"),
     (lambda g: by_cluster(torch.zeros(9), 2, g), r"\(n, width\), got \(9,\)"),
     (lambda g: by_cluster(torch.zeros(9, 2), 2, g), "1 distinct rows are too few for 2 clients"),
 ])

@@ -1,8 +1,13 @@
 """Where data comes from, what a client holds of it, and how it is shared. Knows nothing of models or methods."""
 
+import inspect
+from typing import Any
+
+from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import load_digits_table
 from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
 from unalike.data.partitions import PARTITIONS
+from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
 from unalike.data.table import Table
 from unalike.errors import UserError, unknown
@@ -15,14 +20,22 @@ DATASETS = {
     "multi_fashion": multi_fashion,
     "scene15": scene15,
     "nuswide": nuswide,
+    "digits_composites": digits_composites,
+    "cifar_composites": cifar_composites,
+    "caltech_composites": caltech_composites,
+    "caltech101": caltech101,
+    "voc2012": voc2012,
 }
 
 
-def load_dataset(name: str, folder: str | None = None) -> Table:
-    """The dataset of that name; `folder` is where files lie (UNALIKE_DATA), for those that need any."""
+def load_dataset(name: str, folder: str | None = None, **options: Any) -> Table:
+    """The dataset of that name; `folder` is where files lie (UNALIKE_DATA), for those that need any. Options are the loader's."""
     if name not in DATASETS:
         raise UserError(unknown("dataset", name, DATASETS))
-    return DATASETS[name](folder)
+    known = list(inspect.signature(DATASETS[name]).parameters)[1:]
+    if strange := [option for option in options if option not in known]:
+        raise UserError(f"dataset {name!r} has no option {', '.join(map(repr, strange))}. It has: {', '.join(known) or 'none'}.")
+    return DATASETS[name](folder, **options)
 
 
 __all__ = ["DATASETS", "PARTITIONS", "Lazy", "Samples", "Table", "Tensors", "fingerprint", "load_dataset", "load_digits_table",

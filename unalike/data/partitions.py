@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 Positive = Annotated[float, Field(gt=0)]
 Some = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
 
 
 def iid(rows: int, sizes_or_clients: int | Sequence[int], generator: Generator) -> list[Tensor]:
@@ -70,13 +71,17 @@ def shards(y: Tensor, clients: int, shards: Some, generator: Generator) -> list[
     return parts(owner, clients)
 
 
-def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1) -> list[Tensor]:
+def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1,
+                         missing: Whole = 0) -> list[Tensor]:
     """Each label's carriers are shared by proportions drawn from Dirichlet(alpha), as nearly as rows with several labels allow.
 
     y (n, labels), 1 where a label is present; rows without any count as a label of their own. Iterative stratification
     (Sechidis 2011) with drawn targets: of the labels left, the rarest first, each of its rows to the client that lacks the
     row's labels most, all together. Labels that go together cannot be parted, so skew stays below `dirichlet`'s at the same
     alpha. Clients below `minimum` are filled up as there.
+
+    From each client `missing` labels are withheld, drawn at random, and it gets no row that carries one; a label drawn by all stays
+    with one of them. A row that fits nowhere goes where only its rarest label fits; how many there were is logged.
     """
     if y.ndim != 2:
         raise ValueError(f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}; take dirichlet for classes")
@@ -84,7 +89,11 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
     draws = numpy_draws(generator)
     present = (y == 1).cpu().numpy()
     present = np.concatenate([present, ~present.any(1, keepdims=True)], axis=1)  # (n, labels + 1)
-    lack = np.stack([proportions(draws, clients, alpha) * count for count in present.sum(0)])  # (labels + 1, clients)
+    lack = np.stack([proportions(draws, clients, alpha) for _ in present.T])  # (labels + 1, clients)
+    if missing:
+        lack[:-1] = withhold(lack[:-1], missing, draws)
+    lack *= present.sum(0)[:, None]
+    homeless = 0
     mixed = torch.randperm(len(y), generator=generator).numpy()
     waiting = present[mixed]  # a row waits until it has a client
     owner = torch.full((len(y),), -1)
@@ -92,10 +101,15 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
         left = waiting.sum(0)
         label = np.where(left > 0, left, len(y) + 1).argmin()
         for place in waiting[:, label].nonzero()[0]:
-            client = int(lack[waiting[place]].sum(0).argmax())
+            wish = lack[waiting[place]].sum(0)
+            if wish.max() == -np.inf:
+                homeless, wish = homeless + 1, lack[label]
+            client = int(wish.argmax())
             owner[mixed[place]] = client
             lack[waiting[place], client] -= 1
             waiting[place] = False
+    if homeless:
+        log.info("%d rows carry labels that no client may hold together; they went where their rarest label may be", homeless)
     return parts(fill_up(owner, clients, minimum, generator), clients)
 
 
@@ -149,6 +163,18 @@ def proportions(draws: np.random.Generator, clients: int, alpha: float) -> np.nd
     if not 0 < alpha < float("inf"):
         raise ValueError(f"alpha must be above 0 and finite, got {alpha}")
     return draws.dirichlet(np.full(clients, alpha))
+
+
+def withhold(shares: np.ndarray, missing: int, draws: np.random.Generator) -> np.ndarray:
+    """Shares (labels, clients) with -inf where a label is withheld from a client, `missing` of them each; the rest sums to 1 again."""
+    labels, clients = shares.shape
+    if not 0 <= missing < labels:
+        raise ValueError(f"missing labels must be 0 or more and fewer than the {labels} there are, got {missing}")
+    gone = np.stack([draws.permutation(labels) < missing for _ in range(clients)], 1)
+    for label in np.flatnonzero(gone.all(1)):
+        gone[label, draws.integers(clients)] = False
+    left = np.where(gone, 0.0, shares + 1e-12)      # where all that is left was drawn as 0, it is shared evenly
+    return np.where(gone, -np.inf, left / left.sum(1, keepdims=True))
 
 
 def check_classes(y: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class Samples:
         raise NotImplementedError
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
-        """Inputs and labels of these rows; labels are None where there are none."""
+        """Inputs and labels of these rows; labels are None where there are none. Bytes stay bytes in inputs, labels are numbers."""
         raise NotImplementedError
 
     def labelled(self, index: Tensor) -> tuple[Inputs, Tensor]:
@@ -65,7 +65,7 @@ class Tensors(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         chosen = self.index[index]
-        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else self.y[chosen.to(self.y.device)]
+        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else numbers(self.y[chosen.to(self.y.device)])
 
     def take(self, index: Tensor) -> "Tensors":
         return Tensors(self.x, self.y, self.index[index])
@@ -95,7 +95,7 @@ class Lazy(Samples):
         if len(items[0]) != 2:
             raise ValueError(f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things")
         x, y = zip(*items)
-        return default_collate(list(x)), default_collate(list(y))
+        return default_collate(list(x)), numbers(default_collate(list(y)))
 
     def take(self, index: Tensor) -> "Lazy":
         return Lazy(self.dataset, self.index[index])
@@ -179,6 +179,11 @@ def fingerprint(samples: Samples) -> str:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     samples._fingerprint = digest.hexdigest()[:16]      # rows do not change; hashing a large set again and again takes long
     return samples._fingerprint
+
+
+def numbers(y: Tensor) -> Tensor:
+    """Labels kept as bytes, as whole numbers: in an input, bytes are brightness."""
+    return y.long() if y.dtype == torch.uint8 else y
 
 
 def each(x: Inputs, change):

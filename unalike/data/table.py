@@ -13,8 +13,9 @@ from unalike.tasks import Task
 class Table:
     """Inputs, targets with one row an input and a task of the same name, and two sets of rows.
 
-    `x` is (n, channels, height, width) float32, or a dict of modalities by name with n rows each. `train` and `test` are row numbers
-    (int64), in no more than one of them unless `overlap`: where nothing is learnt from labels, one may score what was trained on.
+    `x` is (n, channels, height, width) float32, or bytes (uint8) that stand for brightness from 0 to 1, or a dict of modalities by name
+    with n rows each. `train` and `test` are row numbers (int64), in no more than one of them unless
+    `overlap`: where nothing is learnt from labels, one may score what was trained on.
     """
 
     x: Inputs

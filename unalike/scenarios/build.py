@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from unalike.client import Client
-from unalike.data import DATASETS, PARTITIONS, Table, Tensors, load_dataset
+from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.samples import each, pooled, thinned
 from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
-from unalike.randomness import stream
-from unalike.scenarios.reading import model_options, names, partition_options
+from unalike.randomness import scope, stream
+from unalike.scenarios.reading import dataset_options, model_options, names, partition_options, task_options
 from unalike.scenarios.schema import Data, Group, Scenario
+from unalike.training import batches
 
 Member = tuple[int, Group, str]     # which of the scenario's groups, the group, and the client's id
 
@@ -56,9 +57,9 @@ def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client]
         first = f"{group.id}-0" if group.count > 1 else group.id
         for id in _ids(group) if first in rows else [first]:       # no rows for them: one with some, to see what else is wrong
             made.append(_client(scenario, group, id, tables[(group.data or scenario.data).name], rows.get(id), public))
-    kinds = {str((group.model, group.target, group.data)) for group in scenario.clients}
+    kinds = {str((group.model, group.target, group.task, group.data)) for group in scenario.clients}
     if scenario.pooled and len(kinds) > 1:
-        problems.append(("pooled", "clients that differ in model, target or dataset cannot be one."))
+        problems.append(("pooled", "clients that differ in model, target, task or dataset cannot be one."))
     return [_pooled(made)] if scenario.pooled and made and not problems else made, problems
 
 
@@ -67,15 +68,21 @@ def _ids(group: Group) -> list[str]:
 
 
 def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> dict[str, Table]:
-    """The datasets that are used, by name; those there are not have been told."""
-    used = {(g.data or scenario.data).name: f"clients.{i}.data.name" if g.data else "data.name" for i, g in enumerate(scenario.clients)}
+    """The datasets that are used, by name; those there are not have been told, and options they have not."""
+    used: dict[str, tuple[str, Data]] = {}
+    for i, group in enumerate(scenario.clients):
+        where, data = (f"clients.{i}.data", group.data) if group.data else ("data", scenario.data)
+        used.setdefault(data.name, (f"{where}.name", data))
     if scenario.public:
-        used.setdefault(scenario.public.data or scenario.data.name, "public.data" if scenario.public.data else "data.name")
+        named = scenario.public.data
+        data = Data(name=named) if named and named != scenario.data.name else scenario.data
+        used.setdefault(data.name, ("public.data" if named else "data.name", data))
     tables = {}
-    for name, where in used.items():
-        if name in DATASETS:
+    for name, (where, data) in used.items():
+        options, wrong = dataset_options("", data)
+        if not wrong:
             try:
-                tables[name] = load_dataset(name, folder)
+                tables[name] = load_dataset(name, folder, **options)
             except (ValueError, OSError) as error:
                 problems.append((where, reason(error)))
     return tables
@@ -109,7 +116,7 @@ def _sharers(scenario: Scenario, name: str, problems: list[Problem]) -> tuple[st
             own.append((i, group))
         else:
             problems.append((f"clients.{i}.data" if group.data else "data", f"{first[0]} shares out {name} already, and some rows would go "
-                             "to two clients; give all clients of a dataset the same partition."))
+                             "to two clients; give all clients of a dataset the same partition and options."))
     return *first, own
 
 
@@ -136,9 +143,11 @@ def _deal(scenario: Scenario, where: str, data: Data, table: Table, own: list[Me
         if by not in table.targets:
             problems.append((f"{where}.partition.by", unknown("target", by, table.targets)))
             return {}
-        features = torch.cat([x[pool].flatten(1) for x in (table.x.values() if isinstance(table.x, dict) else [table.x])], 1)
-        what = {"iid": len(pool), "by_cluster": features}.get(how, table.targets[by][pool])
+        encoder = options.pop("encoder", None)
         try:
+            what = len(pool) if how == "iid" else table.targets[by][pool]
+            if how == "by_cluster":
+                what = _features(scenario, table, pool, encoder)
             parts = PARTITIONS[how](what, len(own), generator=generator, **options)
         except ValueError as error:
             problems.append((f"{where}.partition", str(error)))
@@ -147,15 +156,34 @@ def _deal(scenario: Scenario, where: str, data: Data, table: Table, own: list[Me
     return {id: pool[part[:group.train] if group.train else part] for (_, group, id), part in zip(own, shuffled, strict=True)}
 
 
+def _features(scenario: Scenario, table: Table, rows: Tensor, encoder: str | None) -> Tensor:
+    """What rows are clustered by: their inputs as they are, or what a model of that name makes of them, frozen."""
+    held = Tensors(table.x, None, rows)
+    if encoder is None:
+        return torch.cat([x[rows].flatten(1) for x in (table.x.values() if isinstance(table.x, dict) else [table.x])], 1)
+    with scope(scenario.seed, "partition"):
+        frozen = build_encoder(encoder, held.shape, {}).eval()
+    eye = Client(id="partition", model=frozen, task=next(iter(table.tasks.values())), train=held)     # inputs as a client sees them
+    with torch.no_grad():
+        return torch.cat([frozen(eye.place(held.rows(few)[0])) for few in batches(len(rows), 256)])
+
+
 def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], problems: list[Problem]) -> bool:
     """Whether the dataset has what the group wants of it, and the model what is said of it."""
     told, at = len(problems), f"clients.{i}"
     if (table := tables.get((group.data or scenario.data).name)) is None:
         return False
-    if _target(table, group) is None:
+    if (target := _target(table, group)) is None:
         names = list(table.targets)
         problems.append((f"{at}.target", unknown("target", group.target, names) if group.target else
                          f"is missing: the dataset has several, name one of {', '.join(names)}."))
+    else:
+        options, wrong = task_options(f"{at}.task", table.tasks[target], group.task)
+        problems += wrong
+        try:
+            replace(table.tasks[target], **options)
+        except ValueError as error:
+            problems.append((f"{at}.task", str(error)))
     if not isinstance(table.x, dict):
         problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
                      for field in ("modalities", "mix", "missing") if getattr(group, field)]
@@ -198,7 +226,8 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
         tested = Tensors(x, y, test)
     shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))
     options, _ = model_options("", group.model)
-    return Client(id=id, model=partial(build_encoder, group.model.name, shape, options), task=table.tasks[target],
+    task = replace(table.tasks[target], **task_options("", table.tasks[target], group.task)[0])
+    return Client(id=id, model=partial(build_encoder, group.model.name, shape, options), task=task,
                   train=train, test=tested.take(torch.arange(min(group.test, len(tested)))) if group.test else tested,
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))

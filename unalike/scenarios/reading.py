@@ -14,6 +14,7 @@ from unalike.algorithm import Algorithm
 from unalike.errors import Problem, Problems, UserError, near, nearest, unknown
 from unalike.scenarios.schema import Data, Named, Scenario
 from unalike.scenarios.words import sentence
+from unalike.tasks import Task
 
 Rest = Callable[[Scenario, Algorithm | None, bool], list[Problem]]
 
@@ -58,8 +59,7 @@ def names(scenario: Scenario) -> list[Problem]:
     from unalike.engines import ENGINES
     problems: list[Problem] = [] if scenario.clients else [("clients", "a federation needs at least one client.")]
     for where, data in blocks(scenario):
-        if data.name not in DATASETS:
-            problems.append((f"{where}.name", unknown("dataset", data.name, DATASETS)))
+        problems += dataset_options(where, data)[1]
         problems += partition_options(f"{where}.partition", data.partition)[1]
     if scenario.public and scenario.public.data is not None and scenario.public.data not in DATASETS:
         problems.append(("public.data", unknown("dataset", scenario.public.data, DATASETS)))
@@ -82,6 +82,21 @@ def blocks(scenario: Scenario) -> list[tuple[str, Data]]:
     return [("data", scenario.data)] + [(f"clients.{i}.data", g.data) for i, g in enumerate(scenario.clients) if g.data]
 
 
+def dataset_options(where: str, data: Data) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of a dataset, and what is wrong with them; where it lies is not among them."""
+    from unalike.data import DATASETS
+    if data.name not in DATASETS:
+        return {}, [(f"{where}.name", unknown("dataset", data.name, DATASETS))]
+    _, *theirs = inspect.signature(DATASETS[data.name]).parameters.values()
+    return _options(f"{where}.options", data.name, {p.name: p.annotation for p in theirs}, data.options)
+
+
+def task_options(where: str, task: Task, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """The options of a task, and what is wrong with them; its labels are the dataset's to say."""
+    known = {field.name: field.type for field in dataclasses.fields(task) if field.name != "labels"}
+    return _options(where, f"A {task.name} task", known, given)
+
+
 def model_options(where: str, named: Named) -> tuple[dict[str, Any], list[Problem]]:
     """The options of a model, and what is wrong with them."""
     from unalike.models import ENCODERS
@@ -89,9 +104,14 @@ def model_options(where: str, named: Named) -> tuple[dict[str, Any], list[Proble
 
 
 def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Problem]]:
-    """The options of a partition, and what is wrong with them; those that look at labels may be told which."""
+    """The options of a partition, and what is wrong with them; those that look at labels may be told which, those that look at features
+    which model makes them."""
     from unalike.data import PARTITIONS
-    return _named(where, "partition", named, PARTITIONS, {"rows", "sizes_or_clients", "y", "features", "clients", "generator"})
+    from unalike.models import ENCODERS
+    good, problems = _named(where, "partition", named, PARTITIONS, {"rows", "sizes_or_clients", "y", "features", "clients", "generator"})
+    if good.get("encoder", "mlp") not in ENCODERS:
+        problems.append((f"{where}.encoder", unknown("model", good["encoder"], ENCODERS)))
+    return good, problems
 
 
 def read_engine(named: Named, workers: int) -> tuple[dict[str, Any], list[Problem]]:
@@ -113,7 +133,7 @@ def _named(where: str, kind: str, named: Named, there: Mapping[str, Any], ours: 
         return {}, [(f"{where}.name", unknown(kind, named.name, there))]
     parameters = inspect.signature(there[named.name]).parameters
     theirs = {name: p for name, p in parameters.items() if name not in ours}
-    by = {"by": str} if "y" in parameters else {}
+    by = {"by": str} if "y" in parameters else {"encoder": str} if "features" in parameters else {}
     good, problems = _options(where, named.name, {name: p.annotation for name, p in theirs.items()} | by, named.options)
     meant = {near(name, theirs) for name in named.options}
     missing = [name for name, p in theirs.items() if p.default is p.empty and name not in meant]

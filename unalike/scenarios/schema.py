@@ -34,6 +34,7 @@ class Data(Strict):
     """A dataset, and how its labelled rows are dealt out."""
 
     name: str
+    options: dict[str, Any] = {}          # of the dataset
     partition: Named = Named(name="iid")
 
 
@@ -59,6 +60,7 @@ class Group(Strict):
     count: Count = 1
     model: Named
     target: str | None = None             # which of the dataset's targets; needed where it has several
+    task: dict[str, Any] = {}             # options of its task, e.g. what it minimises
     data: Data | None = None              # a dataset of its own
     modalities: Annotated[list[str], Field(min_length=1)] | None = None     # which it owns; all if not said
     mix: Mix | None = None                # instead: drawn for each client of the group

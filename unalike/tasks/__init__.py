@@ -6,7 +6,8 @@ from unalike.tasks.multilabel import MultiLabel
 from unalike.tasks.segmentation import Segmentation
 from unalike.tasks.task import Meter, Task
 
-TASKS = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation, "clustering": Clustering}
+TASKS: dict[str, type[Task]] = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation,
+                               "clustering": Clustering}
 
 __all__ = ["TASKS", "Classification", "Clustering", "Meter", "MultiLabel", "Segmentation", "Task", "clustering_scores", "federated_scores",
            "kmeans"]

@@ -1,0 +1,90 @@
+"""Photographs kept as JPEG bytes in .npz files: VOC 2012 with several labels each, Caltech-101 with one. Knows no clients.
+
+Such a file holds all bytes end to end in `jpeg`, and where each begins and the last ends in `off`.
+"""
+
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.data.multiview import find
+from unalike.data.table import Table
+from unalike.tasks import Classification, MultiLabel
+
+Broken = Literal["refuse", "skip"]
+
+VOC = ("http://host.robots.ox.ac.uk/pascal/VOC/voc2012 (VOCtrainval_11-May-2012.tar): images at 96x96 as JPEG bytes in `jpeg` and `off`, "
+       "`y` (n, 20) 1 present, 0 difficult, -1 absent, `split` 0 train, 1 val, `classes`")
+CALTECH = "https://data.caltech.edu/records/mzrjq-6wc02: images at 96x96 as JPEG bytes in `jpeg` and `off`, `y` (n,), `classes`"
+SPLIT_SEED, TRAIN_SHARE = 101, 0.7      # Caltech-101 has no official split
+
+
+def voc2012(folder: str | None = None, broken: Broken = "refuse") -> Table:
+    """VOC 2012 at 96x96: 5717 photographs to train, 5823 to test, 20 labels, "difficult" ones unknown; needs voc2012_cls_96_jpeg.npz.
+
+    `broken` says what becomes of bytes that are no image, or one of another size: "refuse" them by name or "skip" them.
+    """
+    with np.load(find("voc2012", folder, ("voc2012_cls_96_jpeg.npz",), VOC)) as held:
+        x, good = decode(held["jpeg"], held["off"], broken, held["names"].tolist())
+        marks, split = torch.from_numpy(held["y"][good].astype(np.float32)), torch.from_numpy(held["split"][good])
+        classes = tuple(held["classes"].tolist())
+    y = torch.where(marks == 0, -1.0, (marks == 1).float())
+    return Table(x=x, targets={"objects": y}, tasks={"objects": MultiLabel(classes)},
+                 train=(split == 0).nonzero().flatten(), test=(split != 0).nonzero().flatten())
+
+
+def caltech101(folder: str | None = None, broken: Broken = "refuse") -> Table:
+    """Caltech-101 at 96x96: 8677 photographs of one of 101 things, 70 % of each to train; needs caltech101_96_jpeg.npz.
+
+    `broken` as in voc2012.
+    """
+    from sklearn.model_selection import train_test_split
+
+    with np.load(find("caltech101", folder, ("caltech101_96_jpeg.npz",), CALTECH)) as held:
+        x, good = decode(held["jpeg"], held["off"], broken)
+        y, classes = held["y"][good].astype(np.int64), tuple(held["classes"].tolist())
+    train, test = train_test_split(range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED)
+    return Table(x=x, targets={"thing": torch.from_numpy(y)}, tasks={"thing": Classification(classes)},
+                 train=torch.tensor(sorted(train)), test=torch.tensor(sorted(test)))
+
+
+def decode(jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: Sequence[str] | None = None) -> tuple[Tensor, np.ndarray]:
+    """Every image once, as bytes (n, 3, height, width), and which items these are (n,): all, unless broken ones are skipped.
+
+    The first image that can be read says the size. Called `names`, or by number, at most ten are told.
+    """
+    if broken not in ("refuse", "skip"):
+        raise ValueError(f'broken images are to "refuse" or to "skip", got {broken!r}')
+    found: list[np.ndarray] = []
+    good, wrong = [], []
+    for i, (start, end) in enumerate(pairwise(off)):
+        try:
+            image = read(jpeg[start:end].tobytes())
+            if found and image.shape != found[0].shape:
+                raise ValueError(f"is {image.shape[1]}x{image.shape[0]}, the others {found[0].shape[1]}x{found[0].shape[0]}")
+            found.append(image)
+            good.append(i)
+        except ValueError as problem:
+            wrong.append(f"{names[i] if names else f'image {i}'} {problem}")
+    if wrong and (broken == "refuse" or not found):
+        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+        raise ValueError(f"{len(wrong)} of {len(off) - 1} images cannot be used: {'; '.join(wrong[:10])}{more}. "
+                         "Mend them, or leave them out with broken: skip")
+    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous(), np.array(good)
+
+
+def read(data: bytes | Path) -> np.ndarray:
+    """One image as bytes (height, width, 3)."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as image:
+            return np.asarray(image.convert("RGB"))
+    except Exception as problem:        # what PIL raises on broken bytes is open: OSError, SyntaxError, struct.error and others
+        raise ValueError(f"is no image ({type(problem).__name__})") from None
