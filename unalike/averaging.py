@@ -106,8 +106,12 @@ class Averaging(Algorithm):
             for name in sorted({group[c] for c in replies}):
                 members = {c: reply["parameters"] for c, reply in replies.items() if group[c] == name}
                 models[name] = self.merge(members, weights)
-            fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
+            self.note(fed, replies)
             yield round
+
+    def note(self, fed: Federation, replies: Replies) -> None:
+        """What is written down of a round, for the curves in the report."""
+        fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
 
     def acquaint(self, fed: Federation) -> None:
         """Who is alike, and where each group begins: asked before the first round, and of those who could not answer when next here."""

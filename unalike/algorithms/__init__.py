@@ -3,6 +3,7 @@
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
+from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fedprox import FedProx
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.algorithms.local import Local
@@ -14,4 +15,5 @@ ALGORITHMS = {
     "fedmuscle": FedMuscle,
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
+    "fednca": FedNCA,
 }

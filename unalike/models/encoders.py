@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from unalike.errors import UserError, nearest, unknown
 from unalike.models.autoencoder import Autoencoder, Size
+from unalike.models.efficientnet import EfficientNetLite
+from unalike.models.hub import Hub
 
 
 class MLP(nn.Module):
@@ -125,7 +127,8 @@ class Block(nn.Module):
         return self.after_attention((weights @ v).transpose(1, 2).flatten(2))
 
 
-ENCODERS = {"mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder}
+ENCODERS: dict[str, Callable[..., nn.Module]] = {"mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder,
+            "efficientnet": EfficientNetLite, "hub": Hub}
 
 
 def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]], options: dict) -> nn.Module:

