@@ -17,7 +17,7 @@ from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
-from unalike.tasks import Clustering
+from unalike.tasks import Clustering, MultiLabel
 
 collect_ignore = ["engines/on_ray.py"]            # a program that test_ray.py runs
 CLASSES = 4
@@ -47,8 +47,34 @@ def client(id, rows=20, model=mlp, dtype=torch.float64, **fields):
     return Client(id=id, model=model, dtype=dtype, **(given | fields))
 
 
+class Seeing(nn.Module):
+    """An encoder with a feature map (8, 2, 2), perhaps with all that makes repeating hard."""
+
+    def __init__(self, noisy=False):
+        super().__init__()
+        more = [nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32)] if noisy else [nn.ReLU(), nn.Linear(32, 32)]
+        self.layers = nn.Sequential(nn.Linear(6, 32), *more)
+
+    def grid(self, x):
+        return self.layers(x).unflatten(1, (8, 2, 2))
+
+    def forward(self, x):
+        return self.grid(x).mean((-2, -1))
+
+
+def several(id, rows=20, model=None, noisy=False, **about):
+    """A client with one of several labels a row; classes that are given as numbers become such labels."""
+    number = sum(map(ord, id))
+    sets = {"train": blobs(rows, number), "test": blobs(40, 1000 + number)} | about
+    marked = {name: (sets[name][0], nn.functional.one_hot(sets[name][1], CLASSES).float()) for name in ("train", "test")}
+    return client(id, model=model or partial(Seeing, noisy=noisy), **(about | {"task": MultiLabel(CLASSES)} | marked))
+
+
 def toys_for(tasks):
     """The same toys for methods that serve other tasks than classification."""
+    if tasks[0] == "multilabel":
+        return {"client": several, "noisy": partial(Seeing, noisy=True),
+                "clients": lambda count=3, **about: [several("abcdefgh"[i], noisy=i == 2, **about) for i in range(count)]}
     if tasks[0] != "clustering":
         return {}
     auto = lambda: Autoencoder((6,), (8,), 4)

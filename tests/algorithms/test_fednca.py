@@ -1,0 +1,128 @@
+"""FedNCA: its head and loss written out, prototypes that never change, switches, diagnostics, and bad input."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from unalike import Client
+from unalike.algorithms.fednca import ClassHead, FedNCA
+from unalike.errors import Problems
+from unalike.losses import prototype_contrast, rejection, simplex_etf
+from unalike.models import CNN, MLP
+from unalike.tasks import MultiLabel
+from unalike.training import Training
+
+LABELS = 5
+
+
+def data(rows=12, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    return torch.rand(rows, 1, 8, 8, generator=source), torch.randint(2, (rows, LABELS), generator=source).float()
+
+
+def client(id="a", model=partial(CNN, (1, 8, 8), (4, 8), 16), **about):
+    given = {"task": MultiLabel(LABELS), "train": data(12, ord(id)), "test": data(8, 99)}
+    return Client(id=id, model=model, dtype=torch.float64, **(given | about))
+
+
+def side(method=None, one=None, **training):
+    method = method or FedNCA()
+    return method.Side(one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0)
+
+
+def test_the_head_is_one_attention_with_the_prototypes_as_queries():
+    """Against torch's own module: no residual, no norm, no further layers."""
+    head = ClassHead(LABELS, 16, 4, 10.0, False).double()
+    own = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
+    keys, values = head.keys_values.weight.chunk(2)
+    own.in_proj_weight.data = torch.cat([head.queries.weight, keys, values])
+    own.in_proj_bias.data = torch.cat([head.queries.bias, head.keys_values.bias])
+    own.out_proj.load_state_dict(head.out.state_dict())
+    seen = torch.randn(3, 16, 2, 3, dtype=torch.float64)
+    tokens = seen.flatten(2).mT
+    torch.testing.assert_close(head.features(seen), own(head.prototypes.expand(3, -1, -1), tokens, tokens)[0])
+
+
+def test_a_class_is_predicted_by_its_own_feature():
+    head = ClassHead(LABELS, 16, 4, 10.0, False).double()
+    head.bias.data.normal_()
+    seen = torch.randn(3, 16, 2, 3, dtype=torch.float64)
+    f, w = head.features(seen), head.prototypes
+    for b, k in ((0, 1), (2, 4)):
+        assert head(seen)[b, k].item() == pytest.approx((10 * w[k] @ f[b, k] + head.bias[k]).item())
+        for j in range(LABELS):
+            assert head.logits(f)[b, k, j].item() == pytest.approx((10 * w[j] @ f[b, k] + head.bias[j]).item())
+    torch.testing.assert_close(head(seen), head.logits(f).diagonal(dim1=-2, dim2=-1))
+
+
+def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
+    x, y = data(6)
+    y[0] = -1                                             # an all-unknown row
+    x, y = x.double(), y.double()
+    made = side()
+    f = made.model.head.features(made.model.features(x))
+    logits = made.model.head.logits(f)
+    entries = [(z, t) for zs, ts in zip(made.model(x).tolist(), y.tolist()) for z, t in zip(zs, ts) if t >= 0]
+    bce = sum(math.log1p(math.exp(-z if t == 1 else z)) for z, t in entries) / 6
+    parts = (0.01 * rejection(logits, y, 0.3).item(), prototype_contrast(f, simplex_etf(LABELS, 16), y, 0.07).item())
+    assert parts[0] > 0 and parts[1] > 0
+    for on in ((1, 1), (0, 1), (1, 0), (0, 0)):
+        switched = side(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
+        assert switched.loss(x, y).item() == pytest.approx(bce + on[0] * parts[0] + on[1] * parts[1], rel=1e-5)
+
+
+def test_without_a_present_label_only_the_criterion_is_left():
+    x, _ = data(6)
+    absent = torch.zeros(6, LABELS, dtype=torch.float64)
+    assert side().loss(x.double(), absent).item() == pytest.approx(LABELS * side().task_loss(x.double(), absent).item())
+
+
+def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys, tmp_path):
+    for etf in ("frozen", "trainable"):
+        method = FedNCA(etf=etf)
+        fed = toys.federation(tmp_path / etf, method, [client("a"), client("b")], rounds=3)
+        toys.serve(fed, method)
+        heads = [fed.engine.host.sides[c].model.head for c in "ab"]
+        same = [torch.equal(head.prototypes, simplex_etf(LABELS, 16).float().double()) for head in heads]
+        assert same == [etf == "frozen"] * 2
+        assert ("head.prototypes" in fed.state["models"][fed.state["group"]["a"]]) == (etf == "trainable")
+
+
+def test_clients_count_the_same_unless_told_otherwise():
+    replies = {"a": {"samples": 10}, "b": {"samples": 30}}
+    assert FedNCA().weights(replies) == {"a": 1, "b": 1} and FedNCA(mean="samples").weights(replies) == {"a": 10, "b": 30}
+
+
+def test_without_disentanglement_one_feature_stands_for_every_class_and_any_encoder_will_do():
+    made = side(FedNCA(disentangle=False), client(model=partial(MLP, (1, 8, 8), (8,), 16)))
+    x = data(3)[0].double()
+    f = made.model.head.features(made.model.features(x))
+    assert torch.equal(f[:, 0], made.model.encoder(x)) and torch.equal(f[:, 0], f[:, 4])
+    torch.testing.assert_close(made.model(x), 10 * made.model.encoder(x) @ simplex_etf(LABELS, 16).float().double().mT)
+
+
+def test_collapse_is_noted_each_round(toys, tmp_path):
+    nobody = (data()[0], torch.zeros(12, LABELS))         # a client without a single present label takes part all the same
+    results = toys.execute(tmp_path / "run", FedNCA(), [client("a"), client("b"), client("c", train=nobody)], rounds=2)
+    notes = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    noted = {(event["round"], event["name"]): event["values"] for event in notes if event["event"] == "note"}
+    assert not results["failures"]
+    for number in (1, 2):
+        assert set(noted[number, "spread"]) == set(noted[number, "alignment"]) == {"a", "b"}
+        assert set(noted[number, "train_loss"]) == set("abc")
+
+
+@pytest.mark.parametrize(("method", "about", "said"), [
+    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 4)}, "5 classes need 5 channels or more .* have 4: widen the encoder"),
+    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 18)}, "18 channels among its heads: 4 do not divide"),
+    (FedNCA(), {"model": partial(MLP, (1, 8, 8))}, r"needs an encoder with grid\(x\), MLP has none; disentangle=false"),
+    (FedNCA(), {"task": MultiLabel(1), "train": (data()[0], data()[1][:, :1])}, "2 classes or more, got 1"),
+    (FedNCA(temperature=0.0, rejection=-1.0), {}, "temperature .*above 0, got 0"),
+])
+def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, tmp_path):
+    with pytest.raises(Problems, match=said):
+        toys.execute(tmp_path / "run", method, [client(**({"test": None} | about))])
