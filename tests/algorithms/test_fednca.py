@@ -24,7 +24,10 @@ def data(rows=12, seed=0):
     return torch.rand(rows, 1, 8, 8, generator=source), torch.randint(2, (rows, LABELS), generator=source).float()
 
 
-def client(id="a", model=partial(CNN, (1, 8, 8), (4, 8), 16), **about):
+SMALL = partial(CNN, (1, 8, 8), (4, 8), 16)
+
+
+def client(id="a", model=SMALL, **about):
     given = {"task": MultiLabel(LABELS), "train": data(12, ord(id)), "test": data(8, 99)}
     return Client(id=id, model=model, dtype=torch.float64, **(given | about))
 

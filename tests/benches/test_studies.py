@@ -9,19 +9,21 @@ import pytest
 
 from unalike.benches import Study, averages
 from unalike.benches.afmcc import figures
+from unalike.benches.fednca import SHOWN
 from unalike.cli import benches as command
 from unalike.cli.lists import bench_names
 from unalike.errors import UserError
 from unalike.report import Run
 from unalike.scenarios import load
 
-STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard"]
+STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
+           "fednca"]
 
 
 def made_up(scenario, algorithm, seed):
     """A run of that scenario that never was: everyone in step with its speed, accuracy rising by the visit."""
-    rounds, count = scenario.training.rounds, sum(group.count for group in scenario.clients)
-    speeds = {f"{group.id}-{i}": group.speed for group in scenario.clients for i in range(group.count)} if count > 1 else {}
+    rounds = scenario.training.rounds
+    speeds = {f"{group.id}-{i}": group.speed for group in scenario.clients for i in range(group.count)}
     lasts = {client: max(1000 / speed, scenario.federation.tick) for client, speed in speeds.items()}
     rest = getattr(algorithm, "rest", True)
     had = {client: rounds if rest else int(rounds * max(lasts.values()) / its) for client, its in lasts.items()}
@@ -33,7 +35,8 @@ def made_up(scenario, algorithm, seed):
         events.append({"event": "round", "round": at, "clock": 5 + at * max(lasts.values())})
         events.append({"event": "evaluation", "round": at, "figures": {"acc": 10.0 + at, "joint": {"acc": 20.0 + at}}})
     told = {"metric": "acc", "gain": seed - 1, "safeguarded_gain": 0, "kept": "alone", "alone": 50, "value": 60}
-    results = {"metrics": scores | {"joint": scores}, "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
+    known = dict.fromkeys(SHOWN, 60.0) | {"macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA")}
+    results = {"metrics": scores | known | {"joint": scores}, "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
                "visits": had, "clients": {client: told for client in speeds}, "delta": 3.0, "losers": 1}
     return Run(Path("nowhere"), {}, results, events)
 
@@ -88,6 +91,13 @@ def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
     assert rows["with the constraint, 2 steps"]["peak_acc"] == 144
 
 
+def test_leads_are_told_of_the_rows_that_were_run(asked):
+    told = import_module("unalike.benches.fednca").run(Study(seeds=(0,)))
+    assert len(told["rows"]) == 15 and told["macro_f1_lead"] == 9 and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
+    some = import_module("unalike.benches.fednca").run(Study(seeds=(0,), only=("ETF", "centralised")))
+    assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
+
+
 def test_mean_and_spread():
     runs = [Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0 + seed}) for seed in (0, 1)]
     told = averages(runs, lambda run: {"acc": 10.0 + 2 * run.seed})
@@ -120,4 +130,4 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack", "afmcc-time"} <= set(bench_names())
+    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost"} <= set(bench_names())
