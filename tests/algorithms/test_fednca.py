@@ -129,3 +129,23 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
 def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, tmp_path):
     with pytest.raises(Problems, match=said):
         toys.execute(tmp_path / "run", method, [client(**({"test": None} | about))])
+
+
+def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):
+    from unalike.benches import Study
+    from unalike.benches import fednca as bench
+    from unalike.report import read
+    from unalike.runs import run_scenario
+    from unalike.scenarios import load
+    tiny = ["rounds=1", "epochs=1", "data.options={train: 40, test: 20}", "clients.0.model={name: cnn, width: 16}"]
+    once = lambda study, scenario, settings, seed: read(run_scenario(*load("fednca-digits", settings=[*settings, *tiny], seed=seed),
+                                                                     out=tmp_path / f"{len([*tmp_path.iterdir()])}")[1])
+    monkeypatch.setattr(Study, "once", once)
+    rows = bench.run(Study(seeds=(0,), only=("ETF alone, alpha 0.1", "fedavg, ASL, alpha 0.5", "centralised")))["rows"]
+    assert len(rows) == 3 and all(set(bench.SHOWN) <= set(row) for row in rows.values())
+
+
+def test_the_cost_is_a_ratio():
+    from unalike.benches import Study, fednca_cost
+    told = fednca_cost.run(Study(quick=True))
+    assert told["ratio"] > 0 and told["plain_ms"] > 0

@@ -97,6 +97,7 @@ def scenario(tmp_path):
     (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
     (["run", "digits", "--algorithm", "local", "--set", "privacy.noise=1"], "privacy: no operation of Local declares what it sends"),
     (["run", "afmcc-digits", "--set", "privacy.noise=1"], "privacy: weights made from private data would leave the clients; set"),
+    (["bench", "muscle", "--device", "cuda"], "bench muscle makes no runs of a scenario, so it takes no device"),
     (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
     (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
     (["run", "digits", "--set", "ronds=3"], '--set ronds: There is no field "ronds". Did you mean "rounds"?'),

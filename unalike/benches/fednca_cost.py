@@ -11,8 +11,10 @@ from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fednca import FedNCA
 from unalike.benches import Study
 from unalike.client import Client
+from unalike.data import Tensors
 from unalike.models import build_encoder
 from unalike.tasks import MultiLabel
+from unalike.tasks.task import label_names
 from unalike.training import Training
 
 BATCH, LABELS, SHAPE = 32, 20, (3, 96, 96)
@@ -26,7 +28,8 @@ def run(study: Study) -> dict:
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(256, (BATCH, *shape), dtype=torch.uint8, generator=draw)
     y = (torch.rand(BATCH, LABELS, generator=draw) < 0.1).float()
-    client = Client("bench", partial(build_encoder, name, shape, options), MultiLabel(LABELS), train=(x, y), device=device)
+    model = partial(build_encoder, name, shape, options)
+    client = Client("bench", model, MultiLabel(label_names(LABELS)), train=Tensors(x, y), device=device)
     methods: list[Algorithm] = [FedAvg(), FedNCA()]
     sides = [method.Side(client, method, Training(), 0) for method in methods]
     x, y = client.place(x), client.place(y)
