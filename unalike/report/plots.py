@@ -5,6 +5,7 @@ from math import ceil
 from unalike.report import history, picture, words
 from unalike.report.canvas import CLIENTS, colour, figure, inline, settings
 from unalike.report.folder import Run
+from unalike.report.holdings import holdings, pairs
 from unalike.report.material import material
 from unalike.report.picture import Picture, colours, short, whole_rounds
 from unalike.report.records import notes, traffic, visits
@@ -13,7 +14,8 @@ from unalike.report.records import notes, traffic, visits
 def draw(run: Run) -> list[Picture]:
     """Every picture this run has something to show for."""
     with settings():
-        drawn = [made(run) for made in (gains, whole, courses)] + material(run) + [made(run) for made in (notes, traffic, visits)]
+        first, last = (gains, whole, courses), (notes, holdings, pairs, traffic, visits)
+        drawn = [made(run) for made in first] + material(run) + [made(run) for made in last]
     return [made for made in drawn if made]
 
 

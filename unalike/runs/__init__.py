@@ -7,8 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import stack
+from torch.nn.functional import one_hot
+
 from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
+from unalike.data import Tensors
 from unalike.errors import Problems, UserError
 from unalike.federation import Terms
 from unalike.privacy import Privacy
@@ -80,7 +84,30 @@ def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | 
                                                  "data_dir": data_dir or scenario.data_dir}
     made = prepare(scenario, algorithm, None, data_dir, watch)
     made.folder = Folder.create(place(out, scenario.name, scenario.algorithm.name, scenario.seed), config)
+    if (told := held_labels(made.clients)) is not None:
+        made.folder.event("labels", **told)
     return report(made), made.folder.path
+
+
+def held_labels(clients: list[Client]) -> dict[str, Any] | None:
+    """Which labels each client of a scenario holds and, of multi-label ones, which go together; None where clients have unlike labels.
+
+    For the report's pictures: a simulation may look, a server never sees it.
+    """
+    task, counts, pairs = clients[0].task, {}, {}
+    if task.name not in ("classification", "multilabel") or any(c.task.labels != task.labels for c in clients):
+        return None
+    for client in clients:
+        if not isinstance(client.train, Tensors) or client.train.y is None:
+            return None
+        y = client.train.y[client.train.index]
+        marks = (y == 1).long() if task.name == "multilabel" else one_hot(y.long(), len(task.labels))
+        counts[client.id] = marks.sum(0).tolist()
+        if task.name == "multilabel":
+            pairs[client.id] = marks.mT @ marks
+    together = stack(list(pairs.values())).sum(0).tolist() if pairs else None
+    return {"labels": task.labels, "counts": counts, "together": together,
+            "pairs": {id: matrix.tolist() for id, matrix in list(pairs.items())[:5]}}
 
 
 def resume(path: str | Path, watch: Watch = quiet, progress: bool = False) -> dict[str, Any]:
