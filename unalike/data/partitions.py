@@ -81,7 +81,8 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
     alpha. Clients below `minimum` are filled up as there.
 
     From each client `missing` labels are withheld, drawn at random, and it gets no row that carries one; a label drawn by all stays
-    with one of them. A row that fits nowhere goes where only its rarest label fits; how many there were is logged.
+    with one of them. A row that fits nowhere goes where the fewest of its labels are withheld, and there they are withheld no longer;
+    how many there were is logged.
     """
     if y.ndim != 2:
         raise ValueError(f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}; take dirichlet for classes")
@@ -103,13 +104,16 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
         for place in waiting[:, label].nonzero()[0]:
             wish = lack[waiting[place]].sum(0)
             if wish.max() == -np.inf:
-                homeless, wish = homeless + 1, lack[label]
-            client = int(wish.argmax())
+                against = np.isinf(lack[waiting[place]]).sum(0)  # (clients,)
+                client, homeless = int(against.argmin()), homeless + 1
+                lack[waiting[place], client] = np.maximum(lack[waiting[place], client], -len(y))
+            else:
+                client = int(wish.argmax())
             owner[mixed[place]] = client
             lack[waiting[place], client] -= 1
             waiting[place] = False
     if homeless:
-        log.info("%d rows carry labels that no client may hold together; they went where their rarest label may be", homeless)
+        log.info("%d rows carry labels that no client might hold together; some clients lack fewer labels than asked for", homeless)
     return parts(fill_up(owner, clients, minimum, generator), clients)
 
 
