@@ -13,7 +13,7 @@ demo: .venv/installed
 	$(BIN)/unalike run digits --workers 2 --safeguard
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-faults: .venv/installed
 	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py -v

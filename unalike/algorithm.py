@@ -16,6 +16,7 @@ from unalike.ledger import FREE
 from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, marked, modalities
 from unalike.models.model import Model, width_of
+from unalike.models.submodels import flops
 from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
@@ -109,6 +110,10 @@ class ClientSide:
         import copy
         return copy.deepcopy(self.client.head) if self.client.head is not None else self.client.task.head(width)
 
+    def row(self) -> Any:
+        """One sample of the client's, as its model takes it."""
+        return self.client.place(self.client.train.rows(torch.arange(1))[0])
+
     def encoder_width(self, encoder: nn.Module) -> int:
         return width_of(encoder, self.client.place(self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0]))
 
@@ -172,8 +177,8 @@ class ClientSide:
 
     @question
     def describe(self) -> Value:
-        """Size and hash of the model, for the results."""
-        return {"parameters": sum(p.numel() for p in self.model.parameters()),
+        """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
+        return {"parameters": sum(p.numel() for p in self.model.parameters()), "flops": flops(self.model, self.row()),
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation

@@ -97,15 +97,26 @@ class Averaging(Algorithm):
     def merge(self, states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
         return mean_states(states, weights)
 
+    def messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
+        """What each client is sent: the model of its group."""
+        return {c: {"parameters": fed.state["models"][fed.state["group"][c]]} for c in clients}
+
+    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+        """What becomes of a group's model when its members have sent theirs."""
+        fed.state["models"][group] = self.merge(states, weights)
+
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
             self.acquaint(fed)
-            models, group = fed.state["models"], fed.state["group"]
-            replies = fed.call("update", each={c: {"parameters": models[group[c]]} for c in fed.here})
+            group = fed.state["group"]
+            sent = self.messages(fed, fed.here)
+            replies = fed.call("update", each=sent)
+            for client in [c for c, reply in replies.items() if not alike(reply["parameters"], sent[c]["parameters"])]:
+                fed.refuse(client, "update", "its parameters have other names or shapes than those it was sent")
+                del replies[client]
             weights = self.weights(replies)
             for name in sorted({group[c] for c in replies}):
-                members = {c: reply["parameters"] for c, reply in replies.items() if group[c] == name}
-                models[name] = self.merge(members, weights)
+                self.absorb(fed, name, {c: reply["parameters"] for c, reply in replies.items() if group[c] == name}, weights)
             self.note(fed, replies)
             yield round
 
@@ -130,8 +141,7 @@ class Averaging(Algorithm):
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.everyone if c in group]
         common = all(fed.cards[c].tested_on == "common" and TASKS[fed.cards[c].task].labelled for c in there)
-        ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common,
-                                       each={c: {"parameters": fed.state["models"][group[c]]} for c in clients})
+        ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients))
         if not common:
             return judged(fed, ask(there))
         keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
@@ -149,9 +159,14 @@ class Averaging(Algorithm):
 
     def finish(self, fed: Federation) -> None:
         """Everyone leaves with the final model."""
-        group = fed.state["group"]
-        fed.call("receive", clients=[c for c in fed.everyone if c in group], quorum=0,
-                 each={c: {"parameters": fed.state["models"][group[c]]} for c in group})
+        there = [c for c in fed.everyone if c in fed.state["group"]]
+        fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two sets of parameters have the same names and shapes."""
+    told = lambda them: {name: tuple(tensor.shape) for name, tensor in them.items()} if isinstance(them, dict) else None
+    return told(one) == told(other)
 
 
 def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:

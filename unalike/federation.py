@@ -88,6 +88,7 @@ class Federation:
     evaluator: Callable[["Federation"], Replies] | None = None
     figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
+    archive: Any = field(default_factory=dict)      # large things the server keeps, by name: in a run they are on disk, not in memory
     counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
     replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
 
@@ -105,6 +106,7 @@ class Federation:
                 raise ValueError(f"client {card.id} holds another public set than others of its kind; row i must be the same for everyone")
         self.public_rows = next(iter(rows.values()), 0)
         self.state: dict[str, Any] = {}
+        self.scratch: dict[str, Any] = {}           # what can be found again: gone when the server starts anew
         self.ledger = Ledger()
         self.released: dict[str, int] = {c: 0 for c in self.cards}      # how often each client's data were spoken of, whatever came of it
         self.round = 0                              # the round under way; 0 before the first
@@ -354,6 +356,10 @@ class Federation:
         self.engine.drop(set(self.overdue))
         self.overdue = {}
         return list(told.values())
+
+    def refuse(self, client: str, operation: str, reason: str) -> None:
+        """A reply that came in and cannot be used: its client is named and left out."""
+        self._fail(Failure(client, operation, self.round, reason))
 
     def _drops(self, client: str, round: int) -> bool:
         if not self.terms.dropout or not round:

@@ -17,7 +17,7 @@ from unalike.report import Run
 from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
-           "fednca"]
+           "fednca", "subflot", "subflot-ablation"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -34,9 +34,10 @@ def made_up(scenario, algorithm, seed):
     for at in range(1, rounds + 1):
         events.append({"event": "round", "round": at, "clock": 5 + at * max(lasts.values())})
         events.append({"event": "evaluation", "round": at, "figures": {"acc": 10.0 + at, "joint": {"acc": 20.0 + at}}})
-    told = {"metric": "acc", "gain": seed - 1, "safeguarded_gain": 0, "kept": "alone", "alone": 50, "value": 60}
-    known = dict.fromkeys(SHOWN, 60.0) | {"macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA")}
-    results = {"metrics": scores | known | {"joint": scores}, "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
+    told = {"metric": "acc", "gain": seed - 1, "safeguarded_gain": 0, "kept": "alone", "alone": 50, "value": 60, "round_flops": 3e9}
+    known = dict.fromkeys(SHOWN, 60.0) | {"macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA"), "accuracy": 70.0}
+    results = {"metrics": scores | known | {"joint": scores}, "rounds": rounds, "bytes": {"up": 10, "down": 10},
+               "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
                "visits": had, "clients": {client: told for client in speeds}, "delta": 3.0, "losers": 1}
     return Run(Path("nowhere"), {}, results, events)
 
@@ -130,4 +131,4 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost"} <= set(bench_names())
+    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server"} <= set(bench_names())

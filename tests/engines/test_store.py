@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unalike.engines import store as module
-from unalike.engines.store import CheckpointError, Store, load, quote, save
+from unalike.engines.store import Archive, CheckpointError, Store, load, quote, save
 from unalike.message import MessageError, leaves
 
 
@@ -177,3 +177,19 @@ def test_every_way_to_cut_it_short_is_told(tmp_path):
         (tmp_path / "a").write_bytes(data[:length])
         with pytest.raises(CheckpointError):
             load(tmp_path / "a")
+
+
+def test_an_archive_goes_back_to_a_round_and_holds_no_more_than_its_limit(tmp_path):
+    large = lambda value: {"w": torch.full((1000,), float(value))}
+    archive = Archive(Store(tmp_path, keeps=3), limit=5000)
+    for name in "abc":
+        archive[name] = large(1)
+    assert len(archive.held) == 1 and all(float(archive[name]["w"][0]) == 1 for name in "abc")
+    archive.save(1)
+    archive["a"] = large(2)
+    archive["d"] = large(2)
+    again = Archive(Store(tmp_path, keeps=3))
+    again.load(1)
+    assert float(again["a"]["w"][0]) == 1 and "d" not in again
+    with pytest.raises(KeyError):
+        again["d"]

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from unalike.data import load_dataset
 from unalike.models import CNN, ENCODERS, MLP, Transformer, build_encoder
 
-SMALL = [name for name in ENCODERS if name not in ("efficientnet", "hub")]      # the others: test_pretrained.py
+SMALL = [name for name in ENCODERS if name not in ("efficientnet", "hub", "vgg11", "resnet18", "fasttext")]      # the others: elsewhere
 MAKERS = {
     "mlp": lambda: MLP((1, 8, 8), hidden=(16, 16), width=12),
     "cnn": lambda: CNN((1, 8, 8), channels=(4, 8), width=12),
@@ -107,3 +107,21 @@ def test_a_few_epochs_on_digits_teach_something(name):
     with torch.no_grad():
         meter.add(model(table.x[table.test]), y[table.test])
     assert meter.result()["accuracy"] > 30  # chance is 10
+
+
+@pytest.mark.parametrize("name", ["vgg11", "resnet18"])
+def test_classics_are_as_wide_as_eight_times_their_base_and_average_their_grid(name):
+    encoder, x = build_encoder(name, (3, 32, 32), {"base": 2}).eval(), torch.randn(2, 3, 32, 32)
+    assert encoder(x).shape == (2, encoder.width) == (2, 16)
+    torch.testing.assert_close(encoder.grid(x).mean((-2, -1)), encoder(x))
+    assert sum(p.numel() for p in build_encoder(name, (3, 32, 32), {}).parameters()) == {"vgg11": 9_223_232, "resnet18": 11_168_832}[name]
+    with pytest.raises(ValueError, match="halves images"):
+        build_encoder(name, (3, 4, 4), {})
+
+
+def test_fasttext_averages_the_words_that_are_there():
+    encoder = build_encoder("fasttext", (4,), {"words": 9, "embedding": 3, "width": 5})
+    two = encoder.linear(encoder.vectors.weight[[1, 2]].mean(0)).relu()
+    torch.testing.assert_close(encoder(torch.tensor([[1, 0, 2, 0], [0, 0, 0, 0]]))[0], two)
+    with pytest.raises(ValueError, match="rows of word numbers"):
+        build_encoder("fasttext", (1, 8, 8), {})

@@ -2,16 +2,28 @@
 
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.feddropout import FedDropout
+from unalike.algorithms.feddse import FedDSE
 from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fedprox import FedProx
+from unalike.algorithms.fedrolex import FedRolex
+from unalike.algorithms.flexfl import FlexFL
 from unalike.algorithms.fmcsc import FMCSC
+from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.local import Local
+from unalike.algorithms.subflot import SubFLOT
 
 ALGORITHMS = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
+    "heterofl": HeteroFL,
+    "fedrolex": FedRolex,
+    "feddropout": FedDropout,
+    "feddse": FedDSE,
+    "flexfl": FlexFL,
+    "subflot": SubFLOT,
     "fedmuscle": FedMuscle,
     "afmcc": AFMCC,
     "fmcsc": FMCSC,

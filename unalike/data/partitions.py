@@ -71,6 +71,26 @@ def shards(y: Tensor, clients: int, shards: Some, generator: Generator) -> list[
     return parts(owner, clients)
 
 
+def apart(y: Tensor, clients: int, generator: Generator) -> list[Tensor]:
+    """Every client has rows of one class only, or of whatever `by` names, and shares them evenly with the others who have it.
+
+    y (n,) whole numbers. Where there are fewer clients than classes, some have several.
+
+    >>> [part.tolist() for part in apart(torch.tensor([0, 0, 1, 1]), 2, torch.Generator())]
+    [[0, 1], [2, 3]]
+    """
+    y = check_classes(y)
+    check_clients(len(y), clients)
+    owner = torch.empty(len(y), dtype=torch.int64)
+    classes = y.unique()
+    for i, label in enumerate(classes):
+        rows = (y == label).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=generator)]
+        sharers = torch.arange(i, clients, len(classes)) if i < clients else torch.tensor([i % clients])
+        owner[rows] = sharers[torch.arange(len(rows)) % len(sharers)]
+    return parts(fill_up(owner, clients, 1, generator), clients)
+
+
 def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1,
                          missing: Whole = 0) -> list[Tensor]:
     """Each label's carriers are shared by proportions drawn from Dirichlet(alpha), as nearly as rows with several labels allow.
@@ -136,6 +156,7 @@ PARTITIONS: dict[str, Callable[..., list[Tensor]]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
+    "apart": apart,
     "multilabel_dirichlet": multilabel_dirichlet,
     "by_cluster": by_cluster,
 }

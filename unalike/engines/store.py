@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from unalike.message import fill, tree
+from unalike.message import fill, size, tree
 
 
 class CheckpointError(ValueError):
@@ -75,10 +75,14 @@ class Store:
 
     def newest(self, name: str) -> Any | None:
         """The latest state, None if nothing was ever saved."""
-        if self._path(name).exists():
-            return load(self._path(name))
+        path = self.newest_path(name)
+        return load(path) if path is not None else None
+
+    def newest_path(self, name: str) -> Path | None:
+        if self.unsettled(name):
+            return self._path(name)
         rounds = self._rounds(name)
-        return load(self._path(name, rounds[-1])) if rounds else None
+        return self._path(name, rounds[-1]) if rounds else None
 
     def check(self, round: int) -> None:
         """Raises CheckpointError where a state as of a round was cut short; reads headers only."""
@@ -104,6 +108,43 @@ class Store:
 
     def _path(self, name: str, round: int | None = None) -> Path:
         return self.folder / quote(name) / f"{'current' if round is None else f'{round:06d}'}.safetensors"
+
+
+class Archive:
+    """Values by name, the latest of them in memory up to so many bytes, all of them on disk; `save` makes them a round's."""
+
+    def __init__(self, store: Store, limit: int = 2**30):
+        self.store, self.limit = store, limit
+        self.held: dict[str, Any] = {}
+        self.changed: set[str] = set()             # since the last round that was saved
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.held or self.store.newest_path(name) is not None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        return self.held[name] if name in self.held else self.store.newest(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.held.pop(name, None)
+        self.held[name] = value
+        self.changed.add(name)
+        while self.held and sum(size(kept) for kept in self.held.values()) > self.limit:
+            oldest = next(iter(self.held))
+            kept = self.held.pop(oldest)
+            if oldest in self.changed:
+                self.store.keep(oldest, kept)
+
+    def save(self, round: int) -> None:
+        for name in sorted(self.changed):
+            self.store.snapshot(name, self.held.get(name), round)
+        self.changed.clear()
+
+    def load(self, round: int) -> None:
+        self.store.rewind(round)
+        self.held.clear()
+        self.changed.clear()
 
 
 def quote(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unalike.errors import UserError, nearest, unknown
 from unalike.models.autoencoder import Autoencoder, Size
+from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
 
@@ -127,8 +128,10 @@ class Block(nn.Module):
         return self.after_attention((weights @ v).transpose(1, 2).flatten(2))
 
 
-ENCODERS: dict[str, Callable[..., nn.Module]] = {"mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder,
-            "efficientnet": EfficientNetLite, "hub": Hub}
+ENCODERS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
+    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText,
+}
 
 
 def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]], options: dict) -> nn.Module:

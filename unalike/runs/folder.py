@@ -21,6 +21,7 @@ class Folder:
         self.path = Path(path)
         self.server = Store(self.path / "checkpoints" / "server")
         self.clients = self.path / "checkpoints" / "clients"
+        self.archive = Store(self.path / "checkpoints" / "archive", keeps=3)      # as for clients: saved before the server
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> "Folder":

@@ -19,6 +19,7 @@ from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.engine import Engine
 from unalike.engines import engine as engine_class
+from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
 from unalike.message import Value
@@ -91,7 +92,8 @@ class Run:
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, self.releases if self.privacy else None, self.replay)
+                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay)
+            fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -132,6 +134,7 @@ class Run:
         """Clients first, then the server: the server's file is what makes the round count."""
         federation = fed.memory()
         fed.engine.save(number)
+        fed.archive.save(number)
         self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds}, number)
         fed.ledger.write(self.folder.path / "ledger.csv")
 
@@ -155,7 +158,10 @@ class Run:
             value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
             entry = {"model": card.model, "task": card.task, "metric": card.metric, "samples": card.samples,
                      "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
-                     "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None})}
+                     "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None}),
+                     "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")}}
+            if "flops" in entry:            # of a round's training: backward costs twice forward
+                entry["round_flops"] = 3 * entry["flops"] * card.samples * self.training.epochs
             if id in kept:
                 entry |= {"safeguarded": (safe := guarded.get(id, {}).get(card.metric)), "safeguarded_gain": gain(safe, before),
                           "kept": kept[id]["kept"], "judged": kept[id]["log_loss"]}

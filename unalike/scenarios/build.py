@@ -220,8 +220,9 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
         train = thinned(train, group.missing, stream(scenario.seed, "missing", id))
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
         tested = train
-    elif (group.data or scenario.data).partition.name != "iid" and y.dim() == 1:      # its own test set has the classes its client has
-        tested = Tensors(x, y, test[torch.isin(y[test], y[rows])])
+    elif (how := (group.data or scenario.data).partition).name != "iid" and y.dim() == 1:
+        dealt = table.targets.get(how.options.get("by", target), y)             # its own test set has the classes its client has
+        tested = Tensors(x, y, test[torch.isin(dealt[test], dealt[rows])])
     else:
         tested = Tensors(x, y, test)
     shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))

@@ -1,0 +1,284 @@
+"""SubFLOT's parts against their formulas, methods that send submodels, and what a server does with what comes back."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from unalike import Classification, Client, Terms
+from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.feddropout import FedDropout
+from unalike.algorithms.fedrolex import FedRolex
+from unalike.algorithms.heterofl import HeteroFL
+from unalike.algorithms.subflot import SubFLOT
+from unalike.errors import UserError
+from unalike.models import MLP
+from unalike.models.submodels import extract, first, renumbered
+from unalike.narrowing import Narrowing
+
+CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
+
+
+def net():
+    """Linear layers with batch norm and a residual."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.inner, self.width = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), 8
+
+        def forward(self, x):
+            x = self.norm(self.first(x)).relu()
+            return x + self.inner(x).relu()
+
+    return Net()
+
+
+def clients(toys, model=net, **about):
+    return [toys.client(id, model=model, capacity=capacity, **about) for id, capacity in CAPACITIES.items()]
+
+
+def begun(toys, folder, algorithm, made):
+    """A federation whose server knows everybody."""
+    fed = toys.federation(folder, algorithm, made)
+    fed.begin(1)
+    algorithm.acquaint(fed)
+    return fed
+
+
+def largest(one, other):
+    return max(float((one[n].double() - other[n].double()).abs().max()) for n in one)
+
+
+def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(toys, tmp_path):
+    algorithm = SubFLOT()
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    sent = algorithm.messages(fed, fed.here)
+    whole = algorithm.model(fed, "a")
+    for client, ratio in CAPACITIES.items():
+        widths = algorithm.widths(fed, client)
+        expected = extract(whole, widths, first(widths, ratio))
+        expected |= {name: expected[name] / ratio for name in ("encoder.inner.weight", "head.0.weight", "head.2.weight")}      # as strong
+        assert largest(sent[client]["parameters"], expected) < 1e-12
+        assert sent[client]["units"] == [max(1, int(ratio * width.units)) for width in widths]
+    assert len(whole["encoder.first.weight"]) == 8 and len(sent["c"]["parameters"]["encoder.first.weight"]) == 2
+
+
+def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
+    """Equal width, alpha = 1."""
+    algorithm = SubFLOT(alpha=1.0)
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    whole, widths = algorithm.model(fed, "a"), algorithm.widths(fed, "a")
+    mixed = dict(whole)
+    for width in widths:
+        order = torch.randperm(width.units, generator=torch.Generator().manual_seed(3))
+        for place in width.places:
+            index = torch.arange(mixed[place.tensor].shape[place.axis])
+            index[place.entries.flatten()] = place.entries[order].flatten()
+            mixed[place.tensor] = mixed[place.tensor].index_select(place.axis, index)
+    assert largest(mixed, whole) > 0.01
+    fed.archive["a"] = mixed
+    fed.state |= {"merged": 0, "uploads": {"a": {"units": [w.units for w in widths], "round": 0}}}
+    assert largest(algorithm.messages(fed, ["a"])["a"]["parameters"], mixed) < 1e-6
+    half = replace(algorithm, alpha=0.25)
+    fed.scratch.clear()
+    fed.archive["a"] = {name: tensor + 0.001 for name, tensor in mixed.items()}
+    sent = half.messages(fed, ["a"])["a"]["parameters"]
+    expected = {n: 0.25 * t + 0.75 * (t + 0.001) if t.is_floating_point() else t for n, t in mixed.items()}
+    assert largest(sent, expected) < 1e-6
+
+
+@pytest.mark.parametrize("model", [net, lambda: MLP((6,), (32,), 8)])
+def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_path, model):
+    algorithm = SubFLOT()
+    fed = begun(toys, tmp_path, algorithm, clients(toys, model))
+    sent = algorithm.messages(fed, ["b"])["b"]
+    side = fed.engine.host.sides["b"]
+    torch.manual_seed(0)
+    small = side.made(sent["units"])
+    small.load_state_dict({n: t + 0.1 * torch.randn_like(t).abs() if t.is_floating_point() else t for n, t in sent["parameters"].items()})
+    whole = copy.deepcopy(fed.engine.host.sides["a"].model)
+    algorithm.absorb(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
+    whole.load_state_dict(algorithm.model(fed, "a"))
+    x = torch.randn(5, 6, dtype=torch.float64)
+    torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
+
+
+def test_at_full_width_without_penalty_and_history_it_is_fedavg(toys, tmp_path):
+    """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest to itself."""
+    alike = lambda: [toys.client(id, model=net) for id in "abc"]
+    states = {}
+    for name, algorithm in (("fedavg", FedAvg()), ("subflot", SubFLOT(alpha=1.0, penalty=0.0))):
+        fed = toys.federation(tmp_path / name, algorithm, alike(), rate=1e-3, rounds=3)
+        for finished in algorithm.serve(fed):
+            fed.finished = finished
+        states[name], = fed.state["models"].values()
+    assert largest(states["fedavg"], states["subflot"]) < 1e-6
+
+
+def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
+    algorithm = SubFLOT(penalty=3.0)
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    sent = algorithm.messages(fed, ["c"])["c"]
+    fed.call("update", each={"c": sent})
+    side = fed.engine.host.sides["c"]
+    assert side.rho == pytest.approx(0.75)
+    x, y = toys.blobs(5, 1)
+    for p in side.model.parameters():
+        p.data += 0.1
+    plain = torch.autograd.grad(side.task_loss(x.double(), y), list(side.model.parameters()))
+    pulled = torch.autograd.grad(side.loss(x.double(), y), list(side.model.parameters()))
+    for (name, p), without, with_it in zip(side.model.named_parameters(), plain, pulled):
+        torch.testing.assert_close(with_it - without, 2 * 3.0 * 0.75 * (p.data - sent["parameters"][name]), atol=1e-6, rtol=0)
+
+
+def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
+    algorithm = Narrowing()
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
+    sent = algorithm.messages(fed, ["b", "c"])
+    filled = {c: {n: torch.full_like(t, value) for n, t in sent[c]["parameters"].items()} for c, value in (("b", 1), ("c", 4))}
+    algorithm.absorb(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
+    after = algorithm.model(fed, "a")["encoder.first.weight"]
+    assert (after[:2] == 2).all() and (after[2:4] == 1).all() and torch.equal(after[4:], before["encoder.first.weight"][4:])
+
+
+@pytest.mark.parametrize("method, rounds", [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})])
+def test_which_units_are_sent(toys, tmp_path, method, rounds):
+    algorithm = method()
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    for number, units in rounds.items():
+        fed.begin(number)
+        assert algorithm.keep(fed, "c")[0].tolist() == units
+
+
+def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
+    algorithm = FedDropout()
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    drawn = set()
+    for number in range(1, 9):
+        fed.begin(number)
+        drawn.add(tuple(algorithm.keep(fed, "b")[0].tolist()))
+        assert torch.equal(algorithm.keep(fed, "b")[0], algorithm.keep(fed, "b")[0])
+    assert len(drawn) > 4 and all(len(set(units)) == 4 for units in drawn)
+
+
+def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(toys, tmp_path):
+    x, _ = toys.blobs(20, 5)
+    one = toys.client("a", model=net, capacity=0.5, train=(x, torch.arange(20) % 2))
+    algorithm = HeteroFL()
+    fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
+    fed.call("update", each=algorithm.messages(fed, ["a", "b"]))
+    side = fed.engine.host.sides["a"]
+    assert side.absent().tolist() == [False, False, True, True]
+    hidden = side.model.encoder.first
+    assert torch.allclose(hidden(x.double()), 2 * (x.double() @ hidden.weight.T + hidden.bias))
+    assert not fed.engine.host.sides["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
+
+
+@pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])
+def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
+    algorithm = SubFLOT(budget=budget)
+    fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net), toys.client("b", model=net, capacity=capacity)])
+    assert fed.state["ratio"]["b"] == ratio
+
+
+def test_a_budget_nothing_fits_is_told_before_anything_runs(toys, tmp_path):
+    with pytest.raises(UserError, match=r"client b has 0\.01 of the full model's memory, and the smallest submodel needs 0\.\d+"):
+        toys.execute(tmp_path / "run", SubFLOT(budget="memory"), [toys.client("a", model=net), toys.client("b", model=net, capacity=0.01)])
+
+
+def test_a_client_may_change_its_capacity_between_rounds(toys, tmp_path):
+    made = clients(toys)
+    fed = toys.federation(tmp_path, algorithm := SubFLOT(), made, rounds=4)
+    sizes = []
+    for finished in algorithm.serve(fed):
+        fed.finished = finished
+        sizes.append(len(fed.engine.host.sides["b"].model.encoder.first.weight))
+        made[1].capacity = 0.25 if finished == 1 else 0.75
+    assert sizes == [4, 4, 2, 6] and not fed.failures
+    assert fed.state["uploads"]["b"]["units"][0] == 6
+
+
+def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monkeypatch):
+    update = SubFLOT.Side.update
+
+    def wrong(self, parameters, units):
+        reply = update(self, parameters, units)
+        if self.client.id == "b" and self.round == 2:
+            reply["parameters"] = {n: t[:1] if t.dim() else t for n, t in reply["parameters"].items()}
+        return reply
+
+    wrong.operation, wrong.sends = "changes", {}
+    monkeypatch.setattr(SubFLOT.Side, "update", wrong)
+    results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys), rounds=3)
+    failure, = results["failures"]
+    assert (failure["client"], failure["round"]) == ("b", 2) and "other names or shapes" in failure["reason"]
+
+
+def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, tmp_path):
+    """With room for one upload, with room for all, and resumed: the same end."""
+    from unalike.engines.store import Archive
+    before = Archive.__init__.__defaults__
+    found = []
+    for limit in (2**30, 1):
+        Archive.__init__.__defaults__ = (limit,)
+        try:
+            found.append(toys.execute(tmp_path / str(limit), SubFLOT(), clients(toys), rounds=6, terms=Terms(participation=0.6)))
+        finally:
+            Archive.__init__.__defaults__ = before
+    assert toys.hashes(found[0]) == toys.hashes(found[1])
+
+
+def test_results_tell_parameters_operations_and_bytes_and_time_goes_by_width(toys, tmp_path):
+    slow = {"speed": 10.0, "latency": 0.0, "link": 1e12}
+    results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys, **slow), rounds=2)["clients"]
+    assert results["c"]["parameters"] < results["b"]["parameters"] / 2 < results["a"]["parameters"] / 4
+    assert results["c"]["flops"] < results["b"]["flops"] < results["a"]["flops"]
+    assert results["a"]["round_flops"] == 3 * 20 * results["a"]["flops"]
+    assert results["c"]["bytes"]["up"] < results["a"]["bytes"]["up"]
+    alone = {id: toys.execute(tmp_path / id, SubFLOT(), [toys.client(id, model=net, capacity=c, **slow)], rounds=2)
+             for id, c in CAPACITIES.items()}
+    share = results["b"]["flops"] / results["a"]["flops"]
+    assert alone["b"]["clock"] / alone["a"]["clock"] == pytest.approx(share, rel=1e-3)
+
+
+def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_path):
+    class Odd(nn.Module):
+        width = 8
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 8)
+
+        def forward(self, x):
+            return torch.linalg.eigvalsh(self.layer(x).unsqueeze(-1) * self.layer(x).unsqueeze(-2))
+
+    with pytest.raises(UserError, match=r"clients\.a .*cannot follow"):
+        toys.execute(tmp_path / "run", SubFLOT(), [toys.client("a", model=Odd)])
+
+
+def test_without_a_part(toys, tmp_path):
+    """Each can be left out, and without OTP and OTA what is sent and merged is that of plain submodels."""
+    plain = toys.execute(tmp_path / "plain", Narrowing(), clients(toys), rounds=2)
+    bare = toys.execute(tmp_path / "bare", SubFLOT(otp=False, ota=False, penalty=0.0), clients(toys), rounds=2)
+    whole = toys.execute(tmp_path / "whole", SubFLOT(), clients(toys), rounds=2)
+    assert toys.hashes(plain) == toys.hashes(bare) and toys.hashes(whole) != toys.hashes(bare)
+
+
+def test_unlike_models_keep_to_themselves(toys, tmp_path):
+    others = [*clients(toys), Client(id="d", model=lambda: MLP((6,), (12,), 8), task=Classification(4), train=toys.blobs(20, 1),
+                                     test=toys.blobs(20, 2), capacity=0.5, dtype=torch.float64)]
+    results = toys.execute(tmp_path / "run", SubFLOT(), others, rounds=2)
+    assert not results["failures"] and results["clients"]["d"]["value"] is not None
+
+
+def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
+    from unalike.message import decode, encode
+    from unalike.narrowing import heard, told
+    fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
+    widths = SubFLOT().widths(fed, "a")
+    back = heard(decode(encode(told(renumbered(widths, first(widths, 0.5))))))
+    assert all(torch.equal(p.entries, q.entries) for a, b in zip(back, renumbered(widths, first(widths, 0.5)))
+               for p, q in zip(a.places, b.places))

@@ -1,0 +1,20 @@
+"""Federated Dropout (Caldas 2018): each client trains units drawn at random anew each round."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unalike.federation import Federation
+from unalike.models.submodels import count
+from unalike.narrowing import Narrowing
+from unalike.randomness import stream
+
+
+@dataclass
+class FedDropout(Narrowing):
+    """Of each layer as many units as the client can train."""
+
+    def keep(self, fed: Federation, client: str) -> list[Tensor]:
+        draws, ratio = stream(fed.seed, "units", fed.round, client), fed.state["ratio"][client]
+        return [torch.randperm(width.units, generator=draws)[:count(width, ratio)].sort().values for width in self.widths(fed, client)]

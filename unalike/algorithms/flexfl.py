@@ -1,0 +1,57 @@
+"""FlexFL (Chen 2024) without its distillation: layers that are seldom idle keep more of their width, at the same size."""
+
+from dataclasses import dataclass
+from math import ceil, log
+
+import torch
+from torch import Tensor
+
+from unalike.averaging import Parameters
+from unalike.federation import Federation
+from unalike.models.submodels import extract, first
+from unalike.models.widths import Width
+from unalike.narrowing import Narrowing
+
+
+@dataclass
+class FlexFL(Narrowing):
+    """A layer's share is s = 1 - APoZ ln(P) / ln(max P), P its parameters and APoZ how often its units give nothing, asked of the clients
+    once; shares are scaled until a submodel has as many parameters as at its client's ratio. Larger submodels count more in the mean."""
+
+    def exposes(self) -> str | None:
+        return "FlexFL's clients tell how often their data leave each unit idle, which nothing protects"
+
+    def acquaint(self, fed: Federation) -> None:
+        super().acquaint(fed)
+        shares = fed.state.setdefault("shares", {})
+        due = [c for c in fed.here if c in fed.state["group"] and fed.state["group"][c] not in shares]
+        found = fed.call("excited", clients=due, each={c: {"parameters": self.model(fed, c)} for c in due})
+        for group in dict.fromkeys(fed.state["group"][c] for c in found):
+            told = [found[c] for c in found if fed.state["group"][c] == group]
+            idle = [sum(float(each[i][:, 1].mean()) for each in told) / len(told) for i in range(len(told[0]))]
+            widths, model = self.widths(fed, next(c for c in found if fed.state["group"][c] == group)), fed.state["models"][group]
+            sizes = [sum(model[p.tensor].numel() for p in width.places if p.made) for width in widths]
+            shares[group] = [1 - apoz * log(max(size, 2)) / log(max(*sizes, 2)) for apoz, size in zip(idle, sizes, strict=True)]
+
+    def keep(self, fed: Federation, client: str) -> list[Tensor]:
+        widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
+        if (shares := fed.state["shares"].get(fed.state["group"][client])) is None or ratio == 1:
+            return first(widths, ratio)
+        model = {name: tensor.to("meta") for name, tensor in self.model(fed, client).items()}
+        wanted, low, high = size(model, widths, first(widths, ratio)), 0.0, 1 / max(min(shares), 1e-3)
+        for _ in range(20):
+            scale = (low + high) / 2
+            low, high = (scale, high) if size(model, widths, at(widths, shares, scale)) <= wanted else (low, scale)
+        return at(widths, shares, low)
+
+    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+        sizes = {c: sum(tensor.numel() for tensor in state.values()) for c, state in states.items()}
+        super().absorb(fed, group, states, {c: weights[c] * sizes[c] for c in states})
+
+
+def at(widths: list[Width], shares: list[float], scale: float) -> list[Tensor]:
+    return [torch.arange(min(width.units, max(1, ceil(scale * share * width.units)))) for width, share in zip(widths, shares, strict=True)]
+
+
+def size(model: Parameters, widths: list[Width], keep: list[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in extract(model, widths, keep).values())

@@ -1,0 +1,109 @@
+"""SubFLOT (2026): personal submodels, cut from the server's model and merged into it by optimal transport between neurons."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from unalike.averaging import Parameters, mean_states
+from unalike.federation import Federation
+from unalike.matching import Matcher
+from unalike.models.submodels import renumbered
+from unalike.narrowing import Narrowing, NarrowingSide, as_was
+
+Share = Annotated[float, Field(ge=0, le=1)]
+AT_ONCE = 8         # clients matched together
+
+
+@dataclass
+class SubFLOT(Narrowing):
+    """OTP: what a client is sent is the server's model carried over to the neurons of its last upload, mixed with that upload.
+    SAR: it is held near that while it trains, the more the narrower it is: task loss + lambda rho ||W - W_sent||^2.
+    OTA: uploads are carried over to the neurons of the server's model, and averaged.
+
+    A client's last upload stands for its data, however old; one that has none, or had another width, gets the first units.
+    """
+
+    alpha: Share = 0.5                                          # of the server's model in what is sent
+    penalty: Annotated[float, Field(ge=0)] = 1.0                # lambda
+    otp: bool = True
+    ota: bool = True
+    inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
+    solver: Literal["exact", "entropic", "auto"] = "auto"
+    server_mix: Share = 0.0                                     # of its last model in the server's next
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        if self.solver != "entropic" and find_spec("ot") is None:
+            return [("solver", 'exact plans need POT: install "unalike[matching]", or take solver entropic.')]
+        return []
+
+    def parameters_for(self, fed: Federation, keep: dict[str, list[Tensor]]) -> dict[str, tuple[Parameters, list[int]]]:
+        units = {c: [len(kept) for kept in its] for c, its in keep.items()}
+        known = {c: its for c, its in units.items() if self.otp and fed.state.get("uploads", {}).get(c, {}).get("units") == its}
+        made = {c: (self.levelled(fed, c, sent, its), its) for c, (sent, its) in
+                super().parameters_for(fed, {c: its for c, its in keep.items() if c not in known}).items()}
+        for some in self.alike(fed, known):
+            made |= {c: (sent, units[c]) for c, sent in self.extracted(fed, some, units[some[0]]).items()}
+        return made
+
+    def levelled(self, fed: Federation, client: str, sent: Parameters, units: list[int]) -> Parameters:
+        """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
+        widths, sent = self.widths(fed, client), dict(sent)
+        for whole, own in zip(widths, renumbered(widths, [torch.arange(n) for n in units]), strict=True):
+            for name, axis, entries in ((p.tensor, p.axis, p.entries) for p in own.places if not p.made and self.ota):
+                if self.inputs == "mass":
+                    scale = torch.ones(sent[name].shape[axis]).index_fill_(0, entries.flatten(), whole.units / own.units)
+                    sent[name] = (sent[name].movedim(axis, -1) * scale.to(sent[name])).movedim(-1, axis)
+        return sent
+
+    def extracted(self, fed: Federation, clients: list[str], units: list[int]) -> dict[str, Parameters]:
+        """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
+        widths, model = self.widths(fed, clients[0]), self.model(fed, clients[0])
+        own = renumbered(widths, [torch.arange(n) for n in units])
+        last = [{name: tensor.to(model[name].device) for name, tensor in fed.archive[c].items()} for c in clients]
+        keys = [(c, fed.state["merged"], fed.state["uploads"][c]["round"]) for c in clients]
+        aligned = self.matcher(fed).carry([model] * len(clients), last, widths, own, keys)
+        return {c: mixed(new, old, self.alpha) for c, new, old in zip(clients, aligned, last, strict=True)}
+
+    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+        units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
+        if self.ota:
+            model, widths = fed.state["models"][group], self.widths(fed, next(iter(states)))
+            carried: dict[str, Parameters] = {}
+            for some in self.alike(fed, units):
+                own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
+                carried |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths), strict=True)
+            fed.state["models"][group] = mixed(model, mean_states(carried, weights), self.server_mix)
+        else:
+            super().absorb(fed, group, states, weights)
+        fed.state["merged"] = fed.round
+        for client, state in states.items():
+            fed.archive[client] = state
+            fed.state.setdefault("uploads", {})[client] = {"units": units[client], "round": fed.round}
+
+    def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
+        """Clients of one model and width, a few at a time."""
+        kinds: dict[Any, list[str]] = {}
+        for client, its in units.items():
+            kinds.setdefault((fed.state["group"][client], tuple(its)), []).append(client)
+        for clients in kinds.values():
+            for start in range(0, len(clients), AT_ONCE):
+                yield clients[start:start + AT_ONCE]
+
+    def matcher(self, fed: Federation) -> Matcher:
+        return fed.scratch.setdefault("matcher", Matcher(self.inputs, self.solver))
+
+    class Side(NarrowingSide):
+        algorithm: "SubFLOT"
+
+        def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+            return super().loss(x, y) + self.algorithm.penalty * self.rho * self.drift()
+
+
+def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
+    """So much of the one, the rest of the other."""
+    return {name: as_was(share * tensor + (1 - share) * other[name], tensor) for name, tensor in one.items()}

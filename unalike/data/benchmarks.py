@@ -1,0 +1,93 @@
+"""Sets that papers on unlike clients measure on: CIFAR-10, PACS with its four styles, AG News as rows of word numbers. Knows no clients."""
+
+import csv
+import io
+import re
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.data.multiview import find
+from unalike.data.table import Table
+from unalike.tasks import Classification
+
+CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html, as x_train (n, 32, 32, 3) bytes, y_train, x_test, y_test"
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PACS = "https://domaingeneralization.github.io: images at 64x64 as JPEG bytes in `jpeg` and `off`, `y`, `domain`, `classes`, `domains`"
+AGNEWS = "https://huggingface.co/datasets/fancyzhx/ag_news, as rows class,title,text with classes from 1"
+SPLIT_SEED, TRAIN_SHARE = 64, 0.75      # PACS has no split of its own for clients
+BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
+
+
+def cifar10(folder: str | None = None) -> Table:
+    """CIFAR-10, images (n, 3, 32, 32) of mean 0 and deviation 1 by channel; needs cifar10.npz."""
+    with np.load(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
+        x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
+        rows = len(held["y_train"])
+    return Table(x=scaled(torch.from_numpy(x).permute(0, 3, 1, 2), rows), targets={"thing": torch.from_numpy(y.astype(np.int64).ravel())},
+                 tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
+
+
+def pacs(folder: str | None = None) -> Table:
+    """PACS at 64x64: 9991 paintings, cartoons, photographs and sketches of 7 things, 75 % of each style and thing to train; needs
+    pacs_64_jpeg.npz. The style is a target too, "domain", so that rows can be dealt out by it."""
+    from sklearn.model_selection import train_test_split
+
+    with np.load(find("pacs", folder, ("pacs_64_jpeg.npz",), PACS)) as held:
+        x, y, domain = pixels(held["jpeg"], held["off"]), held["y"].astype(np.int64), held["domain"].astype(np.int64)
+        classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
+    train, test = (torch.tensor(sorted(part)) for part in train_test_split(
+        range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
+    return Table(x=scaled(x, len(x)), targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
+                 tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
+
+
+def agnews(folder: str | None = None) -> Table:
+    """AG News: titles and texts of 4 kinds as numbers (n, 64) of words and pairs of words, 1 to 20000, 0 where there are no more.
+
+    Needs agnews_train.csv, or agnews_train_subset.csv, and agnews_test.csv.
+    """
+    parts = [read_texts(find("agnews", folder, files, AGNEWS))
+             for files in (("agnews_train.csv", "agnews_train_subset.csv"), ("agnews_test.csv",))]
+    x, y = (torch.cat(both) for both in zip(*parts, strict=True))
+    return Table(x=x, targets={"topic": y}, tasks={"topic": Classification(("world", "sports", "business", "science"))},
+                 train=torch.arange(len(parts[0][1])), test=torch.arange(len(parts[0][1]), len(y)))
+
+
+def scaled(x: Tensor, rows: int) -> Tensor:
+    """Bytes (n, channels, height, width) as float32 of mean 0 and deviation 1 in each channel of the first rows."""
+    x = x.float().div_(255)
+    return x.sub_(x[:rows].mean((0, 2, 3), keepdim=True)).div_(x[:rows].std((0, 2, 3), keepdim=True))
+
+
+def pixels(jpeg: np.ndarray, off: np.ndarray) -> Tensor:
+    """All images, which are of one size, as bytes (n, 3, height, width)."""
+    from PIL import Image
+
+    images = [np.asarray(Image.open(io.BytesIO(jpeg[start:end].tobytes())).convert("RGB")) for start, end in pairwise(off)]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def read_texts(path: Path) -> tuple[Tensor, Tensor]:
+    """Word numbers (n, 64) and classes (n,) from 0 of a file of class,title,text."""
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = [row for row in csv.reader(file) if len(row) >= 2 and row[0].strip().isdigit()]
+    if not rows:
+        raise ValueError(f"{path} has no rows of class,title,text")
+    return torch.tensor([numbered(" ".join(row[1:])) for row in rows]), torch.tensor([int(row[0]) - 1 for row in rows])
+
+
+def numbered(text: str) -> list[int]:
+    """A text's words and pairs of words, each a number by its hash, as fastText does.
+
+    >>> numbered("Hello, hello world")[:6]
+    [871, 871, 1732, 8897, 17958, 0]
+    """
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    both = [*words[:LENGTH // 2], *(f"{a} {b}" for a, b in pairwise(words[:LENGTH // 2 + 1]))]
+    numbers = [zlib.crc32(word.encode()) % BUCKETS + 1 for word in both][:LENGTH]
+    return numbers + [0] * (LENGTH - len(numbers))

@@ -1,0 +1,238 @@
+"""Averaging over clients of different capacity: each trains a narrower version of the server's model. Knows no engine.
+
+A client tells at what ratio of the full width it can train; the server sends that many units of every layer, and puts back what returns.
+"""
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
+from unalike.averaging import Averaging, AveragingSide, Parameters
+from unalike.client import Client
+from unalike.errors import UserError
+from unalike.federation import Federation, Replies
+from unalike.message import Value
+from unalike.models.model import Model
+from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, widths_of
+from unalike.models.widths import Place, Width
+from unalike.training import Training, batches
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
+
+
+class NarrowingSide(AveragingSide):
+    """Trains whatever width it is sent."""
+
+    algorithm: "Narrowing"
+
+    def __init__(self, client: Client, algorithm: "Narrowing", training: Training, seed: int):
+        super().__init__(client, algorithm, training, seed)
+        self.widths = widths_of(self.model, self.row())
+        self.whole: nn.Module = copy.deepcopy(self.model).to("meta")        # shapes without numbers, to make submodels of
+        self.beside = {name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()}
+        self.memory["units"] = self.everything = [width.units for width in self.widths]
+        self.costs: dict[tuple[int, ...], int] = {}
+        self.made(self.units(self.ratio()))                                 # what cannot be, is told before anything runs
+
+    def made(self, units: Sequence[int]) -> Model:
+        """The submodel of the first units, whose parameters are still to come. A layer that cannot be so narrow is named."""
+        keep = [torch.arange(n) for n in units]
+        small = narrow(self.whole, self.widths, keep).to_empty(device=self.client.device)
+        for name, buffer in self.beside.items():
+            owner, _, last = name.rpartition(".")
+            setattr(small.get_submodule(owner), last, buffer)
+        tried(small, renumbered(self.widths, keep), self.row())
+        assert isinstance(small, Model)
+        return small
+
+    def fit(self, units: Sequence[int]) -> None:
+        """Be as wide as that."""
+        if self.memory["units"] != list(units):
+            self.model, self.optimisers, self.memory["units"] = self.made(units), {}, list(units)
+
+    def units(self, ratio: float) -> list[int]:
+        return [count(width, ratio) for width in self.widths]
+
+    def cost(self, units: Sequence[int]) -> int:
+        """Floating-point operations of a submodel on one sample, counted without computing."""
+        if (key := tuple(units)) not in self.costs:
+            small = narrow(self.whole, self.widths, [torch.arange(n) for n in units])
+            row = self.row()
+            bare = {name: x.to("meta") for name, x in row.items()} if isinstance(row, dict) else row.to("meta")
+            self.costs[key] = flops(small, bare)
+        return self.costs[key]
+
+    def share(self, units: Sequence[int], of: str) -> float:
+        """What a submodel needs of what the full model does."""
+        if of == "flops" and (whole := self.cost(self.everything)):
+            return self.cost(units) / whole
+        small = extract(self.whole.state_dict(), self.widths, [torch.arange(n) for n in units])
+        return sum(t.numel() for t in small.values()) / sum(t.numel() for t in self.whole.state_dict().values())
+
+    def ratio(self) -> float:
+        """The width this client can train now: its capacity is a share of the width, or a budget of memory or computation."""
+        capacity, budget = self.client.capacity, self.algorithm.budget
+        if budget == "width":
+            return capacity
+        shares = {ratio: self.share(self.units(ratio), budget) for ratio in RATIOS}
+        if not (paid := [ratio for ratio, share in shares.items() if share <= capacity + 1e-9]):
+            raise UserError(f"client {self.client.id} has {capacity:g} of the full model's {budget}, and the smallest submodel needs "
+                            f"{min(shares.values()):.3g}; raise its capacity to that, or leave it out")
+        return paid[0]
+
+    @property
+    def rho(self) -> float:
+        """The pruning rate of the submodel it has."""
+        return 1 - sum(self.memory["units"]) / max(sum(self.everything), 1) if self.widths else 0.0
+
+    @question
+    @sends("open")
+    def shape(self) -> Value:
+        """Of the full model, whatever it has now; and the width it can train."""
+        full = sorted((name, tuple(tensor.shape)) for name, tensor in self.whole.state_dict().items())
+        return {"shape": hashlib.sha256(repr(full).encode()).hexdigest()[:16], "ratio": self.ratio()}
+
+    @question
+    @sends(parameters="first", widths="open")
+    def begin(self) -> Value:
+        first = self.model if not self.learnt else type(self)(self.client, self.algorithm, self.training, self.seed).model
+        return {"parameters": dict(first.state_dict()), "widths": told(self.widths)}
+
+    @operation
+    def receive(self, parameters: Parameters, units: list[int]) -> None:
+        self.fit(units)
+        self.model.load_state_dict(parameters)
+
+    @operation
+    @sends(parameters="parameters", samples="open", ratio="open")
+    def update(self, parameters: Parameters, units: list[int]) -> Value:
+        self.receive(parameters, units)
+        self.start = parameters
+        loss = self.learn(optimiser=self.optimiser(fresh=True))
+        return {"parameters": dict(self.model.state_dict()), "samples": len(self.client.train), "loss": loss, "ratio": self.ratio()}
+
+    @question
+    def appraise(self, parameters: Parameters, units: list[int]) -> Value:
+        """Metrics of a submodel on the client's own test set, leaving its own as it is."""
+        if self.client.test is None or not len(self.client.test):
+            return {}
+        other = self.made(units)
+        other.load_state_dict(parameters)
+        return measure(other, self.client.test, self.client, self.training.batch)
+
+    @question
+    def excited(self, parameters: Parameters) -> Value:
+        """Of every unit of the whole model, how much this client's data excite it and how often not at all (`activity`)."""
+        whole = self.made(self.everything)
+        whole.load_state_dict(parameters)
+        rows = (self.client.place(self.client.train.rows(index)[0]) for index in batches(len(self.client.train), 256))
+        self.work += len(self.client.train) / 3
+        return [found.float() for found in activity(whole, self.widths, rows)]
+
+    def learn(self, *args: Any, **options: Any) -> float:
+        """A submodel is done sooner, by its share of the full model's operations."""
+        before = self.work
+        loss = super().learn(*args, **options)
+        self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
+        return loss
+
+    def restore(self, state: State) -> None:
+        self.fit(state["memory"]["units"])
+        super().restore(state)
+
+
+@dataclass
+class Narrowing(Averaging):
+    """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it."""
+
+    personal: ClassVar[bool] = True
+    tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
+    Side: ClassVar[type[ClientSide]] = NarrowingSide
+
+    budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
+
+    def keep(self, fed: Federation, client: str) -> list[Tensor]:
+        """The units of each width that a client is sent this round."""
+        return first(self.widths(fed, client), fed.state["ratio"][client])
+
+    def messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
+        sent = self.parameters_for(fed, {c: self.keep(fed, c) for c in clients})
+        return {c: {"parameters": sent[c][0], "units": sent[c][1]} for c in clients}
+
+    def parameters_for(self, fed: Federation, keep: dict[str, list[Tensor]]) -> dict[str, tuple[Parameters, list[int]]]:
+        """The submodel of each client, from the units it is to have, and how many these are."""
+        return {c: (extract(self.model(fed, c), self.widths(fed, c), its), [len(units) for units in its]) for c, its in keep.items()}
+
+    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+        model = fed.state["models"][group]
+        total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
+        held = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
+        for client, state in states.items():
+            widths, keep = self.widths(fed, client), self.keep(fed, client)
+            for name, tensor in expand(state, widths, keep, {n: torch.zeros_like(t) for n, t in model.items()}).items():
+                total[name] += weights[client] * tensor
+            for name, tensor in expand({n: torch.ones_like(t) for n, t in state.items()}, widths, keep,
+                                       {n: torch.zeros_like(t) for n, t in model.items()}).items():
+                held[name] += weights[client] * tensor
+        fed.state["models"][group] = {name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor)
+                                      for name, tensor in model.items()}
+
+    def model(self, fed: Federation, client: str) -> Parameters:
+        return fed.state["models"][fed.state["group"][client]]
+
+    def widths(self, fed: Federation, client: str) -> list[Width]:
+        """Of the full model of a client's group."""
+        return heard(fed.state["widths"][fed.state["group"][client]])
+
+    def acquaint(self, fed: Federation) -> None:
+        group, models, widths, ratio = (fed.state.setdefault(name, {}) for name in ("group", "models", "widths", "ratio"))
+        if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
+            return
+        for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
+            if said["shape"] not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
+                models[said["shape"]], widths[said["shape"]] = begun[client]["parameters"], begun[client]["widths"]
+            if said["shape"] in models:
+                group[client], ratio[client] = said["shape"], said["ratio"]
+
+    def note(self, fed: Federation, replies: Replies) -> None:
+        """Who has trained, and at what width each will next."""
+        fed.state["trained"] = sorted({*fed.state.get("trained", []), *replies})
+        fed.state["ratio"] |= {client: reply["ratio"] for client, reply in replies.items()}
+        super().note(fed, replies)
+
+    def evaluate(self, fed: Federation) -> Replies:
+        """Each client's submodel as it trained it last, on its own test set; of who has not trained yet, the one it would be sent."""
+        trained = set(fed.state.get("trained", []))
+        new = [c for c in fed.everyone if c in fed.state["group"] and c not in trained]
+        old = fed.call("evaluate", clients=[c for c in fed.everyone if c in trained], quorum=0)
+        first = fed.call("appraise", clients=new, quorum=0, each=self.messages(fed, new))
+        found = {**old, **first}
+        return Replies({c: found[c] for c in fed.cards if c in found}, {**old.failures, **first.failures})
+
+    def finish(self, fed: Federation) -> None:
+        """Everyone keeps the submodel it trained; who never did is given one."""
+        there = [c for c in fed.everyone if c in fed.state["group"] and c not in fed.state.get("trained", [])]
+        fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
+
+
+def as_was(tensor: Tensor, before: Tensor) -> Tensor:
+    """In the type it had; whole numbers (counters) are rounded."""
+    return (tensor if before.is_floating_point() else tensor.round()).to(before.dtype)
+
+
+def told(widths: Sequence[Width]) -> list[Value]:
+    """Widths as they travel."""
+    return [{"units": w.units, "places": [{"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made} for p in w.places]}
+            for w in widths]
+
+
+def heard(said: Any) -> list[Width]:
+    return [Width(w["units"], tuple(Place(p["tensor"], p["axis"], p["entries"].cpu(), p["made"]) for p in w["places"])) for w in said]
