@@ -206,7 +206,7 @@ class Federation:
 
     def _settle(self, operation: str, there: int, failures: dict[str, Failure], quorum: float) -> None:
         asked = there + len(failures)
-        if there < (needed := _needed(quorum, asked)):
+        if there < (needed := math.ceil(quorum * asked - 1e-9)):
             raise QuorumError(f"{operation}, round {self.round}", there, asked, needed, list(failures.values()))
 
     def drive(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
@@ -242,7 +242,7 @@ class Federation:
             self._send(onward, {c: self.visits[c] + 1 for c in onward})
             for client in (c for c in got if c not in onward):
                 self._ended(client)
-            if len(self.everyone) < (needed := _needed(self.terms.quorum, len(self.cards))):
+            if len(self.everyone) < (needed := math.ceil(self.terms.quorum * len(self.cards) - 1e-9)):
                 gone = list(self.quarantined.values())
                 raise QuorumError(f"visit {self.finished + 1}", len(self.everyone), len(self.cards), needed, gone)
             if (done := sum(self.visits[c] for c in self.everyone) // max(len(self.everyone), 1)) > self.finished:
@@ -395,7 +395,3 @@ class Federation:
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
         self.engine.load(self.finished, self.clock, saved["pending"])
-
-
-def _needed(quorum: float, of: int) -> int:
-    return math.ceil(quorum * of - 1e-9)

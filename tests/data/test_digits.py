@@ -40,7 +40,7 @@ def test_the_split_is_fixed_and_stratified(table):
 
 
 def test_an_unknown_dataset_is_refused():
-    with pytest.raises(ValueError, match=r'no dataset "digit". Did you mean "digits"\? There are: bdgp, .*digits'):
+    with pytest.raises(ValueError, match=r'no dataset "digit". Did you mean "digits"\? There are: .*bdgp, .*digits'):
         load_dataset("digit")
     assert "digits" in DATASETS
 

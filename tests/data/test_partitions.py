@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unalike.data.partitions import PARTITIONS, by_cluster, dirichlet, iid, multilabel_dirichlet, numpy_draws, proportions, shards
+from unalike.data.partitions import PARTITIONS, apart, by_cluster, dirichlet, iid, multilabel_dirichlet, numpy_draws, proportions, shards
 
 CALLS = {
     "iid": lambda n, clients, g: iid(n, clients, g),
     "dirichlet": lambda n, clients, g: dirichlet(torch.arange(n) % 7, clients, 0.3, g),
     "shards": lambda n, clients, g: shards(torch.arange(n) % 7, clients, 2, g),
+    "apart": lambda n, clients, g: apart(torch.arange(n) % 3, clients, g),
     "multilabel_dirichlet": lambda n, clients, g: multilabel_dirichlet(bits(n), clients, 0.3, g),
     "by_cluster": lambda n, clients, g: by_cluster(torch.rand(n, 3, generator=seeded(5)), clients, g),
 }
