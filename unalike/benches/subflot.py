@@ -9,7 +9,7 @@ from unalike.report import Run
 DATASETS = ("cifar10", "pacs", "agnews")
 GROUPS = range(4)                           # of clients in each scenario, by capacity
 METHODS: dict[str, list[str]] = {
-    "subflot": ["algorithm={name: subflot}"],
+    "subflot": [],                          # as the scenario has it
     "heterofl": ["algorithm={name: heterofl}"],
     "fedrolex": ["algorithm={name: fedrolex}"],
     "feddropout": ["algorithm={name: feddropout}"],
