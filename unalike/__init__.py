@@ -16,6 +16,7 @@ HOMES = {
     "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
     "Training": "unalike.training",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
+    "AFMCC": "unalike.algorithms", "FMCSC": "unalike.algorithms", "FedNCA": "unalike.algorithms", "SubFLOT": "unalike.algorithms",
     "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",
     "run": "unalike.runs", "resume": "unalike.runs", "show": "unalike.report", "compare": "unalike.report",
     "trained": "unalike.runs.export", "export": "unalike.runs.export", "rebuild": "unalike.runs.export",

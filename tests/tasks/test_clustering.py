@@ -87,6 +87,16 @@ def test_kmeans_repeats_and_goes_on_from_centres():
     assert torch.equal(named, torch.cdist(other.double(), centres).argmin(1))
 
 
+def test_a_group_that_lost_its_rows_gets_the_farthest_as_in_scikit_learn():
+    from sklearn.cluster import KMeans
+    draws = torch.Generator().manual_seed(0)
+    spots = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 5.0, 0.0]], dtype=torch.float64)
+    x = spots.repeat_interleave(torch.tensor([40, 60, 30]), 0) + 0.2 * torch.randn(130, 3, generator=draws, dtype=torch.float64)
+    far_off = torch.tensor([[100.0, 0.0, 0.0], [0.0, 0.0, 0.0], [200.0, 3.0, 0.0]], dtype=torch.float64)
+    groups, _ = kmeans(x, 3, 0, centres=far_off)
+    assert groups.tolist() == KMeans(3, init=far_off.numpy(), n_init=1).fit(x.numpy()).labels_.tolist()
+
+
 def test_kmeans_bears_features_that_collapsed():
     groups, centres = kmeans(torch.ones(6, 3), 4, 0, starts=2)
     assert len(groups.unique()) == 1 and centres.isfinite().all()

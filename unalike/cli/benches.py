@@ -47,9 +47,10 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
 def show(told: dict) -> None:
     """The rows of a study as a table, lying on its side where it would be too wide; what else was measured as it is."""
     rows = told.get("rows")
-    Console().print_json(json.dumps({key: value for key, value in told.items() if key != "rows"}))
-    if not rows:
+    if not isinstance(rows, dict) or not rows:          # a bench may count rows of its own
+        Console().print_json(json.dumps(told))
         return
+    Console().print_json(json.dumps({key: value for key, value in told.items() if key != "rows"}))
     names = [key for key, value in next(iter(rows.values())).items() if not isinstance(value, dict) and not key.endswith("_spread")]
     cells = [["", *(key.replace("_", " ") for key in names)]]
     for name, row in rows.items():

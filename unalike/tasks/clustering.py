@@ -132,21 +132,33 @@ def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -
 
 
 def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows keeps its centre."""
+    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows gets the farthest one."""
     centres = centres.clone()
     groups = torch.full((len(centres), len(x)), -1, device=x.device)
     moving = torch.arange(len(centres), device=x.device)                # starts that have not settled
     for _ in range(300):
-        found = _apart(x, centres[moving]).argmin(-1)
+        far, found = _apart(x, centres[moving]).min(-1)
         moved = (found != groups[moving]).any(-1)
         groups[moving] = found
-        moving, found = moving[moved], found[moved]
+        moving, found, far = moving[moved], found[moved], far[moved]
         if not len(moving):
             break
+        _fill(found, far, centres.shape[1])
         belongs = torch.nn.functional.one_hot(found, centres.shape[1]).to(x.dtype)
-        sizes = belongs.sum(1)[..., None]
-        centres[moving] = torch.where(sizes > 0, belongs.mT @ x / sizes.clamp(min=1), centres[moving])
+        centres[moving] = belongs.mT @ x / belongs.sum(1)[..., None]
     return groups, centres, _apart(x, centres).amin(-1).sum(-1)
+
+
+def _fill(groups: Tensor, far: Tensor, clusters: int) -> None:
+    """Groups (starts, n) that lost all their rows get the rows farthest from their centres, as in scikit-learn. Changes `groups`."""
+    sizes = torch.nn.functional.one_hot(groups, clusters).sum(1)
+    for start in (sizes == 0).any(-1).nonzero()[:, 0].tolist():
+        for empty in (sizes[start] == 0).nonzero()[:, 0].tolist():
+            spare = sizes[start][groups[start]] > 1                     # never the last row of another group
+            row = int(torch.where(spare, far[start], -1.0).argmax())
+            sizes[start, groups[start, row]] -= 1
+            sizes[start, empty] += 1
+            groups[start, row], far[start, row] = empty, 0.0
 
 
 def _apart(x: Tensor, centres: Tensor) -> Tensor:
