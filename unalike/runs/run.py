@@ -134,7 +134,8 @@ class Run:
         """Clients first, then the server: the server's file is what makes the round count."""
         federation = fed.memory()
         fed.engine.save(number)
-        fed.archive.save(number)
+        if isinstance(fed.archive, Archive):
+            fed.archive.save(number)
         self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds}, number)
         fed.ledger.write(self.folder.path / "ledger.csv")
 
