@@ -379,7 +379,7 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         pending = self._pending()
         return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
-                "ledger": self.ledger.as_lists(), "lost": self.lost, "released": self.released,
+                "lost": self.lost, "released": self.released,
                 "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
                 "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
@@ -387,8 +387,8 @@ class Federation:
 
     def remember(self, saved: dict[str, Any]) -> None:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
-        self.numbered, self.ledger = saved["numbered"], Ledger.from_lists(saved["ledger"])
-        self.visits, self.waiting, self.lost = saved["visits"], saved["waiting"], saved["lost"]
+        self.numbered, self.lost = saved["numbered"], saved["lost"]
+        self.visits, self.waiting = saved["visits"], saved["waiting"]
         self.released, self.instants = saved["released"], saved["instants"]
         self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}

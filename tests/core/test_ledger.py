@@ -1,11 +1,12 @@
-"""The ledger adds up, leaves out what is free, and comes back from its file and its lists as it was."""
+"""The ledger adds up, leaves out what is free, and comes back from its file as it was."""
 
 import csv
-import json
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from unalike.errors import UserError
 from unalike.ledger import COLUMNS, FREE, Ledger
 
 entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ada", "ben, jr", 'c"'] ), st.sampled_from(["up", "down"]),
@@ -31,17 +32,37 @@ def test_totals_are_sums_of_what_was_added(entries):
     assert sum(messages for messages, _ in ledger.rows.values()) == len(entries)
 
 
-@given(entries)
-def test_it_comes_back_as_it_was(entries):
+@given(entries, entries)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_it_comes_back_as_it_was_however_far_its_file_went(tmp_path, entries, later):
+    path = tmp_path / "l.csv"
+    path.unlink(missing_ok=True)
     ledger = filled(entries)
-    assert dict(Ledger.from_lists(json.loads(json.dumps(ledger.as_lists()))).rows) == dict(ledger.rows)
+    length = ledger.append(path)
+    then = {key: list(row) for key, row in ledger.rows.items()}
+    for entry in later:
+        ledger.add(*entry)
+    ledger.append(path)
+    back = Ledger.read(path, length)
+    assert dict(back.rows) == then and path.stat().st_size == length
+    assert [back.total(way) for way in ("up", "down")] == [filled(entries).total(way) for way in ("up", "down")]
 
 
-def test_it_goes_on_after_coming_back():
-    ledger = Ledger.from_lists(filled([(1, "ada", "up", "train", 5)]).as_lists())
+def test_it_goes_on_after_coming_back(tmp_path):
+    path = tmp_path / "l.csv"
+    ledger = Ledger.read(path, filled([(1, "ada", "up", "train", 5)]).append(path))
     ledger.add(1, "ada", "up", "train", 7)
     ledger.add(2, "ben", "up", "train", 1)
     assert ledger.total("up") == 13 and ledger.rows[1, "ada", "up", "train"] == [2, 12]
+    assert Ledger.read(path, ledger.append(path)).rows == ledger.rows
+
+
+def test_a_file_cut_short_is_a_sentence(tmp_path):
+    length = filled([(1, "ada", "up", "train", 5)]).append(tmp_path / "l.csv")
+    with pytest.raises(UserError, match="cut short"):
+        Ledger.read(tmp_path / "l.csv", length + 1)
+    with pytest.raises(UserError, match="gone"):
+        Ledger.read(tmp_path / "other.csv", 5)
 
 
 def test_asking_writes_nothing():

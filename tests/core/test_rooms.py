@@ -48,7 +48,7 @@ MAY = {
     "message": set(),
     "randomness": set(),
     "errors": set(),
-    "ledger": set(),
+    "ledger": {"errors"},
     "training": set(),
     "losses": {"losses"},
     "matching": {"matching"},

@@ -15,12 +15,13 @@ from unalike.errors import UserError
 
 
 class Folder:
-    """The files of one run. Events are appended as they happen; everything else is written whole or not at all."""
+    """The files of one run. Events and the ledger are appended to as things happen; everything else is written whole or not at all."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.server = Store(self.path / "checkpoints" / "server")
         self.clients = self.path / "checkpoints" / "clients"
+        self.ledger = self.path / "ledger.csv"
         self.archive = Store(self.path / "checkpoints" / "archive", keeps=3)      # as for clients: saved before the server
 
     @classmethod

@@ -22,6 +22,7 @@ from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
+from unalike.ledger import Ledger
 from unalike.message import Value
 from unalike.privacy import Privacy, accounting, releases
 from unalike.replay import Replay
@@ -94,6 +95,7 @@ class Run:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
                              self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
+            fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
             else:
@@ -103,8 +105,9 @@ class Run:
         finally:
             engine.close()
         results |= {"seconds": round(before + time.time() - begun, 3), "commit": commit(), "folder": str(self.folder.path)}
-        fed.ledger.write(self.folder.path / "ledger.csv")
+        fed.ledger.append(self.folder.ledger)
         self.folder.write_json("results.json", results)
+        fed.ledger.write(self.folder.ledger)                        # a table in order, now that nobody goes on from it
         self.tell("finish", seconds=results["seconds"])
         return results
 
@@ -136,8 +139,8 @@ class Run:
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
             fed.archive.save(number)
-        self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds}, number)
-        fed.ledger.write(self.folder.path / "ledger.csv")
+        self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds,
+                                               "ledger": fed.ledger.append(self.folder.ledger)}, number)
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """What came of it, per client and in all."""
