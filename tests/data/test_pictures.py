@@ -44,6 +44,11 @@ def test_voc_labels_are_present_absent_or_unknown(folder):
     assert abs(int(table.x[2, 0, 0, 0]) - 80) < 4
 
 
+def test_settings_are_chosen_without_the_test_set(folder):
+    table = load_dataset("voc2012", folder, broken="skip", choosing=True)
+    assert table.train.tolist() == [1, 2] and table.test.tolist() == [0]
+
+
 def test_broken_images_are_refused_by_name(folder):
     with pytest.raises(ValueError, match=r"1 of 6 images cannot be used: 2008_4 is no image \(.*broken: skip"):
         load_dataset("voc2012", folder)
