@@ -21,7 +21,7 @@ from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
 from unalike.tasks.clustering import clustering_scores, kmeans
-from unalike.training import Training, batches, optimiser_for, train
+from unalike.training import Tape, Training, batches, optimiser_for, train
 
 if TYPE_CHECKING:
     from unalike.federation import Federation, Replies
@@ -67,6 +67,12 @@ def sends(whole: str | None = None, **parts: str) -> Callable:
     return mark
 
 
+def steady(loss: Any) -> Any:
+    """Marks a loss that depends on the model and the batch alone, and never looks at values: a GPU may record its steps (training.Tape)."""
+    loss.steady = True
+    return loss
+
+
 class ClientSide:
     """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
 
@@ -82,6 +88,7 @@ class ClientSide:
         self.optimisers: dict[str, torch.optim.Optimizer] = {}
         self.shadows: list[ClientSide] = []     # with the safeguard: this side without a fold of its labels, each
         self.privacy: Privacy | None = None     # how replies are protected; the shadows' never leave
+        self.tapes: dict[str, Tape] = {}
         self.learnt = False                     # whether this may be another model than the first
         self.round = 0
         self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
@@ -95,10 +102,12 @@ class ClientSide:
             raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
+    @steady
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What the method's local training minimises on a batch."""
         return self.task_loss(x, y)
 
+    @steady
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
         task, encoder = self.client.task, self.model.encoder
@@ -133,11 +142,23 @@ class ClientSide:
         orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
         self.work += len(data) * len(orders)
 
+        tape = self.tape(loss)
+
         def on(index: Tensor) -> Tensor:
             x, y = data.labelled(index)
-            return loss(self.client.place(x), self.client.place(y))
+            return tape(self.client.place(x), self.client.place(y))
 
         return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+
+    def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:
+        """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
+        if not getattr(loss, "steady", False) or torch.device(self.client.device).type != "cuda":
+            return Tape(self.model, loss, records=False)
+        name = loss.__name__
+        if name not in self.tapes or self.tapes[name].model is not self.model:
+            self.tapes[name] = Tape(self.model, loss)
+        self.tapes[name].begin()
+        return self.tapes[name]
 
     def rows(self) -> dict[str, Tensor]:
         """All inputs of the client where it computes, by modality, marked; for methods that take them at once."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -73,23 +73,90 @@ def move(optimiser: torch.optim.Optimizer, clip: float | None = None) -> None:
     optimiser.step()
 
 
-def train(model: nn.Module, rows: int, loss: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer,
+def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer,
           orders: list[torch.Generator], batch: int, clip: float | None = None) -> float:
-    """One epoch per generator in `orders` over `rows` samples; `loss(index)` gives the loss of a batch. Returns the mean loss."""
+    """One epoch per generator in `orders` over `rows` samples; `gradient(index)` leaves that of a batch in the parameters and gives its
+    loss. Returns the mean loss."""
     model.train()
     total: Tensor | float = 0.0
     seen = 0
     for order in orders:
         for index in batches(rows, batch, order):
-            value = loss(index)
-            step(value, optimiser, clip)
-            total = total + value.detach() * len(index)          # stays on the device: no waiting for each step
+            total = total + gradient(index) * len(index)          # stays on the device: no waiting for each step
+            move(optimiser, clip)
             seen += len(index)
     mean = float(total) / max(seen, 1)
     if not math.isfinite(mean):
         raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']}) "
                        "or look for NaN in the data")
     return mean
+
+
+class Tape:
+    """Forward and backward of a batch: `tape(x, y)` leaves the gradient of `loss(x, y)` in the model's parameters and gives the loss.
+
+    If it `records`, batches on a GPU whose shape was seen before are recorded, and played from then on: the GPU then does them without
+    waiting for Python. That is the same arithmetic for a loss that depends on the model and the batch alone and never looks at values.
+    """
+
+    SEEN, KEPT = 3, 2                                       # recorded at which time, and how many shapes
+    pool: Any = None                                        # memory all recordings share: one is played at a time
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], records: bool = True):
+        self.model, self.loss, self.records = model, loss, records
+        self.seen: dict[Any, int] = {}
+        self.kept: dict[Any, tuple | None] = {}             # by shapes; None: cannot be recorded
+        self.begin()
+
+    def begin(self) -> None:
+        """To be called where the model may have other tensors than before: what was recorded with the old ones is forgotten."""
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [len(self.parameters)]
+        if place != getattr(self, "place", place):
+            self.seen, self.kept = {}, {}
+        self.place = place
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        leaves, form = tree_flatten(inputs)
+        if not self.records or not leaves[0].is_cuda:
+            return self._run(inputs)
+        key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if key not in self.kept:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            if self.seen[key] < self.SEEN or len(self.kept) >= self.KEPT:
+                return self._run(inputs)
+            self.kept[key] = self._record([leaf.clone() for leaf in leaves], form)
+        if (kept := self.kept[key]) is None:
+            return self._run(inputs)
+        graph, given, loss, gradients = kept
+        for leaf, new in zip(given, leaves, strict=True):
+            leaf.copy_(new)
+        graph.replay()
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            p.grad = gradient
+        return loss
+
+    def _run(self, inputs: Any) -> Tensor:
+        for p in self.parameters:
+            p.grad = None
+        value = self.loss(*inputs)
+        value.backward()
+        return value.detach()
+
+    def _record(self, given: list[Tensor], form: Any) -> tuple | None:
+        """Nothing is computed yet, and nothing is lost if it fails, as it does where a loss looks at values."""
+        graph = torch.cuda.CUDAGraph()
+        Tape.pool = Tape.pool or torch.cuda.graph_pool_handle()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, pool=Tape.pool):
+                loss = self._run(tree_unflatten(given, form))
+        except RuntimeError:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
+                torch.zeros(1, device=given[0].device)
+            return None
+        return graph, given, loss, [p.grad for p in self.parameters]
 
 
 class Stack:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from unalike.randomness import stream
-from unalike.training import Diverged, Recorded, Stack, Training, batches, move, optimiser_for, step, train
+from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, move, optimiser_for, step, train
 
 
 @settings(deadline=None)
@@ -73,7 +73,7 @@ def test_the_loop_is_the_plain_loop():
     (model, loss), (other, other_loss) = regression(), regression()
     training = Training(optimiser="sgd", rate=0.05, weight_decay=0.0)
     orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]
-    mean = train(model, 20, loss, optimiser_for(list(model.parameters()), training), orders(), 8)
+    mean = train(model, 20, Tape(model, loss), optimiser_for(list(model.parameters()), training), orders(), 8)
     total = 0.0
     for order in orders():
         for index in torch.randperm(20, generator=order).split(8):
@@ -93,8 +93,8 @@ def test_training_learns_and_leaves_the_model_in_training_mode():
     model, loss = regression()
     model.eval()
     optimiser = optimiser_for(list(model.parameters()), Training(rate=0.05))
-    first = train(model, 20, loss, optimiser, [stream(0, 1)], 8)
-    last = train(model, 20, loss, optimiser, [stream(0, e) for e in range(40)], 8)
+    first = train(model, 20, Tape(model, loss), optimiser, [stream(0, 1)], 8)
+    last = train(model, 20, Tape(model, loss), optimiser, [stream(0, e) for e in range(40)], 8)
     assert last < first / 3 and model.training
 
 
@@ -102,7 +102,7 @@ def test_batch_statistics_survive_a_last_batch_of_one():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     x = torch.randn(9, 2, generator=stream(0, "x"))
     optimiser = optimiser_for(list(model.parameters()), Training())
-    assert math.isfinite(train(model, 9, lambda i: model(x[i]).square().mean(), optimiser, [stream(0)], 4))
+    assert math.isfinite(train(model, 9, Tape(model, lambda i: model(x[i]).square().mean()), optimiser, [stream(0)], 4))
 
 
 def test_gradients_are_clipped_to_a_norm():
@@ -120,14 +120,14 @@ def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
     model, loss = regression()
     optimiser = optimiser_for(list(model.parameters()), Training(rate=0.25))
     with pytest.raises(Diverged, match=r"training loss became (nan|inf); lower training.rate \(now 0.25\)"):
-        train(model, 20, lambda index: loss(index) * bad, optimiser, [stream(0)], 8)
+        train(model, 20, Tape(model, lambda index: loss(index) * bad), optimiser, [stream(0)], 8)
 
 
 def test_a_rate_far_too_high_diverges():
     model, loss = regression(torch.float32)
     optimiser = optimiser_for(list(model.parameters()), Training(optimiser="sgd", rate=1e9))
     with pytest.raises(Diverged):
-        train(model, 20, loss, optimiser, [stream(0, e) for e in range(9)], 4)
+        train(model, 20, Tape(model, loss), optimiser, [stream(0, e) for e in range(9)], 4)
 
 
 @pytest.mark.parametrize("wrong", [
@@ -179,3 +179,35 @@ def test_a_stack_does_what_each_would_do_alone():
             for _ in range(4):
                 step(loss(model, x[i], y[i]), optimiser, training.clip)
             assert all(torch.allclose(p, after[name], rtol=1e-9) for name, p in model.named_parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU only")
+def test_played_steps_are_those_that_were_run():
+    def ends(records: bool) -> tuple[list[float], dict]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).cuda().double()
+        x, y = torch.randn(20, 1, 8, 8, device="cuda", dtype=torch.float64), torch.randint(3, (20,), device="cuda")
+        tape = Tape(model, lambda x, y: nn.functional.cross_entropy(model(x), y), records)
+        losses = []
+        for visit in range(3):                     # a fresh optimiser each time, and parameters that came from elsewhere
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(0.01 * visit)
+            tape.begin()
+            optimiser = optimiser_for(list(model.parameters()), Training())
+            losses.append(train(model, 20, lambda i: tape(x[i], y[i]), optimiser, [stream(0, e) for e in range(4)], 8))
+        assert bool(tape.kept) == records and all(kept is not None for kept in tape.kept.values())
+        return losses, model.state_dict()
+
+    (run, there), (played, here) = ends(False), ends(True)
+    assert run == pytest.approx(played, rel=1e-10)
+    assert all(torch.allclose(there[name], here[name], rtol=1e-9) for name in there)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU only")
+def test_a_loss_that_looks_at_values_is_run_each_time():
+    model = nn.Linear(4, 1).cuda()
+    tape = Tape(model, lambda x: model(x).sum() * (1.0 if x.sum() > 0 else 2.0))
+    x = torch.ones(3, 4, device="cuda")
+    losses = [float(tape(x)) for _ in range(6)]
+    assert len(set(losses)) == 1 and list(tape.kept.values()) == [None] and torch.randn(2, device="cuda").isfinite().all()

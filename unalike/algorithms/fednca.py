@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from unalike.algorithm import operation, sends
+from unalike.algorithm import operation, sends, steady
 from unalike.averaging import Averaging, AveragingSide, Parameters
 from unalike.federation import Federation, Replies
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
@@ -66,6 +66,7 @@ class FedNCA(Averaging):
             head = ClassHead(classes, self.encoder_width(encoder), how.heads if how.disentangle else 0, how.scale, how.etf == "trainable")
             return Model(encoder, nn.Identity(), head, dense=sees)
 
+        @steady
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             """Sums over a sample's classes, means over the batch."""
             how, task, head = self.algorithm, self.client.task, self.model.head
