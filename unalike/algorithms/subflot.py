@@ -12,7 +12,7 @@ from torch import Tensor
 from unalike.averaging import Parameters, mean_states
 from unalike.federation import Federation
 from unalike.matching import Matcher
-from unalike.models.submodels import renumbered
+from unalike.models.submodels import levelled, renumbered, strengths
 from unalike.narrowing import Narrowing, NarrowingSide, as_was
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -33,6 +33,7 @@ class SubFLOT(Narrowing):
     otp: bool = True
     ota: bool = True
     inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
+    level: bool = True                                          # narrow clients train with columns as strong as the server's
     solver: Literal["exact", "entropic", "auto"] = "auto"
     server_mix: Share = 0.0                                     # of its last model in the server's next
 
@@ -52,13 +53,11 @@ class SubFLOT(Narrowing):
 
     def levelled(self, fed: Federation, client: str, sent: Parameters, units: list[int]) -> Parameters:
         """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
-        widths, sent = self.widths(fed, client), dict(sent)
-        for whole, own in zip(widths, renumbered(widths, [torch.arange(n) for n in units]), strict=True):
-            for name, axis, entries in ((p.tensor, p.axis, p.entries) for p in own.places if not p.made and self.ota):
-                if self.inputs == "mass":
-                    scale = torch.ones(sent[name].shape[axis]).index_fill_(0, entries.flatten(), whole.units / own.units)
-                    sent[name] = (sent[name].movedim(axis, -1) * scale.to(sent[name])).movedim(-1, axis)
-        return sent
+        return sent | {name: sent[name] * more.to(sent[name]) for name, more in self.strengths(fed, client, sent, units).items()}
+
+    def strengths(self, fed: Federation, client: str, state: Parameters, units: list[int]) -> Parameters:
+        widths = self.widths(fed, client)
+        return strengths(widths, renumbered(widths, [torch.arange(n) for n in units]), state) if self.inputs == "mass" else {}
 
     def extracted(self, fed: Federation, clients: list[str], units: list[int]) -> dict[str, Parameters]:
         """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
@@ -79,7 +78,9 @@ class SubFLOT(Narrowing):
                 carried |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths), strict=True)
             fed.state["models"][group] = mixed(model, mean_states(carried, weights), self.server_mix)
         else:
-            super().absorb(fed, group, states, weights)
+            plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
+                     for c, state in states.items()}
+            super().absorb(fed, group, plain, weights)
         fed.state["merged"] = fed.round
         for client, state in states.items():
             fed.archive[client] = state
@@ -99,6 +100,20 @@ class SubFLOT(Narrowing):
 
     class Side(NarrowingSide):
         algorithm: "SubFLOT"
+
+        def learn(self, *args: Any, **options: Any) -> float:
+            """With columns as strong as the server's: the model computes the same, and steps and penalty do not count for less in it
+            for its being narrow."""
+            with levelled(self.model, self.strengths() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
+                self.anchor = [p.detach().clone() for p in self.model.parameters()]
+                return super().learn(*args, **options)
+
+        def strengths(self) -> dict[str, Tensor]:
+            keep = [torch.arange(n) for n in self.memory["units"]]
+            return strengths(self.widths, renumbered(self.widths, keep), self.model.state_dict())
+
+        def drift(self) -> Tensor | float:
+            return sum(((p - begun) ** 2).sum() for p, begun in zip(self.model.parameters(), self.anchor, strict=True))
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             return super().loss(x, y) + self.algorithm.penalty * self.rho * self.drift()
