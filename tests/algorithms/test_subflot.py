@@ -106,6 +106,21 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
 
 
+def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
+    """What was cut and comes back untrained changes nothing; trained, it changes its own entries and leaves the others alone."""
+    algorithm = SubFLOT(solver="picked")
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    before, group = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}, fed.state["group"]["b"]
+    sent = {c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()}
+    algorithm.absorb(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
+    assert largest(algorithm.model(fed, "a"), before) < 1e-12
+    fed.begin(2)
+    moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
+    algorithm.absorb(fed, group, {"c": moved}, {"c": 1.0})
+    change = (algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]).abs()
+    assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
+
+
 def test_at_full_width_without_penalty_and_history_it_is_fedavg(toys, tmp_path):
     """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest to itself."""
     alike = lambda: [toys.client(id, model=net) for id in "abc"]

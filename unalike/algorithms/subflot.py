@@ -34,11 +34,11 @@ class SubFLOT(Narrowing):
     ota: bool = True
     inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
     level: bool = True                                          # narrow clients train with columns as strong as the server's
-    solver: Literal["exact", "entropic", "auto"] = "auto"
+    solver: Literal["exact", "entropic", "auto", "picked"] = "auto"
     server_mix: Share = 0.0                                     # of its last model in the server's next
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        if self.solver != "entropic" and find_spec("ot") is None:
+        if self.solver in ("exact", "auto") and find_spec("ot") is None:
             return [("solver", 'exact plans need POT: install "unalike[matching]", or take solver entropic.')]
         return []
 
@@ -71,12 +71,14 @@ class SubFLOT(Narrowing):
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
         units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
         if self.ota:
-            model, widths = fed.state["models"][group], self.widths(fed, next(iter(states)))
-            carried: dict[str, Parameters] = {}
-            for some in self.alike(fed, units):
-                own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
-                carried |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths), strict=True)
-            fed.state["models"][group] = mixed(model, mean_states(carried, weights), self.server_mix)
+            model = fed.state["models"][group]
+            carried = self.carried(fed, model, states, units)
+            if self.solver == "picked":
+                ones = {c: {name: torch.ones_like(tensor) for name, tensor in state.items()} for c, state in states.items()}
+                merged = mean_of_held(model, carried, self.carried(fed, model, ones, units), weights)
+            else:
+                merged = mean_states(carried, weights)
+            fed.state["models"][group] = mixed(model, merged, self.server_mix)
         else:
             plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
                      for c, state in states.items()}
@@ -85,6 +87,17 @@ class SubFLOT(Narrowing):
         for client, state in states.items():
             fed.archive[client] = state
             fed.state.setdefault("uploads", {})[client] = {"units": units[client], "round": fed.round}
+
+    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters],
+                units: dict[str, list[int]]) -> dict[str, Parameters]:
+        """Uploads in the places of the server's neurons, by the plans of this round."""
+        found: dict[str, Parameters] = {}
+        for some in self.alike(fed, units):
+            widths = self.widths(fed, some[0])
+            own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
+            keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
+            found |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
+        return found
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
         """Clients of one model and width, a few at a time."""
@@ -122,3 +135,14 @@ class SubFLOT(Narrowing):
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
     """So much of the one, the rest of the other."""
     return {name: as_was(share * tensor + (1 - share) * other[name], tensor) for name, tensor in one.items()}
+
+
+def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+    """Each entry's mean over those who hold it; what nobody holds stays."""
+    merged = {}
+    for name, tensor in model.items():
+        each = {c: weights[c] * (held[c][name] != 0).double() for c in states}
+        total = sum(each.values())
+        mean = sum(each[c] * states[c][name].double() for c in states) / total.clamp(min=1e-12)
+        merged[name] = as_was(torch.where(total > 0, mean, tensor.double()), tensor)
+    return merged
