@@ -268,6 +268,10 @@ class ClientSide:
         return {"model": dict(self.model.state_dict()), "memory": self.memory, "shadows": [s.state() for s in self.shadows],
                 "optimisers": {name: _optimiser_state(o) for name, o in self.optimisers.items()}}
 
+    def load(self, parameters: dict[str, Tensor]) -> None:
+        """Have the model that these are of, whole."""
+        self.model.load_state_dict(parameters)
+
     def restore(self, state: State) -> None:
         self.learnt = True
         self.model.load_state_dict(state["model"], strict=False)      # a method may leave out what comes with every message

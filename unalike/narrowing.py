@@ -20,7 +20,7 @@ from unalike.errors import UserError
 from unalike.federation import Federation, Replies
 from unalike.message import Value
 from unalike.models.model import Model
-from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, widths_of
+from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
 from unalike.models.widths import Place, Width
 from unalike.training import Training, batches
 
@@ -35,7 +35,7 @@ class NarrowingSide(AveragingSide):
 
     def __init__(self, client: Client, algorithm: "Narrowing", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
-        self.widths = widths_of(self.model, self.row())
+        self.widths = widths_of(self.model, self.row(), algorithm.fixed)
         self.whole: nn.Module = copy.deepcopy(self.model).to("meta")        # shapes without numbers, to make submodels of
         self.beside = {name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()}
         self.memory["units"] = self.everything = [width.units for width in self.widths]
@@ -49,7 +49,7 @@ class NarrowingSide(AveragingSide):
         for name, buffer in self.beside.items():
             owner, _, last = name.rpartition(".")
             setattr(small.get_submodule(owner), last, buffer)
-        tried(small, renumbered(self.widths, keep), self.row())
+        tried(small, renumbered(self.widths, keep), self.row(), self.algorithm.fixed)
         assert isinstance(small, Model)
         return small
 
@@ -144,6 +144,10 @@ class NarrowingSide(AveragingSide):
         self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
         return loss
 
+    def load(self, parameters: Parameters) -> None:
+        self.fit(units_in(parameters, self.widths, self.whole.state_dict()))
+        super().load(parameters)
+
     def restore(self, state: State) -> None:
         self.fit(state["memory"]["units"])
         super().restore(state)
@@ -158,6 +162,7 @@ class Narrowing(Averaging):
     Side: ClassVar[type[ClientSide]] = NarrowingSide
 
     budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
+    fixed: tuple[str, ...] = ()                                # layers by name, such as encoder.first, that stay as they are
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""

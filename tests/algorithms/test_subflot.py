@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import unalike
 from unalike import Classification, Client, Terms
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.feddropout import FedDropout
@@ -15,7 +16,7 @@ from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.subflot import SubFLOT
 from unalike.errors import UserError
 from unalike.models import MLP
-from unalike.models.submodels import extract, first, renumbered
+from unalike.models.submodels import extract, first, levelled, renumbered
 from unalike.narrowing import Narrowing
 
 CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
@@ -105,6 +106,21 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
 
 
+def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
+    """What was cut and comes back untrained changes nothing; trained, it changes its own entries and leaves the others alone."""
+    algorithm = SubFLOT(solver="picked")
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    before, group = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}, fed.state["group"]["b"]
+    sent = {c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()}
+    algorithm.absorb(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
+    assert largest(algorithm.model(fed, "a"), before) < 1e-12
+    fed.begin(2)
+    moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
+    algorithm.absorb(fed, group, {"c": moved}, {"c": 1.0})
+    change = (algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]).abs()
+    assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
+
+
 def test_at_full_width_without_penalty_and_history_it_is_fedavg(toys, tmp_path):
     """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest to itself."""
     alike = lambda: [toys.client(id, model=net) for id in "abc"]
@@ -127,10 +143,36 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     x, y = toys.blobs(5, 1)
     for p in side.model.parameters():
         p.data += 0.1
-    plain = torch.autograd.grad(side.task_loss(x.double(), y), list(side.model.parameters()))
-    pulled = torch.autograd.grad(side.loss(x.double(), y), list(side.model.parameters()))
-    for (name, p), without, with_it in zip(side.model.named_parameters(), plain, pulled):
-        torch.testing.assert_close(with_it - without, 2 * 3.0 * 0.75 * (p.data - sent["parameters"][name]), atol=1e-6, rtol=0)
+    origin = copy.deepcopy(side.model)
+    origin.load_state_dict(sent["parameters"])
+    more = side.strengths()
+    with levelled(side.model, more), levelled(origin, more):
+        plain = torch.autograd.grad(side.task_loss(x.double(), y), list(side.model.parameters()))
+        pulled = torch.autograd.grad(side.loss(x.double(), y), list(side.model.parameters()))
+        for p, before, without, with_it in zip(side.model.parameters(), origin.parameters(), plain, pulled):
+            torch.testing.assert_close(with_it - without, 2 * 3.0 * 0.75 * (p - before), atol=1e-6, rtol=0)
+
+
+def test_a_narrow_client_trains_with_columns_as_strong_as_the_servers(toys, tmp_path):
+    """It computes the same meanwhile and keeps its weights; of one Adam step, columns make as many times more as they are stronger."""
+    fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
+    sent = SubFLOT().messages(fed, ["c"])["c"]
+    x, _ = toys.blobs(5, 1)
+    ways = {}
+    for level in (True, False):
+        other = toys.federation(tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64)
+        other.begin(1)
+        ways[level] = other.call("update", each={"c": sent})["c"]["parameters"]
+    side = fed.engine.host.sides["c"]
+    side.receive(**sent)
+    out, names = side.model.eval()(x.double()), [name for name, _ in side.model.named_parameters()]
+    with levelled(side.model, side.strengths()):
+        torch.testing.assert_close(side.model(x.double()), out)
+        assert largest({"w": 4 * side.model.head[2].parametrizations.weight.original}, {"w": sent["parameters"]["head.2.weight"]}) < 1e-12
+    assert [name for name, _ in side.model.named_parameters()] == names and largest(side.model.state_dict(), sent["parameters"]) < 1e-12
+    moved = {level: {n: (t - sent["parameters"][n]).abs().max() for n, t in way.items()} for level, way in ways.items()}
+    assert float(moved[True]["head.2.weight"] / moved[False]["head.2.weight"]) == pytest.approx(4, rel=0.02)
+    assert float(moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]) == pytest.approx(1, rel=0.02)
 
 
 def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
@@ -257,12 +299,14 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
 
     with pytest.raises(UserError, match=r"clients\.a .*cannot follow"):
         toys.execute(tmp_path / "run", SubFLOT(), [toys.client("a", model=Odd)])
+    fed = begun(toys, tmp_path, SubFLOT(fixed=("encoder",)), [toys.client("a", model=Odd, capacity=0.5)])
+    assert not [p.tensor for w in SubFLOT().widths(fed, "a") for p in w.places if p.tensor.startswith("encoder")], "the way out it names"
 
 
 def test_without_a_part(toys, tmp_path):
     """Each can be left out, and without OTP and OTA what is sent and merged is that of plain submodels."""
     plain = toys.execute(tmp_path / "plain", Narrowing(), clients(toys), rounds=2)
-    bare = toys.execute(tmp_path / "bare", SubFLOT(otp=False, ota=False, penalty=0.0), clients(toys), rounds=2)
+    bare = toys.execute(tmp_path / "bare", SubFLOT(otp=False, ota=False, penalty=0.0, inputs="barycentre"), clients(toys), rounds=2)
     whole = toys.execute(tmp_path / "whole", SubFLOT(), clients(toys), rounds=2)
     assert toys.hashes(plain) == toys.hashes(bare) and toys.hashes(whole) != toys.hashes(bare)
 
@@ -282,3 +326,14 @@ def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
     back = heard(decode(encode(told(renumbered(widths, first(widths, 0.5))))))
     assert all(torch.equal(p.entries, q.entries) for a, b in zip(back, renumbered(widths, first(widths, 0.5)))
                for p, q in zip(a.places, b.places))
+
+
+@pytest.mark.parametrize("method", [SubFLOT(), HeteroFL()])
+def test_a_submodel_can_be_taken_home_and_made_again(toys, tmp_path, method):
+    """What HeteroFL scales in a narrow model is scaled in the copy too."""
+    results = unalike.run(algorithm=method, clients=clients(toys), training=toys.training(rounds=2), out=tmp_path / "run", alone=False)
+    unalike.export(results["folder"], "c", tmp_path / "home", onnx=False, clients=clients(toys))
+    x, y = toys.client("c").test.rows(torch.arange(40))
+    model = unalike.rebuild(tmp_path / "home", clients(toys))
+    assert len(model.encoder.first.weight) == 2
+    assert 100 * float((model(x.double()).argmax(1) == y).double().mean()) == pytest.approx(results["clients"]["c"]["value"])

@@ -17,7 +17,7 @@ from unalike.report import Run
 from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
-           "fednca", "subflot", "subflot-ablation"]
+           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep"]
 
 
 def made_up(scenario, algorithm, seed):

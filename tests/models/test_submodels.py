@@ -146,11 +146,29 @@ class Spectrum(nn.Module):
 
 
 def test_an_operation_that_cannot_be_followed_is_named_with_the_way_out():
-    with pytest.raises(UserError, match=r"layer 'spectrum' uses .*name it in `keep`"):
+    with pytest.raises(UserError, match=r"layer 'spectrum' uses .*name it in `fixed`"):
         trace(Odd(), torch.randn(2, 4))
-    assert trace(Odd(), torch.randn(2, 4), keep=["spectrum"]) == []
+    assert trace(Odd(), torch.randn(2, 4), fixed=["spectrum"]) == []
     with pytest.raises(UserError, match="no layer 'spectrums' to keep; there are: before"):
-        trace(Odd(), torch.randn(2, 4), keep=["spectrums"])
+        trace(Odd(), torch.randn(2, 4), fixed=["spectrums"])
+
+
+class Folding(nn.Module):
+    """Its layers' units are added up, and what the last one takes in is made by no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.after(self.before(x).view(-1, 2, 4).sum(1).repeat(1, 2))
+
+
+def test_units_that_no_layer_makes_are_not_left_out():
+    widths = trace(Folding(), torch.randn(2, 4))
+    assert all(any(place.made for place in width.places) for width in widths)
+    with pytest.raises(UserError, match="cannot be made narrower"):
+        narrow(Folding(), widths, first(widths, 0.5), torch.randn(2, 4))
 
 
 class Stubborn(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from unalike.averaging import Parameters, mean_states
 from unalike.federation import Federation
 from unalike.matching import Matcher
-from unalike.models.submodels import renumbered
+from unalike.models.submodels import levelled, renumbered, strengths
 from unalike.narrowing import Narrowing, NarrowingSide, as_was
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -33,11 +33,12 @@ class SubFLOT(Narrowing):
     otp: bool = True
     ota: bool = True
     inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
-    solver: Literal["exact", "entropic", "auto"] = "auto"
+    level: bool = True                                          # narrow clients train with columns as strong as the server's
+    solver: Literal["exact", "entropic", "auto", "picked"] = "auto"
     server_mix: Share = 0.0                                     # of its last model in the server's next
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        if self.solver != "entropic" and find_spec("ot") is None:
+        if self.solver in ("exact", "auto") and find_spec("ot") is None:
             return [("solver", 'exact plans need POT: install "unalike[matching]", or take solver entropic.')]
         return []
 
@@ -52,13 +53,11 @@ class SubFLOT(Narrowing):
 
     def levelled(self, fed: Federation, client: str, sent: Parameters, units: list[int]) -> Parameters:
         """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
-        widths, sent = self.widths(fed, client), dict(sent)
-        for whole, own in zip(widths, renumbered(widths, [torch.arange(n) for n in units]), strict=True):
-            for name, axis, entries in ((p.tensor, p.axis, p.entries) for p in own.places if not p.made and self.ota):
-                if self.inputs == "mass":
-                    scale = torch.ones(sent[name].shape[axis]).index_fill_(0, entries.flatten(), whole.units / own.units)
-                    sent[name] = (sent[name].movedim(axis, -1) * scale.to(sent[name])).movedim(-1, axis)
-        return sent
+        return sent | {name: sent[name] * more.to(sent[name]) for name, more in self.strengths(fed, client, sent, units).items()}
+
+    def strengths(self, fed: Federation, client: str, state: Parameters, units: list[int]) -> Parameters:
+        widths = self.widths(fed, client)
+        return strengths(widths, renumbered(widths, [torch.arange(n) for n in units]), state) if self.inputs == "mass" else {}
 
     def extracted(self, fed: Federation, clients: list[str], units: list[int]) -> dict[str, Parameters]:
         """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
@@ -72,18 +71,33 @@ class SubFLOT(Narrowing):
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
         units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
         if self.ota:
-            model, widths = fed.state["models"][group], self.widths(fed, next(iter(states)))
-            carried: dict[str, Parameters] = {}
-            for some in self.alike(fed, units):
-                own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
-                carried |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths), strict=True)
-            fed.state["models"][group] = mixed(model, mean_states(carried, weights), self.server_mix)
+            model = fed.state["models"][group]
+            carried = self.carried(fed, model, states, units)
+            if self.solver == "picked":
+                ones = {c: {name: torch.ones_like(tensor) for name, tensor in state.items()} for c, state in states.items()}
+                merged = mean_of_held(model, carried, self.carried(fed, model, ones, units), weights)
+            else:
+                merged = mean_states(carried, weights)
+            fed.state["models"][group] = mixed(model, merged, self.server_mix)
         else:
-            super().absorb(fed, group, states, weights)
+            plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
+                     for c, state in states.items()}
+            super().absorb(fed, group, plain, weights)
         fed.state["merged"] = fed.round
         for client, state in states.items():
             fed.archive[client] = state
             fed.state.setdefault("uploads", {})[client] = {"units": units[client], "round": fed.round}
+
+    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters],
+                units: dict[str, list[int]]) -> dict[str, Parameters]:
+        """Uploads in the places of the server's neurons, by the plans of this round."""
+        found: dict[str, Parameters] = {}
+        for some in self.alike(fed, units):
+            widths = self.widths(fed, some[0])
+            own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
+            keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
+            found |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
+        return found
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
         """Clients of one model and width, a few at a time."""
@@ -100,6 +114,20 @@ class SubFLOT(Narrowing):
     class Side(NarrowingSide):
         algorithm: "SubFLOT"
 
+        def learn(self, *args: Any, **options: Any) -> float:
+            """With columns as strong as the server's: the model computes the same, and steps and penalty do not count for less in it
+            for its being narrow."""
+            with levelled(self.model, self.strengths() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
+                self.anchor = [p.detach().clone() for p in self.model.parameters()]
+                return super().learn(*args, **options)
+
+        def strengths(self) -> dict[str, Tensor]:
+            keep = [torch.arange(n) for n in self.memory["units"]]
+            return strengths(self.widths, renumbered(self.widths, keep), self.model.state_dict())
+
+        def drift(self) -> Tensor | float:
+            return sum(((p - begun) ** 2).sum() for p, begun in zip(self.model.parameters(), self.anchor, strict=True))
+
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             return super().loss(x, y) + self.algorithm.penalty * self.rho * self.drift()
 
@@ -107,3 +135,14 @@ class SubFLOT(Narrowing):
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
     """So much of the one, the rest of the other."""
     return {name: as_was(share * tensor + (1 - share) * other[name], tensor) for name, tensor in one.items()}
+
+
+def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+    """Each entry's mean over those who hold it; what nobody holds stays."""
+    merged = {}
+    for name, tensor in model.items():
+        each = {c: weights[c] * (held[c][name] != 0).double() for c in states}
+        total = sum(each.values())
+        mean = sum(each[c] * states[c][name].double() for c in states) / total.clamp(min=1e-12)
+        merged[name] = as_was(torch.where(total > 0, mean, tensor.double()), tensor)
+    return merged

@@ -6,18 +6,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Solver = Literal["exact", "entropic", "auto"]
+Solver = Literal["exact", "entropic", "auto", "picked"]
 LARGEST = 512           # auto: up to so many on a side a plan is exact
 
 
 def plans(costs: Tensor, solver: Solver = "auto", share: float = 0.05) -> Tensor:
-    """A plan for each matrix of costs (b, n, m): rows sum to 1 / n, columns to 1 / m.
+    """A plan for each matrix of costs (b, n, m): rows sum to 1 / n, columns to 1 / m; if picked, those that have a partner to 1 / m.
 
     >>> plans(torch.tensor([[[3.0, 0.0], [0.0, 3.0]]])).tolist()
     [[[0.0, 0.5], [0.5, 0.0]]]
     """
     if costs.dim() != 3 or 0 in costs.shape:
         raise ValueError(f"plans takes costs (clients, units, units), one or more of each, got {tuple(costs.shape)}")
+    if solver == "picked":
+        return torch.stack([picked(cost) for cost in costs])
     if solver == "entropic" or (solver == "auto" and max(costs.shape[1:]) > LARGEST):
         return entropic(costs, share)
     return torch.stack([exact(cost) for cost in costs])
@@ -35,6 +37,19 @@ def exact(cost: Tensor) -> Tensor:
     given = cost.detach().double().cpu().numpy()
     found = ot.emd([1 / n] * n, [1 / m] * m, given, numItermax=2_000_000)
     return torch.from_numpy(found).to(cost.device, cost.dtype)
+
+
+def picked(cost: Tensor) -> Tensor:
+    """Each of the fewer with one of the more, the cheapest way, and the rest with nobody: (n, m), 1 / m for every pair (Kuhn 1955).
+
+    >>> picked(torch.tensor([[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]])).tolist()
+    [[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    plan = torch.zeros_like(cost)
+    plan[linear_sum_assignment(cost.detach().double().cpu().numpy())] = 1 / cost.shape[1]
+    return plan
 
 
 def entropic(costs: Tensor, share: float = 0.05, steps: int = 1000, within: float = 1e-6) -> Tensor:

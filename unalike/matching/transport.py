@@ -69,6 +69,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         self.plans: list[Tensor] = []
+        self.gaps = False                                               # some unit of the target has none of the source
         self.parts: list[Parts] = []
         self.taken: set[str] = set()                                    # tensors whose columns have been carried over
         self.places: dict[tuple[str, bool], list[Shown]] = {}           # by tensor, and whether it makes the units
@@ -78,6 +79,7 @@ class Pair:
 
     def add(self, plan: Tensor) -> None:
         self.plans.append(plan)
+        self.gaps |= bool((plan.sum(0) == 0).any())
         self.parts.append(parts(plan))
 
     def cost(self, i: int) -> Tensor:
@@ -94,7 +96,10 @@ class Pair:
                     rows[1].append(units(self.target[name], to).to(self.source[name].device))
         if not rows[0]:
             return torch.zeros(self.source_widths[i].units, self.target_widths[i].units)
-        return torch.cdist(torch.cat(rows[0], 1), torch.cat(rows[1], 1))
+        own, other = torch.cat(rows[0], 1), torch.cat(rows[1], 1)
+        if self.gaps:                                                   # what the source takes nothing in from tells nothing
+            other = other * (own != 0).any(0)
+        return torch.cdist(own, other)
 
     def take(self, name: str) -> None:
         """Carry a tensor's columns over, once."""

@@ -5,11 +5,13 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from unalike.errors import UserError
 from unalike.models.tracing import Untraceable, as_written, trace
@@ -92,6 +94,20 @@ def expand(small: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep, int
     return full
 
 
+def units_in(small: Mapping[str, Tensor], widths: Sequence[Width], full: Mapping[str, Tensor]) -> list[int]:
+    """How many units of each width a submodel's state has, from its shapes and those of the full state."""
+    shown: dict[tuple[str, int], list[int]] = {}
+    for i, width in enumerate(widths):
+        for place in width.places:
+            shown.setdefault((place.tensor, place.axis), []).append(i)
+    counts = []
+    for i, width in enumerate(widths):
+        own = next(p for p in width.places if shown[p.tensor, p.axis] == [i])             # an axis that is no other's
+        gone = full[own.tensor].shape[own.axis] - small[own.tensor].shape[own.axis]
+        counts.append(width.units - gone // own.entries.shape[1])
+    return counts
+
+
 def shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
@@ -112,6 +128,47 @@ def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
             rank[name, axis][chosen] = torch.arange(len(chosen))
     return [Width(len(units), tuple(Place(p.tensor, p.axis, rank[p.tensor, p.axis][p.entries[units]], p.made) for p in width.places))
             for width, units in zip(widths, keep, strict=True)]
+
+
+def strengths(widths: Sequence[Width], own: Sequence[Width], state: Mapping[str, Tensor]) -> State:
+    """How many times as strong the columns of a submodel must be to give as much as the full model's, for it takes in fewer units:
+    by tensor, of a shape that can be multiplied with it. `own` are its widths, `state` its tensors; only those that lose columns."""
+    found: State = {}
+    for whole, small in zip(widths, own, strict=True):
+        for place in (place for place in small.places if not place.made and small.units < whole.units):
+            shape = [-1 if axis == place.axis else 1 for axis in range(state[place.tensor].dim())]
+            more = torch.ones(state[place.tensor].shape[place.axis], dtype=torch.float64)
+            more = more.index_fill_(0, place.entries.flatten(), whole.units / small.units).view(shape)
+            found[place.tensor] = found[place.tensor] * more if place.tensor in found else more
+    return found
+
+
+class Times(nn.Module):
+    """A parameter as a product of what is trained and a constant."""
+
+    def __init__(self, constant: Tensor):
+        super().__init__()
+        self.register_buffer("constant", constant)
+
+    def forward(self, trained: Tensor) -> Tensor:
+        return trained * self.constant
+
+    def right_inverse(self, product: Tensor) -> Tensor:
+        return product / self.constant
+
+
+@contextmanager
+def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None]:
+    """For a while, the model trains its columns as they would be in the full model, and computes what it did."""
+    held = [(name.rpartition("."), more) for name, more in strengths.items()]
+    for (owner, _, name), more in held:
+        layer = model.get_submodule(owner)
+        parametrize.register_parametrization(layer, name, Times(more.to(getattr(layer, name))))
+    try:
+        yield
+    finally:
+        for (owner, _, name), _ in held:
+            parametrize.remove_parametrizations(model.get_submodule(owner), name)
 
 
 def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | dict | None = None, fixed: Sequence[str] = ()) -> nn.Module:
@@ -145,13 +202,13 @@ def tried(small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Se
         raise
     except Exception as error:
         raise UserError(f"this model cannot be made narrower: {str(error).splitlines()[0]}. A layer reckons with its full width; let it "
-                        "ask its weights, or name it in `keep`") from None
+                        "ask its weights, or name it in `fixed`") from None
     there = {(p.tensor, p.axis, tuple(p.entries.flatten().tolist())) for width in found for p in width.places}
     for width in (width for width in widths if width.units > 1):
         if any((p.tensor, p.axis, tuple(p.entries.flatten().tolist())) not in there for p in width.places):
             raise UserError(f"this model cannot be made narrower at {width.name}: its layers take the fewer units for something else. Let "
                             f"them ask their weights for sizes, keep a number of heads in an attribute called {HEADS[0]}, or name it in "
-                            "`keep`")
+                            "`fixed`")
 
 
 def resize(module: nn.Module) -> None:

@@ -39,15 +39,15 @@ ATTENTION = {"_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product
              "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "scaled_dot_product_attention"}
 
 
-def trace(model: nn.Module, x: Tensor | dict, keep: Sequence[str] = ()) -> list[Width]:
-    """The widths of a model, in the order in which a pass over the rows `x` makes them; modules named in `keep` stay as they are.
+def trace(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list[Width]:
+    """The widths of a model, in the order in which a pass over the rows `x` makes them; modules named in `fixed` stay as they are.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> [(w.units, [(p.tensor, p.axis, p.made) for p in w.places]) for w in trace(net, torch.zeros(2, 3))]
     [(8, [('0.weight', 0, True), ('0.bias', 0, True), ('2.weight', 1, False)])]
     """
     follower = Follower(model.state_dict(keep_vars=True))
-    with as_written(model), follower.watching(model, keep), follower, torch.no_grad():
+    with as_written(model), follower.watching(model, fixed), follower, torch.no_grad():
         follower.hold(x, FIXED)
         out = model(x)
     for tensor in tree_leaves(out):
@@ -180,7 +180,7 @@ class Follower(TorchDispatchMode):
         elif first.is_floating_point():
             where = f"layer {self.layer[-1]!r}" if self.layer[-1] else "the model itself"
             raise Untraceable(f"the widths of this model cannot be found: {where} uses {name}, which the tracer cannot follow; put the "
-                              f"operation in a module of its own and name it in `keep`, and what goes in and out of it stays as wide")
+                              f"operation in a module of its own and name it in `fixed`, and what goes in and out of it stays as wide")
 
     # what operations do to the numbers
 
@@ -251,7 +251,7 @@ class Follower(TorchDispatchMode):
         else:
             if transposed:
                 raise Untraceable(f"layer {self.layer[-1]!r} is a transposed convolution in groups, whose width cannot be changed: "
-                                  "name it in `keep`")
+                                  "name it in `fixed`")
             each = torch.cat([into.unflatten(1, (groups, -1)), made.view(groups, -1).expand(len(into), groups, -1)], -1)
             self.unite(each, each.amax(-1, keepdim=True))
         self.makes(made)
@@ -310,7 +310,7 @@ class Follower(TorchDispatchMode):
             return label
         flat = label.flatten(2)
         if bool((flat != flat[..., :1]).any()):
-            raise Untraceable(f"layer {self.layer[-1]!r} takes for channels what earlier layers take for positions: name it in `keep`")
+            raise Untraceable(f"layer {self.layer[-1]!r} takes for channels what earlier layers take for positions: name it in `fixed`")
         return flat[..., 0]
 
     def spread(self, channels: Tensor, out: Tensor) -> Tensor:
@@ -365,4 +365,4 @@ class Follower(TorchDispatchMode):
             made.append(Width(len(units), tuple(
                 Place(name, self.blocks[b][1], entries[:, of == b], b in self.made)
                 for b in dict.fromkeys(blocks) for name in self.blocks[b][0])))
-        return made
+        return [width for width in made if any(place.made for place in width.places)]       # what no layer makes, none can leave out

@@ -53,7 +53,7 @@ def rebuild(folder: str | Path, clients: Iterable[Client] | None = None, algorit
     """The exported model, from its two files. `clients` as for `trained`."""
     told = json.loads((Path(folder) / "config.json").read_text())
     side = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
-    side.model.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    side.load(load_file(Path(folder) / "model.safetensors"))
     return side.model.eval()
 
 
