@@ -90,8 +90,8 @@ def test_nobody_but_lists_names_a_method():
         assert not named or room(NAMES[path].removeprefix("unalike.")) in ("algorithms", "benches"), f"{path} names {named}"
 
 
-def test_losses_and_matching_import_only_torch():
-    allowed = {"torch", "ot", "unalike"} | set(sys.stdlib_module_names)
+def test_losses_and_matching_import_only_torch_and_solvers():
+    allowed = {"torch", "ot", "scipy", "unalike"} | set(sys.stdlib_module_names)
     for folder in ("losses", "matching"):
         for path in (ROOT / folder).rglob("*.py"):
             assert {room(m) for m in imports(path)} <= allowed, path

@@ -142,7 +142,7 @@ def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[st
     merged = {}
     for name, tensor in model.items():
         each = {c: weights[c] * (held[c][name] != 0).double() for c in states}
-        total = sum(each.values())
+        total = torch.stack(list(each.values())).sum(0)
         mean = sum(each[c] * states[c][name].double() for c in states) / total.clamp(min=1e-12)
         merged[name] = as_was(torch.where(total > 0, mean, tensor.double()), tensor)
     return merged

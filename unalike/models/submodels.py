@@ -146,6 +146,8 @@ def strengths(widths: Sequence[Width], own: Sequence[Width], state: Mapping[str,
 class Times(nn.Module):
     """A parameter as a product of what is trained and a constant."""
 
+    constant: Tensor
+
     def __init__(self, constant: Tensor):
         super().__init__()
         self.register_buffer("constant", constant)
@@ -191,7 +193,19 @@ def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | di
             reheaded(small, width, len(units))
     if x is not None:
         tried(small, renumbered(widths, keep), x, fixed)
+        if shaped(small, x) != (full := shaped(model, x)):
+            raise UserError(f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full width; "
+                            "let it ask its weights, or name it in `fixed`")
     return small
+
+
+def shaped(model: nn.Module, x: Tensor | dict) -> tuple[int, ...] | None:
+    """The shape of the output for these rows, None where it is no tensor."""
+    was = model.training
+    with torch.no_grad():
+        out = model.eval()(x)
+    model.train(was)
+    return tuple(out.shape) if isinstance(out, Tensor) else None
 
 
 def tried(small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Sequence[str] = ()) -> None:
