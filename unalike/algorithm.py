@@ -203,9 +203,9 @@ class ClientSide:
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
-    def safeguard(self) -> Value:
-        """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone."""
-        kept: Kept = safeguard(self)
+    def safeguard(self, rounds: list[int]) -> Value:
+        """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
+        kept: Kept = safeguard(self, rounds)
         self.model.load_state_dict(kept.state)
         self.shadows = []
         return {"kept": kept.name, "log_loss": kept.log_loss}

@@ -132,6 +132,15 @@ def test_words_are_ours(places):
     assert not any(word in "".join(told.values()) for word in ("Input", "valid", "instance", "dictionary"))
 
 
+def test_true_and_false_are_no_numbers(places):
+    told = places(HEAD.replace("fedavg", "fedprox, mu: yes").replace("digits", "digits, partition: {name: dirichlet, alpha: no}")
+                  + "training: {rate: true}\nprivacy: {noise: on}\n" + ADA.replace("mlp", "mlp, hidden: [8, true]"),
+                  "--set", "rounds=true", "--set", "federation.dropout=off")
+    assert told["training.rounds"] == "must be a whole number, got True." and told["data.partition.alpha"] == "must be a number, got False."
+    assert set(told) == {"training.rounds", "training.rate", "data.partition.alpha", "algorithm.mu", "privacy.noise", "federation.dropout",
+                         "clients.0.model.hidden"}
+
+
 def test_a_value_is_never_shown_at_length(places):
     told = places(HEAD.replace("name: x", "name: [" + "[1, 2, 3, 4, 5, 6, 7, 8], " * 90 + "]") + ADA)
     assert len(told["name"]) < 300

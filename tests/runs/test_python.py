@@ -51,7 +51,7 @@ def refused(tmp_path, says, algorithm, clients, **options):
     ("fedavg", "must be a method, such as unalike.FedMuscle.., got 'fedavg'"),
     (FedAvg, r"the class FedAvg, make one of it: FedAvg\(\)"),
     (FedMuscle(loss="mussel"), "algorithm.loss   must be 'muscle', 'pairwise' or 'gramian', got 'mussel'"),
-    (FedMuscle(peers=2.5), "algorithm.peers .*got 2.5"),
+    (FedMuscle(peers=2.5), "algorithm.peers .*got 2.5"), (FedMuscle(peers=True), "algorithm.peers .*whole number, got True"),
     (FedMuscle(temperature=float("nan")), "algorithm.temperature")])
 def test_a_method_is_checked_as_in_a_file(tmp_path, toys, given, says):
     refused(tmp_path, says, given, toys.clients())
@@ -83,12 +83,25 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
     ({"training": {"rounds": 1}}, r"training must be made by unalike.Training\(...\), got {'rounds': 1}"),
     ({"privacy": {"noise": 1}}, r"privacy must be made by unalike.Privacy\(...\), got {'noise': 1}"),
     ({"workers": -1}, "workers must be a whole number, at least 0, got -1"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"workers": True}, "workers must be a whole number, at least 0, got True"),
     ({"engine": 3}, "engine is a name, or a dict with \"name\" and its options, got 3"),
     ({"engine": "rey"}, "There is no engine \"rey\". Did you mean \"ray\""),
     ({"engine": {"name": "ray", "timeout": 0}}, "engine.timeout   must be above 0, got 0"),
     ({"out": None, "resume": True}, "resume=True needs out=")])
 def test_settings_of_another_kind(tmp_path, toys, options, says):
     refused(tmp_path, says, Local(), toys.clients(), **options)
+
+
+@pytest.mark.parametrize("made, says", [
+    (lambda: Training(rounds=0, raet=1), "2 problems in Training\n  rounds   must be at least 1, got 0.\n  raet     There is no field \"raet\". "
+                                         "Did you mean \"rate\"?"),
+    (lambda: Training(rate=True), "1 problem in Training\n  rate   must be a number, got True."),
+    (lambda: unalike.Terms(participation=2), "1 problem in Terms\n  participation   must be at most 1, got 2."),
+    (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing.")])
+def test_settings_are_checked_where_they_are_made(made, says):
+    with pytest.raises(UserError) as told:
+        made()
+    assert str(told.value).startswith(says) and "pydantic" not in str(told.value)
 
 
 def test_an_engine_whose_package_is_missing_says_how_to_get_it(tmp_path, toys, monkeypatch):

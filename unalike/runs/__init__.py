@@ -14,7 +14,6 @@ from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
 from unalike.data import Tensors
 from unalike.errors import Problems, UserError
-from unalike.federation import Terms
 from unalike.privacy import Privacy
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder
@@ -22,6 +21,7 @@ from unalike.runs.run import Run, Watch
 from unalike.scenarios import Scenario, build, read
 from unalike.scenarios.reading import checked, read_engine
 from unalike.scenarios.schema import Named
+from unalike.terms import Terms
 from unalike.training import Training
 
 
@@ -48,7 +48,7 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         if not isinstance(value, kind):
             raise UserError(f"{what} must be made by unalike.{kind.__name__}(...), got {value!r}")
     for what, value, least in [("seed", seed, None), ("workers", workers, 0), ("threads", threads, 1), ("alive", alive, 1)]:
-        if not isinstance(value, int) or (least is not None and value < least):
+        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
             raise UserError(f"{what} must be a whole number{'' if least is None else f', at least {least}'}, got {value!r}")
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the run to go on with")

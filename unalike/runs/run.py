@@ -21,7 +21,7 @@ from unalike.engine import Engine
 from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
-from unalike.federation import Federation, QuorumError, Terms
+from unalike.federation import Federation, QuorumError
 from unalike.ledger import Ledger
 from unalike.message import Value
 from unalike.privacy import Privacy, accounting, releases
@@ -30,6 +30,7 @@ from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
 from unalike.runs.pictures import leave
 from unalike.safeguard import shadows
+from unalike.terms import Terms
 from unalike.training import Training
 
 Watch = Callable[..., None]
@@ -153,7 +154,8 @@ class Run:
         guarded: dict[str, Any] = {}
         if self.guarded:
             self.tell("stage", text="each client decides what to keep")
-            kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
+            attended = self.terms.attended(list(fed.cards), self.seed, range(1, self.training.rounds + 1))
+            kept = fed.call("safeguard", clients=fed.everyone, quorum=0, each={c: {"rounds": attended[c]} for c in fed.everyone})
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
         fed.engine.save(fed.round + 1)

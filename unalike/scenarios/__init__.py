@@ -112,7 +112,7 @@ def put(told: dict[str, Any], setting: str) -> None:
 def room(told: dict[str, Any], key: str) -> str:
     """The part of a scenario that has a bare field."""
     from unalike.algorithms import ALGORITHMS
-    from unalike.federation import Terms
+    from unalike.terms import Terms
     from unalike.training import Training
     named = told.get("algorithm")
     method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
