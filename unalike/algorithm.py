@@ -20,7 +20,7 @@ from unalike.models.submodels import flops
 from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
-from unalike.tasks.clustering import clustering_scores, kmeans
+from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
 from unalike.training import Tape, Training, batches, optimiser_for, train
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ClientSide:
 
     @steady
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-        """What the method's local training minimises on a batch."""
+        """What the method's local training minimises on a batch; a client that clusters may have no labels, and y is None."""
         return self.task_loss(x, y)
 
     @steady
@@ -139,13 +139,14 @@ class ClientSide:
               loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
         data, loss = self.client.train, loss or self.loss
+        read: Any = data.labelled if self.client.task.labelled else data.rows
         orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
         self.work += len(data) * len(orders)
 
         tape = self.tape(loss)
 
         def on(index: Tensor) -> Tensor:
-            x, y = data.labelled(index)
+            x, y = read(index)
             return tape(self.client.place(x), self.client.place(y))
 
         return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
@@ -182,19 +183,29 @@ class ClientSide:
     def evaluate(self, common: bool = False) -> Value:
         """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
         if not self.client.task.labelled:
-            h = nn.functional.normalize((told := self.embed())["features"], dim=-1)
-            return clustering_scores(kmeans(h, len(self.client.task.labels), number(self.seed, "k-means"))[0], told["y"])
+            told = self.embed()
+            return clustering_scores(self.groups(told["features"])[0], told["y"])
         data = self.client.common if common else self.client.test
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
     @question
     def embed(self) -> dict[str, Tensor]:
-        """Features of all samples the client holds, and their labels: what clustering is scored by."""
+        """Features of all samples the client holds, and their labels, -1 where unknown: what clustering is scored by."""
         was = self.model.training
         with torch.no_grad():
             features = self.model.eval().features(self.rows())
         self.model.train(was)
-        return {"features": features, "y": self.client.train.labelled(torch.arange(len(features)))[1]}
+        y = self.client.train.rows(torch.arange(len(features)))[1]
+        return {"features": features, "y": torch.full((len(features),), UNKNOWN) if y is None else y}
+
+    def groups(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Groups (n,) of features (n, width) by k-means, and their centres (K, width)."""
+        return kmeans(nn.functional.normalize(features, dim=-1), len(self.client.task.labels), number(self.seed, "k-means"))
+
+    @operation
+    def grouped(self, centres: Tensor) -> None:
+        """Keep the centres that its groups were scored by: the head of the model that it takes home."""
+        self.memory["centres"] = centres
 
     @question
     def describe(self) -> Value:
@@ -301,6 +312,10 @@ class Algorithm:
         """What does not fit this federation: (field, sentence) for each problem."""
         return []
 
+    def check_round(self, clients: int) -> list[tuple[str, str]]:
+        """What does not fit rounds for which so many clients are drawn."""
+        return []
+
     def refuses(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
         return None if client.task.labelled else unfit(client)
@@ -310,7 +325,7 @@ class Algorithm:
         kinds = [getattr(getattr(self.Side, name), "sends", {}) for name in dir(self.Side)]
         if any(kind in PROTECTED for each in kinds for kind in ([each] if isinstance(each, str) else each.values())):
             return None
-        return f"no operation of {type(self).__name__} declares what it sends (@sends), so there is nothing to protect"
+        return f"{type(self).__name__} does not say how anything its clients send could be protected (@sends): leave privacy out"
 
     def serve(self, fed: "Federation") -> Iterator[int]:
         """The server's program. Yields after each round: there the run is saved, and from there it can go on."""
@@ -320,7 +335,7 @@ class Algorithm:
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
         if all_cluster(fed):
-            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0))
+            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0), shared=False)
         return fed.call("evaluate", clients=fed.everyone, quorum=0)
 
     def alone(self, fed: "Federation") -> None:

@@ -46,8 +46,8 @@ class Client:
 
     `model` is the encoder, input -> (n, width): a module, or a function that makes one (then its first weights come from
     the run's named streams). A method adds heads, projections, adapters.
-    `train` and `test` are (x, y) tensors, torch datasets or Samples; `public` the unlabelled set all clients hold, row by row
-    the same; `common` a test set shared by everyone, if there is one.
+    `train` and `test` are (x, y) tensors, torch datasets or Samples; (x, None) where the task needs no labels. `public` is the unlabelled
+    set all clients hold, row by row the same; `common` a test set shared by everyone, if there is one.
     """
 
     id: str
@@ -89,9 +89,10 @@ class Client:
         if not len(data):
             raise ValueError("there are no rows")
         if data is not given and isinstance(data, Tensors) and name != "public":
-            if data.y is None:
+            if data.y is not None:
+                self.task.check(data.y[data.index.to(data.y.device)])
+            elif self.task.labelled:
                 raise ValueError("there are no labels: give (x, y)")
-            self.task.check(data.y[data.index.to(data.y.device)])
         setattr(self, name, data)
 
     def encoder(self, seed: int) -> nn.Module:

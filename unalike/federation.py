@@ -21,6 +21,8 @@ from unalike.training import Training
 class QuorumError(RuntimeError):
     """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
 
+    repeats = True      # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed
+
     def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
         reasons: dict[str, list[str]] = {}
         for failure in failures:

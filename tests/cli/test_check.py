@@ -141,6 +141,34 @@ def test_true_and_false_are_no_numbers(places):
                          "clients.0.model.hidden"}
 
 
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_what_privacy_cannot_protect_is_told_with_the_rest(places, verb):
+    for method, why in [("local", "Local does not say how"), ("fmcsc", "FMCSC's clients tell how much their views have in common"),
+                        ("afmcc", "weights made from private data would leave the clients; set algorithm.weights to uniform")]:
+        kind = ADA if method == "local" else "clients: [{id: a, count: 2, train: 12, model: {name: autoencoder}}]\n"
+        head = HEAD.replace("fedavg", method).replace("digits", "digits" if method == "local" else "digits_views")
+        assert places(head + "privacy: {noise: 1}\n" + kind, verb=verb)["privacy"].startswith(why)
+        both = places(head + "privacy: {noise: 1}\n" + kind, "--set", "rounds=0", verb=verb)
+        assert set(both) == {"privacy", "training.rounds"} and both["privacy"].startswith(why)
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_peers_need_as_many_clients_in_each_round(said, places, verb):
+    text = HEAD.replace("fedavg", "fedmuscle, peers: 2, width: 8, batch: 8") + "public: {size: 20}\n" + ADA.replace("ada,", "a, count: 6,")
+    told = places(text, "--set", "participation=0.2", verb=verb)
+    assert told == {
+        "algorithm.peers": "2 peers need 3 clients a round, 1 is drawn. Lower algorithm.peers or raise federation.participation."}
+    if verb == "check":
+        assert said(text, "--set", "participation=0.5")[0] == 0
+
+
+def test_clients_without_rows_have_no_other_problem(places):
+    """They want more than there is, or a partition that is not there: nothing is said of too few samples to cluster."""
+    text = "name: x\nalgorithm: {name: local}\ndata: {name: digits_views%s}\nclients: [{id: a, count: 2, model: {name: autoencoder}%s}]\n"
+    assert set(places(text % (", partition: {name: dirichlett}", ""))) == {"data.partition.name"}
+    assert set(places(text % ("", ", train: 9000"))) == {"clients"}
+
+
 def test_a_value_is_never_shown_at_length(places):
     told = places(HEAD.replace("name: x", "name: [" + "[1, 2, 3, 4, 5, 6, 7, 8], " * 90 + "]") + ADA)
     assert len(told["name"]) < 300

@@ -98,7 +98,8 @@ def test_public_sets_in_another_order_are_refused(toys, tmp_path):
 def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys):
     """Where rounds are missed, too, and where models draw random numbers: a client that keeps its own has lost nothing."""
     clients = [toys.client(id, model=toys.noisy) for id in "abc"]
-    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, terms=Terms(participation=0.7, dropout=0.3, quorum=0))
+    terms = Terms(participation=0.7, dropout=0.3, quorum=0)
+    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, terms=terms)
     assert {its["kept"] for its in told["clients"].values()} == {"alone"}       # a tie
     assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
     assert told["safeguard"] == {"delta": 0, "losers": 0}

@@ -93,8 +93,8 @@ def test_settings_of_another_kind(tmp_path, toys, options, says):
 
 
 @pytest.mark.parametrize("made, says", [
-    (lambda: Training(rounds=0, raet=1), "2 problems in Training\n  rounds   must be at least 1, got 0.\n  raet     There is no field \"raet\". "
-                                         "Did you mean \"rate\"?"),
+    (lambda: Training(rounds=0, raet=1), "2 problems in Training\n  rounds   must be at least 1, got 0.\n"
+                                         "  raet     There is no field \"raet\". Did you mean \"rate\"?"),
     (lambda: Training(rate=True), "1 problem in Training\n  rate   must be a number, got True."),
     (lambda: unalike.Terms(participation=2), "1 problem in Terms\n  participation   must be at most 1, got 2."),
     (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing.")])

@@ -74,6 +74,12 @@ class FedMuscle(Algorithm):
             problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
 
+    def check_round(self, clients: int) -> list[tuple[str, str]]:
+        if clients > self.peers:
+            return []
+        return [("peers", f"{self.peers} peers need {self.peers + 1} clients a round, {clients} {'is' if clients == 1 else 'are'} drawn. "
+                          "Lower algorithm.peers or raise federation.participation.")]
+
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:

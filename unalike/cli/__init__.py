@@ -60,7 +60,7 @@ def run(
                         replay=replay and str(replay), workers=workers, threads=threads, device=device, dtype=dtype,
                         alone=None if alone else False, safeguard=safeguard or None)
     with progress(quiet=as_json) as watch:
-        results, _ = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
+        results, _ = run_scenario(made, method, out=out, data_dir=data_dir, source=scenario, watch=watch)
     tell(results, as_json)
 
 
@@ -92,11 +92,11 @@ def check(
     """Every problem of a scenario at once."""
     from functools import partial
 
-    from unalike.runs import prepare, quiet
+    from unalike.runs import prepare
     from unalike.runs.fit import rest
     from unalike.scenarios import load
     scenario, algorithm = load(file, None, settings, partial(rest, folder=data_dir))
-    clients = prepare(scenario, algorithm, None, data_dir, quiet).clients
+    clients = prepare(scenario, algorithm, None, data_dir, file).clients
     typer.echo(f"{file} is fine: {len(clients)} clients, {type(algorithm).__name__}, {scenario.training.rounds} rounds.")
 
 

@@ -38,12 +38,13 @@ class Shown:
         self.bars, self.console = bars, console
         self.task: TaskID | None = None
         self.folder: Path | None = None
+        self.python = False                     # whether only the program that began the run can go on with it
         self.rounds, self.name, self.drawn, self.tenths = 0, "", 0.0, 0
         self.missed: set[str] = set()
 
     def __call__(self, event: str, **facts: Any) -> None:
         if event == "folder":
-            self.folder = facts["path"]
+            self.folder, self.python = facts["path"], facts.get("python", False)
         elif event in ("start", "resume"):
             self.rounds = facts["rounds"]
         elif event == "stage":
@@ -64,9 +65,16 @@ class Shown:
             self.say(facts["reason"], "yellow")
 
     def noted(self, error: Exception) -> Exception:
+        """Where the run is kept and, where that may help, how to go on: what a run was told stays as it is, so do mistakes in it."""
         if self.folder is not None:
             kept = shlex.quote(str(self.folder))
-            error.add_note(f"The run is kept in {kept}; to go on: unalike resume {kept}")
+            how = "unalike.run(..., resume=True) in the program that began it" if self.python else f"unalike resume {kept}"
+            then = f"; to go on: {how}"
+            if isinstance(error, ValueError):
+                then = "."
+            elif getattr(error, "repeats", False):
+                then = f". It would end so again, unless the cause lay outside, say in a disk or a network, and is gone: {how}"
+            error.add_note(f"The run is kept in {kept}{then}")
         return error
 
     def stage(self, name: str, at: int | None) -> None:

@@ -35,8 +35,9 @@ def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Alg
     later = names(scenario)
     if algorithm is not None and scenario.clients and not any(where == "clients" or where.endswith(".count") for where in broken):
         public = sys.maxsize if {"public", "public.size"} & broken else scenario.public.size if scenario.public else 0
-        wrong += [(f"algorithm.{field}", said) for field, said in algorithm.check(sum(g.count for g in scenario.clients), public)
-                  if _stands((f"algorithm.{field}", said), broken)]
+        count = sum(g.count for g in scenario.clients)
+        told = algorithm.check(count, public) or algorithm.check_round(scenario.federation.places(count))
+        wrong += [(f"algorithm.{field}", said) for field, said in told if _stands((f"algorithm.{field}", said), broken)]
     problems += wrong
     problems += [problem for problem in later if _stands(problem, broken)]
     if problems and rest is not None:
