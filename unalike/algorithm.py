@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
+from unalike.data.samples import unreal
 from unalike.ledger import FREE
 from unalike.message import Value
-from unalike.models.autoencoder import Autoencoder, marked, modalities
+from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
 from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
 from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
-from unalike.training import Tape, Training, batches, optimiser_for, train
+from unalike.training import Diverged, Tape, Training, batches, optimiser_for, train
 
 if TYPE_CHECKING:
     from unalike.federation import Federation, Replies
@@ -100,6 +101,8 @@ class ClientSide:
         task = self.client.task
         if not task.labelled and not isinstance(encoder, Autoencoder):
             raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
+        if isinstance(encoder, Autoencoder):
+            encoder.check(self.client.card().modalities)
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
     @steady
@@ -149,7 +152,12 @@ class ClientSide:
             x, y = read(index)
             return tape(self.client.place(x), self.client.place(y))
 
-        return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+        try:
+            return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+        except Diverged:
+            if (wrong := unreal(data)) is not None:
+                raise ValueError(wrong) from None
+            raise
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:
         """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
@@ -164,12 +172,9 @@ class ClientSide:
     def rows(self) -> dict[str, Tensor]:
         """All inputs of the client where it computes, by modality, marked; for methods that take them at once."""
         if not hasattr(self, "placed"):
-            x = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
-            for name, rows in modalities(x).items():
-                if bad := int((~rows.flatten(1).isfinite().all(1)).sum()):
-                    raise ValueError(f'modality "{name}" has NaN or infinity in {bad} of {len(rows)} samples: fill them in, leave the '
-                                     f'samples out, or say by "{name}?" which samples have it')
-            self.placed = x
+            if (wrong := unreal(self.client.train)) is not None:
+                raise ValueError(wrong)
+            self.placed = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
         return self.placed
 
     # what every client can do

@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples
+from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
@@ -142,8 +142,11 @@ class Client:
 
 
 def unlabelled(given: Any) -> Samples:
-    """A public set: inputs as a tensor, or by modality, or whatever else holds data."""
-    return samples((given, None) if isinstance(given, Tensor | dict) else given)
+    """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
+    data = samples((given, None) if isinstance(given, Tensor | dict) else given)
+    if data is not given and isinstance(data, Tensors) and (wrong := unreal(data)) is not None:
+        raise ValueError(f"in the public set {wrong}")
+    return data
 
 
 def _clone(module: nn.Module) -> nn.Module:

@@ -87,8 +87,7 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
             seen += len(index)
     mean = float(total) / max(seen, 1)
     if not math.isfinite(mean):
-        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']}) "
-                       "or look for NaN in the data")
+        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']})")
     return mean
 
 

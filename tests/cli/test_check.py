@@ -84,7 +84,7 @@ def test_what_follows_from_a_broken_part_is_not_told(places):
 
 def test_a_dense_task_needs_a_model_with_a_map(places):
     told = places(HEAD + "clients:\n  - {id: a, count: 3, model: {name: mlp}, target: ink}\n  - {id: b, model: {name: cnn}, target: ink}")
-    assert set(told) == {"clients.a-0"} and "MLP has none" in told["clients.a-0"]
+    assert set(told) == {"clients.a-0"} and "MLP has none, cnn, transformer" in told["clients.a-0"]
 
 
 def test_one_sentence_for_a_group_whose_clients_own_different_modalities(places):

@@ -64,7 +64,7 @@ MAY = {
     "safeguard": {"randomness", "training"},
     "privacy": {"errors", "message", "randomness", "settings"},
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
-    "algorithm": {"client", "clusters", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
+    "algorithm": {"client", "clusters", "data", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
     "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "narrowing": {"algorithm", "averaging", "client", "errors", "federation", "message", "models", "training"},
     "engines": {"engines", "client", "engine", "errors", "message", "randomness"},

@@ -42,6 +42,23 @@ def test_labels_are_not_needed(toys, tmp_path, name, capsys):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_modality_that_the_model_does_not_know_is_named(toys, tmp_path, name):
+    strange = client(toys, "b")
+    strange.train.x["lefft"] = strange.train.x.pop("left")
+    with pytest.raises(ValueError, match=r'clients.b   its data have a modality "lefft" .* Did you mean "left"'):
+        run(toys, tmp_path / "run", name, [client(toys, "a"), strange])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_missing_values_are_called_by_their_name(toys, tmp_path, name):
+    hurt = client(toys, "b")
+    hurt.train.x["left"][:2, 1] = torch.nan
+    told = run(toys, tmp_path / "run", name, [client(toys, "a"), hurt, client(toys, "c")], alone=False)
+    assert {f["client"] for f in told["failures"]} == {"b"}
+    assert told["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 2 of 24 samples: fill them in')
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_a_model_taken_home_tells_the_groups_it_was_scored_by(toys, tmp_path, name):
     clients = [client(toys, "a"), client(toys, "b", owns=("left",)), client(toys, "../c")]
     told = run(toys, tmp_path / "run", name, clients, alone=False)

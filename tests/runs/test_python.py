@@ -131,6 +131,17 @@ def test_a_client_is_checked_where_it_is_made(toys, changed, says):
         Client(1, nn.Linear(6, 8), Classification(4), train=toys.blobs(8, 1))
 
 
+def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
+    x, y = toys.blobs(12, 3)
+    x[4] = torch.nan
+    told = go(tmp_path / "run", FedAvg(), [toys.client("a"), toys.client("b"), toys.client("c", train=(x, y))])
+    assert told["failures"][0]["reason"] == "there is NaN or infinity in 1 of 12 samples: fill them in or leave the samples out"
+    with pytest.raises(ValueError, match="in the public set there is NaN or infinity in 1 of 12 samples"):
+        go(tmp_path / "public", FedMuscle(peers=1, width=8, batch=8), toys.clients(), public=x)
+    with pytest.raises(ValueError, match="client a, public: in the public set there is NaN"):
+        toys.client("a", public=x)
+
+
 def test_models_are_called_by_what_they_are(toys):
     named = lambda model: toys.client("a", model=model).card().model
     models = (nn.Linear(6, 8), toys.noisy, lambda: nn.Linear(6, 8), toys.partial(nn.Linear, 6, 8), nn.Identity)

@@ -18,8 +18,10 @@ class Model(nn.Module):
         if self.dense:
             grid = getattr(self.encoder, "grid", None)
             if not callable(grid):
+                from unalike.models.encoders import ENCODERS
+                have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
                 raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                                 f"{type(self.encoder).__name__} has none")
+                                 f"{type(self.encoder).__name__} has none, {', '.join(have)} have")
             return self.projection(grid(x).movedim(1, -1)).movedim(-1, 1)
         return self.projection(self.encoder(x))
 
