@@ -1,5 +1,7 @@
 """Comparisons are fair: alone and together do equal work from equal weights, and looking on or running otherwise changes nothing."""
 
+import json
+
 import pytest
 import torch
 
@@ -103,3 +105,11 @@ def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys)
     assert {its["kept"] for its in told["clients"].values()} == {"alone"}       # a tie
     assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
     assert told["safeguard"] == {"delta": 0, "losers": 0}
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg()])
+def test_the_end_is_measured_once(tmp_path, toys, method):
+    toys.execute(tmp_path, method, toys.clients(), rounds=2, alone=True)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    ends = [(event["who"], event["round"]) for event in told if event["event"] == "evaluation"]
+    assert sorted(ends) == [("alone", 1), ("alone", 2), ("together", 1), ("together", 2)]

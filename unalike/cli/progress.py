@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from unalike.cli import Stopped
+from unalike.report.words import data
 
 
 @contextmanager
@@ -33,6 +34,10 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
             raise
 
 
+def sent(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{data(sizes[way])} {way}" for way in ("up", "down"))
+
+
 class Shown:
     def __init__(self, bars: Progress, console: Console):
         self.bars, self.console = bars, console
@@ -52,8 +57,13 @@ class Shown:
         elif event == "alone":
             self.move(facts["round"], "training alone")
         elif event == "round":
-            sent = f"{(facts['bytes']['up'] + facts['bytes']['down']) / 1e6:.1f} MB so far"
-            self.move(facts.get("progress", facts["round"]), sent)
+            at, doing = facts.get("progress", facts["round"]), f"{sent(facts['bytes'])} so far"
+            if at < self.rounds:
+                self.move(at, doing)
+            else:                               # "sent" tells the end: models may be handed out after the last round
+                self.update(completed=at, count=self.count(at), doing=doing)
+        elif event == "sent":
+            self.move(self.rounds, sent(facts["bytes"]))
         elif event == "call" and time.monotonic() - self.drawn > 0.1:
             self.drawn = time.monotonic()
             self.update(doing=facts["operation"].replace("_", " "))
@@ -96,7 +106,8 @@ class Shown:
 
     def count(self, at: float) -> str:
         """Asynchronous methods have no rounds; they tell the visits a client has had, on average."""
-        return f"{at:.1f} of {self.rounds} visits a client" if isinstance(at, float) else f"{at} of {self.rounds} rounds"
+        many = "s" * (self.rounds != 1)
+        return f"{at:.1f} of {self.rounds} visit{many} a client" if isinstance(at, float) else f"{at} of {self.rounds} round{many}"
 
     def update(self, **what: Any) -> None:
         if self.task is not None:

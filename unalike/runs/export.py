@@ -32,13 +32,13 @@ def trained(run: str | Path, clients: Iterable[Client] | None = None, algorithm:
     return {id: _whole(_learnt(folder, side())) for id, side in _sides(folder.config, folder.path, clients, algorithm).items()}
 
 
-def export(run: str | Path, client: str, to: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
+def export(run: str | Path, client: str, out: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
            algorithm: Algorithm | None = None) -> list[str]:
     """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
     folder = Folder.open(Path(run))
     side = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
     model = _whole(side)
-    to = Path(to or folder.path / "exports" / quote(client))
+    to = Path(out or folder.path / "exports" / quote(client))
     to.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, to / "model.safetensors")
     card = side.client.card()
@@ -67,7 +67,8 @@ def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | Non
     if config.get("python"):
         method = algorithm or read_algorithm(config["algorithm"])[0]
         if clients is None:
-            raise UserError(f"{source} was run from Python with clients that only Python can make: pass clients=, made as for the run")
+            raise UserError(f"{source} was run from Python with clients that only that program can make: there, pass clients=, made as for "
+                            "the run, to unalike.trained, unalike.export or unalike.rebuild")
         if method is None:
             raise UserError(f"{source} was run with the method {config['algorithm']['name']}, which is your own: pass algorithm=")
         training, seed = Training(**config["training"]), config["seed"]

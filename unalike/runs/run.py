@@ -128,7 +128,8 @@ class Run:
     def end_round(self, fed: Federation, finished: int, seconds: Callable[[], float]) -> None:
         fed.finished = finished
         self.tell("round", round=finished, seconds=seconds(), clock=fed.clock, bytes={way: fed.ledger.total(way) for way in ("up", "down")})
-        if not self.algorithm.evaluates:
+        ends = finished == self.training.rounds and max(fed.visits.values(), default=0) <= finished
+        if not self.algorithm.evaluates and not ends:               # the end is measured once all is done
             fed.evaluate()
         if finished % self.checkpoint == 0 or finished == self.training.rounds:
             self.save(fed, finished, seconds())
@@ -146,6 +147,7 @@ class Run:
         """What came of it, per client and in all."""
         fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
+        self.watch("sent", bytes={way: fed.ledger.total(way) for way in ("up", "down")})
         together = self.algorithm.evaluate(fed)
         figures = self.algorithm.figures(fed, dict(together))
         self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together), figures=figures)
@@ -162,8 +164,8 @@ class Run:
         clients = {}
         for id, card in fed.cards.items():
             value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
-            entry = {"model": card.model, "task": card.task, "metric": card.metric, "samples": card.samples,
-                     "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
+            entry = {"model": card.model, "modalities": list(card.modalities), "task": card.task, "metric": card.metric,
+                     "samples": card.samples, "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
                      "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None}),
                      "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")}}
             if "flops" in entry:            # of a round's training: backward costs twice forward
@@ -214,11 +216,12 @@ class Run:
                 values = kept["values"]
             else:
                 self.evaluations: list[dict] = []
+                measured: dict[str, Any] | None = None
                 for number in Local().serve(fed):
                     fed.finished = number
-                    fed.evaluate()
+                    measured = fed.evaluate()
                     self.tell("alone", round=number)
-                values = dict(fed.evaluator(fed))
+                values = dict(measured or {})               # the last round is always measured
                 if cached is not None:
                     with suppress(OSError):                     # a cache that cannot be written is done without
                         cached.parent.mkdir(parents=True, exist_ok=True)
