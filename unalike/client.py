@@ -1,8 +1,10 @@
 """One participant: its model, task, data and device. Knows nothing of methods or engines, and never leaves its machine."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, overload
 
 import torch
@@ -12,6 +14,9 @@ from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, u
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
+LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "capacity": ("above 0 and at most 1", lambda value: 0 < value <= 1), "speed": ("above 0", lambda value: value > 0),
+    "link": ("above 0", lambda value: value > 0), "latency": ("at least 0", lambda value: value >= 0)}
 VERSION = 1     # of the protocol between server and client; a client of another version is refused
 
 
@@ -74,6 +79,16 @@ class Client:
                              f"there are {', '.join(sorted(TASKS))}")
         if not callable(self.model):
             raise ValueError(f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}")
+        for name, (allowed, fits) in LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and fits(value)):
+                raise ValueError(f"client {self.id}: {name} must be a number {allowed}, got {value!r}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}")
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some") from None
         for name in ("train", "test", "common", "public"):
             try:
                 self._take(name)

@@ -99,7 +99,7 @@ def clustered(results):
 
 def test_clustering_shows_everyone_together_and_who_owns_what(told):
     text = printed(clustered(told()))
-    assert "federation acc 71.3, nmi 65.0, ari 60.5, joint acc 69.9, joint nmi 65.0" in text and "left, right" in text
+    assert "federation acc 71.3, nmi 65.0, ari 60.5; joint acc 69.9, nmi 65.0, ari 60.5\n" in text and "left, right" in text
     assert "federation" not in printed(told()) and "modalities" not in printed(told())
 
 

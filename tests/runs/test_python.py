@@ -122,6 +122,8 @@ def test_a_method_that_needs_a_public_set_says_how_to_give_it(tmp_path, toys):
     ({"train": (torch.zeros(4, 6), None)}, "client a, train: there are no labels"),
     ({"train": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))}, "client a, train: there are no rows"),
     ({"train": torch.zeros(4, 6)}, "client a, train: data is"),
+    ({"speed": 0}, "client a: speed must be a number above 0, got 0"), ({"capacity": True}, "at most 1, got True"),
+    ({"device": "cudaa"}, "client a: there is no device 'cudaa'; cpu"), ({"dtype": "float32"}, "client a: dtype must be torch.float32"),
     ({"model": "mlp"}, "client a: model must be an nn.Module, or a function that makes one, got 'mlp'"),
     ({"task": Classification}, "client a: task must be a Task")])
 def test_a_client_is_checked_where_it_is_made(toys, changed, says):
@@ -140,6 +142,12 @@ def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
         go(tmp_path / "public", FedMuscle(peers=1, width=8, batch=8), toys.clients(), public=x)
     with pytest.raises(ValueError, match="client a, public: in the public set there is NaN"):
         toys.client("a", public=x)
+
+
+def test_a_name_never_leads_out_of_the_folder_of_runs():
+    from unalike.runs import place
+    assert place(None, "../../evil", "fedavg", 0).parent.name == "runs"
+    assert place(None, "afmcc-digits", "local", 1).name.startswith("afmcc-digits-local-s1-")
 
 
 def test_models_are_called_by_what_they_are(toys):

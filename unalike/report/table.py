@@ -69,7 +69,7 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
     gained, lost = words.gains(results), words.losers(results)
     facts: list[tuple[str, Text]] = []
     if whole := words.federation(results):
-        facts += [("federation", Text(", ".join(f"{name} {words.percent(value)}" for name, value in whole.items())))]
+        facts += [("federation", Text(words.grouped(whole)))]
     if words.number(results.get("delta")) is not None:
         facts += [("Delta", Text.assemble(_gain(results["delta"]), ("  mean gain, each client against itself alone", "dim")))]
     if gained:

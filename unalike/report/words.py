@@ -160,6 +160,19 @@ def federation(results: dict) -> dict[str, float]:
     return {name: float(value) for name, value in figures(results.get("metrics")).items()}
 
 
+def grouped(told: dict[str, float]) -> str:
+    """Figures by their full name, those of one group behind its name.
+
+    >>> grouped({"acc": 71.26, "nmi": 65.0, "joint acc": 69.9, "joint nmi": 64.0})
+    'acc 71.3, nmi 65.0; joint acc 69.9, nmi 64.0'
+    """
+    groups: dict[str, list[str]] = {}
+    for name, value in told.items():
+        group, _, last = name.rpartition(" ")
+        groups.setdefault(group, []).append(f"{last} {percent(value)}")
+    return "; ".join(f"{group} {', '.join(its)}".strip() for group, its in groups.items())
+
+
 def modalities(its: dict) -> str:
     """Which a client owns, or nothing where its input has no name.
 

@@ -1,6 +1,7 @@
 """Runs: one execution each, in a folder that tells all of it and from which it can go on."""
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -192,10 +193,11 @@ def differences(was: Any, now: Any, where: str = "") -> list[str]:
 
 
 def place(out: str | Path | None, name: str, method: str, seed: int) -> Path:
-    """The folder asked for, or a new one under runs/."""
+    """The folder asked for, or a new one under runs/, whatever the name."""
     if out is not None:
         return Path(out)
-    base = Path("runs") / f"{name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain_name = re.sub(r"[^\w-]+", "-", name)
+    base = Path("runs") / f"{plain_name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, n = base, 1
     while path.exists():
         path, n = base.with_name(f"{base.name}-{n}"), n + 1
