@@ -196,7 +196,7 @@ def place(out: str | Path | None, name: str, method: str, seed: int) -> Path:
     """The folder asked for, or a new one under runs/, whatever the name."""
     if out is not None:
         return Path(out)
-    plain_name = re.sub(r"[^\w-]+", "-", name)
+    plain_name = re.sub(r"[^\w-]+", "-", name).strip("-") or "run"
     base = Path("runs") / f"{plain_name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, n = base, 1
     while path.exists():
