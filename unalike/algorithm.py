@@ -107,7 +107,7 @@ class ClientSide:
 
     @steady
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-        """What the method's local training minimises on a batch; a client that clusters may have no labels, and y is None."""
+        """What the method's local training minimises on a batch; y is -1 where a client that clusters has no labels."""
         return self.task_loss(x, y)
 
     @steady
@@ -142,14 +142,13 @@ class ClientSide:
               loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
         data, loss = self.client.train, loss or self.loss
-        read: Any = data.labelled if self.client.task.labelled else data.rows
         orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
         self.work += len(data) * len(orders)
 
         tape = self.tape(loss)
 
         def on(index: Tensor) -> Tensor:
-            x, y = read(index)
+            x, y = self.sampled(index)
             return tape(self.client.place(x), self.client.place(y))
 
         try:
@@ -158,6 +157,11 @@ class ClientSide:
             if (wrong := unreal(data)) is not None:
                 raise ValueError(wrong) from None
             raise
+
+    def sampled(self, index: Tensor) -> tuple[Any, Tensor]:
+        """These rows of the client's data; labels that nothing is learnt from need not be there, and are -1 then."""
+        x, y = self.client.train.labelled(index) if self.client.task.labelled else self.client.train.rows(index)
+        return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:
         """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
@@ -200,8 +204,7 @@ class ClientSide:
         with torch.no_grad():
             features = self.model.eval().features(self.rows())
         self.model.train(was)
-        y = self.client.train.rows(torch.arange(len(features)))[1]
-        return {"features": features, "y": torch.full((len(features),), UNKNOWN) if y is None else y}
+        return {"features": features, "y": self.sampled(torch.arange(len(features)))[1]}
 
     def groups(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Groups (n,) of features (n, width) by k-means, and their centres (K, width)."""
