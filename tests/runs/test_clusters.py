@@ -39,6 +39,9 @@ def test_labels_are_not_needed(toys, tmp_path, name, capsys):
     assert "None" not in capsys.readouterr().out and (tmp_path / "none" / "report.html").exists()
     some = run(toys, tmp_path / "some", name, [client(toys, "a", "none"), client(toys, "b")], alone=False)
     assert some["clients"]["a"]["value"] is None and some["clients"]["b"]["value"] > 0 and some["metrics"]["joint"]["acc"] > 0
+    assert some["clients"]["a"]["modalities"] == ["left", "right"]
+    page = (tmp_path / "some" / "report.html").read_text()
+    assert "left, right" in page and "Federation" in page and "joint acc" in page
 
 
 @pytest.mark.parametrize("name", METHODS)
