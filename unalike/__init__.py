@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 HOMES = {
     "Client": "unalike.client", "Card": "unalike.client",
-    "Federation": "unalike.federation", "Terms": "unalike.federation",
+    "Federation": "unalike.federation", "Terms": "unalike.terms",
     "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.algorithm", "question": "unalike.algorithm",
     "sends": "unalike.algorithm", "Privacy": "unalike.privacy",
     "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
+from unalike.data.samples import unreal
 from unalike.ledger import FREE
 from unalike.message import Value
-from unalike.models.autoencoder import Autoencoder, marked, modalities
+from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
 from unalike.privacy import KINDS, PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
-from unalike.tasks.clustering import clustering_scores, kmeans
-from unalike.training import Tape, Training, batches, optimiser_for, train
+from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
+from unalike.training import Diverged, Tape, Training, batches, optimiser_for, train
 
 if TYPE_CHECKING:
     from unalike.federation import Federation, Replies
@@ -100,11 +101,13 @@ class ClientSide:
         task = self.client.task
         if not task.labelled and not isinstance(encoder, Autoencoder):
             raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
+        if isinstance(encoder, Autoencoder):
+            encoder.check(self.client.card().modalities)
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
     @steady
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-        """What the method's local training minimises on a batch."""
+        """What the method's local training minimises on a batch; y is -1 where a client that clusters has no labels."""
         return self.task_loss(x, y)
 
     @steady
@@ -145,10 +148,20 @@ class ClientSide:
         tape = self.tape(loss)
 
         def on(index: Tensor) -> Tensor:
-            x, y = data.labelled(index)
+            x, y = self.sampled(index)
             return tape(self.client.place(x), self.client.place(y))
 
-        return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+        try:
+            return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+        except Diverged:
+            if (wrong := unreal(data)) is not None:
+                raise ValueError(wrong) from None
+            raise
+
+    def sampled(self, index: Tensor) -> tuple[Any, Tensor]:
+        """These rows of the client's data; labels that nothing is learnt from need not be there, and are -1 then."""
+        x, y = self.client.train.labelled(index) if self.client.task.labelled else self.client.train.rows(index)
+        return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:
         """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
@@ -163,12 +176,9 @@ class ClientSide:
     def rows(self) -> dict[str, Tensor]:
         """All inputs of the client where it computes, by modality, marked; for methods that take them at once."""
         if not hasattr(self, "placed"):
-            x = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
-            for name, rows in modalities(x).items():
-                if bad := int((~rows.flatten(1).isfinite().all(1)).sum()):
-                    raise ValueError(f'modality "{name}" has NaN or infinity in {bad} of {len(rows)} samples: fill them in, leave the '
-                                     f'samples out, or say by "{name}?" which samples have it')
-            self.placed = x
+            if (wrong := unreal(self.client.train)) is not None:
+                raise ValueError(wrong)
+            self.placed = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
         return self.placed
 
     # what every client can do
@@ -182,19 +192,28 @@ class ClientSide:
     def evaluate(self, common: bool = False) -> Value:
         """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
         if not self.client.task.labelled:
-            h = nn.functional.normalize((told := self.embed())["features"], dim=-1)
-            return clustering_scores(kmeans(h, len(self.client.task.labels), number(self.seed, "k-means"))[0], told["y"])
+            told = self.embed()
+            return clustering_scores(self.groups(told["features"])[0], told["y"])
         data = self.client.common if common else self.client.test
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
     @question
     def embed(self) -> dict[str, Tensor]:
-        """Features of all samples the client holds, and their labels: what clustering is scored by."""
+        """Features of all samples the client holds, and their labels, -1 where unknown: what clustering is scored by."""
         was = self.model.training
         with torch.no_grad():
             features = self.model.eval().features(self.rows())
         self.model.train(was)
-        return {"features": features, "y": self.client.train.labelled(torch.arange(len(features)))[1]}
+        return {"features": features, "y": self.sampled(torch.arange(len(features)))[1]}
+
+    def groups(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Groups (n,) of features (n, width) by k-means, and their centres (K, width)."""
+        return kmeans(nn.functional.normalize(features, dim=-1), len(self.client.task.labels), number(self.seed, "k-means"))
+
+    @operation
+    def grouped(self, centres: Tensor) -> None:
+        """Keep the centres that its groups were scored by: the head of the model that it takes home."""
+        self.memory["centres"] = centres
 
     @question
     def describe(self) -> Value:
@@ -203,9 +222,9 @@ class ClientSide:
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
-    def safeguard(self) -> Value:
-        """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone."""
-        kept: Kept = safeguard(self)
+    def safeguard(self, rounds: list[int]) -> Value:
+        """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
+        kept: Kept = safeguard(self, rounds)
         self.model.load_state_dict(kept.state)
         self.shadows = []
         return {"kept": kept.name, "log_loss": kept.log_loss}
@@ -301,6 +320,10 @@ class Algorithm:
         """What does not fit this federation: (field, sentence) for each problem."""
         return []
 
+    def check_round(self, clients: int) -> list[tuple[str, str]]:
+        """What does not fit rounds for which so many clients are drawn."""
+        return []
+
     def refuses(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
         return None if client.task.labelled else unfit(client)
@@ -310,7 +333,7 @@ class Algorithm:
         kinds = [getattr(getattr(self.Side, name), "sends", {}) for name in dir(self.Side)]
         if any(kind in PROTECTED for each in kinds for kind in ([each] if isinstance(each, str) else each.values())):
             return None
-        return f"no operation of {type(self).__name__} declares what it sends (@sends), so there is nothing to protect"
+        return f"{type(self).__name__} does not say how anything its clients send could be protected (@sends): leave privacy out"
 
     def serve(self, fed: "Federation") -> Iterator[int]:
         """The server's program. Yields after each round: there the run is saved, and from there it can go on."""
@@ -320,7 +343,7 @@ class Algorithm:
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
         if all_cluster(fed):
-            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0))
+            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0), shared=False)
         return fed.call("evaluate", clients=fed.everyone, quorum=0)
 
     def alone(self, fed: "Federation") -> None:

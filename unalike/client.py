@@ -1,17 +1,22 @@
 """One participant: its model, task, data and device. Knows nothing of methods or engines, and never leaves its machine."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples
+from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
+LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "capacity": ("above 0 and at most 1", lambda value: 0 < value <= 1), "speed": ("above 0", lambda value: value > 0),
+    "link": ("above 0", lambda value: value > 0), "latency": ("at least 0", lambda value: value >= 0)}
 VERSION = 1     # of the protocol between server and client; a client of another version is refused
 
 
@@ -46,8 +51,8 @@ class Client:
 
     `model` is the encoder, input -> (n, width): a module, or a function that makes one (then its first weights come from
     the run's named streams). A method adds heads, projections, adapters.
-    `train` and `test` are (x, y) tensors, torch datasets or Samples; `public` the unlabelled set all clients hold, row by row
-    the same; `common` a test set shared by everyone, if there is one.
+    `train` and `test` are (x, y) tensors, torch datasets or Samples; (x, None) where the task needs no labels. `public` is the unlabelled
+    set all clients hold, row by row the same; `common` a test set shared by everyone, if there is one.
     """
 
     id: str
@@ -74,6 +79,16 @@ class Client:
                              f"there are {', '.join(sorted(TASKS))}")
         if not callable(self.model):
             raise ValueError(f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}")
+        for name, (allowed, fits) in LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and fits(value)):
+                raise ValueError(f"client {self.id}: {name} must be a number {allowed}, got {value!r}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}")
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some") from None
         for name in ("train", "test", "common", "public"):
             try:
                 self._take(name)
@@ -89,9 +104,10 @@ class Client:
         if not len(data):
             raise ValueError("there are no rows")
         if data is not given and isinstance(data, Tensors) and name != "public":
-            if data.y is None:
+            if data.y is not None:
+                self.task.check(data.y[data.index.to(data.y.device)])
+            elif self.task.labelled:
                 raise ValueError("there are no labels: give (x, y)")
-            self.task.check(data.y[data.index.to(data.y.device)])
         setattr(self, name, data)
 
     def encoder(self, seed: int) -> nn.Module:
@@ -141,8 +157,11 @@ class Client:
 
 
 def unlabelled(given: Any) -> Samples:
-    """A public set: inputs as a tensor, or by modality, or whatever else holds data."""
-    return samples((given, None) if isinstance(given, Tensor | dict) else given)
+    """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
+    data = samples((given, None) if isinstance(given, Tensor | dict) else given)
+    if data is not given and isinstance(data, Tensors) and (wrong := unreal(data)) is not None:
+        raise ValueError(f"in the public set {wrong}")
+    return data
 
 
 def _clone(module: nn.Module) -> nn.Module:

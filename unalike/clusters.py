@@ -15,21 +15,31 @@ def all_cluster(fed: Federation) -> bool:
     return not any(TASKS[card.task].labelled for card in fed.cards.values())
 
 
-def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
-    """Replies that are features and labels as scores: each client's share of the first protocol. Those of everyone by both protocols are
-    kept for `figures`, where all cluster."""
+def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = True) -> Replies:
+    """Replies that are features and labels as scores: of each client's groups by the first protocol, matched with classes for it alone.
+    Scores of everyone by both protocols are kept for `figures`, where all cluster. `shared`: their groups are the same ones, to leave with.
+    """
     shown = {client: reply for client, reply in told.items() if "features" in reply}
     if not shown:
         return told
     clusters = len(fed.cards[next(iter(shown))].labels)
-    groups, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)
+    groups, centres, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)
+    fed.scratch["centres"] = dict(zip(shown, centres, strict=True)) if shared else {}
     if all_cluster(fed):
         y = torch.cat([t["y"] for t in shown.values()])
         points = torch.nn.functional.normalize(torch.cat([t["features"] for t in shown.values()]), dim=-1)
         fed.keep("fused features", points=points, classes=y)
-        fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
+        scores = clustering_scores(torch.cat(groups), y)
+        fed.state["scores"] = scores and {**scores, "joint": clustering_scores(joint, y)}
     scored = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(shown.items(), groups, strict=True)}
     return Replies({**told, **scored}, told.failures)
+
+
+def settle(fed: Federation) -> None:
+    """Everyone gets the centres that its groups were last scored by."""
+    centres = fed.scratch.get("centres", {})
+    if there := [c for c in fed.everyone if c in centres]:
+        fed.call("grouped", clients=there, quorum=0, each={c: {"centres": centres[c]} for c in there})
 
 
 def unfit(client: Client) -> str | None:

@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from unalike.client import VERSION
 from unalike.data.public import PublicOrder
@@ -15,31 +14,14 @@ from unalike.ledger import FREE, Ledger
 from unalike.message import Value, broken
 from unalike.randomness import stream
 from unalike.replay import Replay
+from unalike.terms import Terms
 from unalike.training import Training
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Terms(BaseModel):
-    """Who takes part in a round and when a round counts; `federation:` in a scenario."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0     # share of the clients drawn for a round
-    dropout: Share = 0.0                                         # chance that a drawn client is gone for the round
-    deadline: Annotated[float, Field(gt=0)] | None = None        # simulated seconds a call may take; later replies are lost
-    quorum: Share = 0.5                                          # share of the called clients that must reply
-    tick: Annotated[float, Field(ge=0)] = 0.0                    # replies arrive at multiples of so many simulated seconds
-    evaluations: Annotated[int, Field(ge=1)] = 10                # points on the learning curves
-
-    @property
-    def partial(self) -> bool:
-        """Whether somebody may miss a round."""
-        return self.participation < 1 or self.dropout > 0 or self.deadline is not None
 
 
 class QuorumError(RuntimeError):
     """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
+
+    repeats = True      # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed
 
     def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
         reasons: dict[str, list[str]] = {}
@@ -149,12 +131,7 @@ class Federation:
 
     def begin(self, number: int) -> None:
         self.round, self.absent, self.turns = number, set(), {}
-        order = list(self.cards)
-        if self.terms.participation < 1:
-            count = max(1, round(self.terms.participation * len(order)))
-            picks = torch.randperm(len(order), generator=stream(self.seed, "participation", number))[:count]
-            order = [order[i] for i in sorted(picks.tolist())]
-        self.drawn = order
+        self.drawn = self.terms.drawn(list(self.cards), self.seed, number)
 
     # calling them
 
@@ -168,7 +145,7 @@ class Federation:
         chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
         chosen = [c for c in chosen if c not in self.quarantined]
         failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)
-                    for c in chosen if clients is None and self._drops(c, self.round)}
+                    for c in chosen if clients is None and self.terms.drops(c, self.seed, self.round)}
         chosen = [c for c in chosen if c not in failures]
         start = self.engine.now
         replies: dict[str, Value] = {}
@@ -262,7 +239,7 @@ class Federation:
 
     def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
         """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
-        places = max(1, round(self.terms.participation * len(self.cards))) - len({sent.client for sent in self.flying.values()})
+        places = self.terms.places(len(self.cards)) - len({sent.client for sent in self.flying.values()})
         asks: dict[str, Ask] = {}
         behind = lambda: min((self.visits[c] for c in self.everyone), default=0) < self.training.rounds
         while self.waiting and len(asks) < places:
@@ -270,7 +247,7 @@ class Federation:
             number = self.visits[client] + 1
             if client in self.quarantined or not (number <= self.training.rounds or (not rest and behind())):
                 continue
-            if self._drops(client, number):
+            if self.terms.drops(client, self.seed, number):
                 self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
                 self._ended(client)
             else:
@@ -360,11 +337,6 @@ class Federation:
     def refuse(self, client: str, operation: str, reason: str) -> None:
         """A reply that came in and cannot be used: its client is named and left out."""
         self._fail(Failure(client, operation, self.round, reason))
-
-    def _drops(self, client: str, round: int) -> bool:
-        if not self.terms.dropout or not round:
-            return False
-        return float(torch.rand((), generator=stream(self.seed, "dropout", round, client))) < self.terms.dropout
 
     def _fail(self, failure: Failure) -> None:
         if failure.lasting:

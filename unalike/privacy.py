@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from unalike.errors import UserError
 from unalike.message import Value
 from unalike.randomness import stream
+from unalike.settings import Settings
 
 Parameters = dict[str, Tensor]
 Draw = Callable[[torch.Size], Tensor]       # standard normal values of a shape, in float64
@@ -25,10 +26,8 @@ KINDS = ("parameters", "rows", "first", "open")
 PROTECTED = ("parameters", "rows")
 
 
-class Privacy(BaseModel):
+class Privacy(Settings):
     """How what is made from private data is protected before it leaves a client; `privacy:` in a scenario."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     noise: Annotated[float, Field(ge=0)]                      # standard deviation of the noise, in bounds; 0 protects nothing
     bound: Annotated[float, Field(gt=0)] = 1.0                # L2 norm that an update, or a row, is clipped to
@@ -119,6 +118,15 @@ def accounting() -> Any:
     except ImportError:
         raise UserError("privacy needs the package dp-accounting to count epsilon: pip install 'unalike[privacy]'") from None
     return dp_accounting
+
+
+def uncounted() -> str | None:
+    """Why nothing can be counted, None: it can."""
+    try:
+        accounting()
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def secret_normal(shape: torch.Size) -> Tensor:

@@ -9,6 +9,7 @@ saw is what taking part was worth, and shadows trained alone tell what staying a
 import copy
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,12 @@ def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
     return made
 
 
-def safeguard(side: "ClientSide") -> Kept:
-    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone."""
-    alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed))
+def safeguard(side: "ClientSide", rounds: Sequence[int]) -> Kept:
+    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here."""
+    alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed), rounds)
     candidates, scores, best = {"alone": alone.model, "together": side.model}, {}, "alone"
     if side.shadows:
-        losses = {"alone": judge(side, [train_alone(shadow) for shadow in shadows(side, len(side.shadows))]),
+        losses = {"alone": judge(side, [train_alone(shadow, rounds) for shadow in shadows(side, len(side.shadows))]),
                   "together": judge(side, side.shadows)}
         better = losses["alone"] - losses["together"]
         doubt = float(better.std() / len(better) ** 0.5)
@@ -64,10 +65,10 @@ def safeguard(side: "ClientSide") -> Kept:
     return Kept(best, copy.deepcopy(candidates[best].state_dict()), scores)
 
 
-def train_alone(side: "ClientSide") -> "ClientSide":
-    for number in range(1, side.training.rounds + 1):
-        side.round = number
-        side.learn(loss=side.task_loss)
+def train_alone(side: "ClientSide", rounds: Sequence[int]) -> "ClientSide":
+    """The work of local training, to the bit: what the results call alone."""
+    for number in rounds:
+        side.perform("train", number, 0, {})
     return side
 
 

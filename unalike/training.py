@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from unalike.settings import Settings
 
 Positive = Annotated[int, Field(ge=1)]
 
 
-class Training(BaseModel):
+class Training(Settings):
     """How much work everybody does and how; shared by every algorithm run on a scenario, so that comparisons do equal work."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rounds: Positive = 20
     epochs: Positive = 1                                        # local epochs a round
@@ -87,8 +87,7 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
             seen += len(index)
     mean = float(total) / max(seen, 1)
     if not math.isfinite(mean):
-        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']}) "
-                       "or look for NaN in the data")
+        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']})")
     return mean
 
 

@@ -130,5 +130,16 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
     assert min(times.values()) > 0 and told["times_faster"] == times["one by one"] / times["stacked and recorded"]
 
 
+@pytest.mark.parametrize("name, told", [("engine", "overhead_workers_0"), ("bytes", "down_equals_up")])
+def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
+    """Smaller even than quick, and without pages."""
+    monkeypatch.setattr("unalike.benches.engine.CLIENTS", 20)
+    monkeypatch.setattr("unalike.benches.engine.SAMPLES", 16)
+    monkeypatch.setattr("unalike.benches.bytes.BATCH", 8)
+    monkeypatch.setattr("unalike.report.write", lambda path: path)
+    command.run(name, tmp_path, None, quick=True)
+    assert json.loads((tmp_path / f"{name}-quick.json").read_text())[told]
+
+
 def test_all_studies_are_listed():
     assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server"} <= set(bench_names())

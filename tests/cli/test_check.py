@@ -84,7 +84,7 @@ def test_what_follows_from_a_broken_part_is_not_told(places):
 
 def test_a_dense_task_needs_a_model_with_a_map(places):
     told = places(HEAD + "clients:\n  - {id: a, count: 3, model: {name: mlp}, target: ink}\n  - {id: b, model: {name: cnn}, target: ink}")
-    assert set(told) == {"clients.a-0"} and "MLP has none" in told["clients.a-0"]
+    assert set(told) == {"clients.a-0"} and "MLP has none, cnn, transformer" in told["clients.a-0"]
 
 
 def test_one_sentence_for_a_group_whose_clients_own_different_modalities(places):
@@ -130,6 +130,43 @@ def test_words_are_ours(places):
     assert told["training.rounds"] == "must be a whole number, got 1.5." and told["clients.1.model.hidden"] == "must be a list, got 3."
     assert told["alone"] == "must be true or false, got 7." and told["on"].startswith('There is no field "on".')
     assert not any(word in "".join(told.values()) for word in ("Input", "valid", "instance", "dictionary"))
+
+
+def test_true_and_false_are_no_numbers(places):
+    told = places(HEAD.replace("fedavg", "fedprox, mu: yes").replace("digits", "digits, partition: {name: dirichlet, alpha: no}")
+                  + "training: {rate: true}\nprivacy: {noise: on}\n" + ADA.replace("mlp", "mlp, hidden: [8, true]"),
+                  "--set", "rounds=true", "--set", "federation.dropout=off")
+    assert told["training.rounds"] == "must be a whole number, got True." and told["data.partition.alpha"] == "must be a number, got False."
+    assert set(told) == {"training.rounds", "training.rate", "data.partition.alpha", "algorithm.mu", "privacy.noise", "federation.dropout",
+                         "clients.0.model.hidden"}
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_what_privacy_cannot_protect_is_told_with_the_rest(places, verb):
+    for method, why in [("local", "Local does not say how"), ("fmcsc", "FMCSC's clients tell how much their views have in common"),
+                        ("afmcc", "weights made from private data would leave the clients; set algorithm.weights to uniform")]:
+        kind = ADA if method == "local" else "clients: [{id: a, count: 2, train: 12, model: {name: autoencoder}}]\n"
+        head = HEAD.replace("fedavg", method).replace("digits", "digits" if method == "local" else "digits_views")
+        assert places(head + "privacy: {noise: 1}\n" + kind, verb=verb)["privacy"].startswith(why)
+        both = places(head + "privacy: {noise: 1}\n" + kind, "--set", "rounds=0", verb=verb)
+        assert set(both) == {"privacy", "training.rounds"} and both["privacy"].startswith(why)
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+def test_peers_need_as_many_clients_in_each_round(said, places, verb):
+    text = HEAD.replace("fedavg", "fedmuscle, peers: 2, width: 8, batch: 8") + "public: {size: 20}\n" + ADA.replace("ada,", "a, count: 6,")
+    told = places(text, "--set", "participation=0.2", verb=verb)
+    assert told == {
+        "algorithm.peers": "2 peers need 3 clients a round, 1 is drawn. Lower algorithm.peers or raise federation.participation."}
+    if verb == "check":
+        assert said(text, "--set", "participation=0.5")[0] == 0
+
+
+def test_clients_without_rows_have_no_other_problem(places):
+    """They want more than there is, or a partition that is not there: nothing is said of too few samples to cluster."""
+    text = "name: x\nalgorithm: {name: local}\ndata: {name: digits_views%s}\nclients: [{id: a, count: 2, model: {name: autoencoder}%s}]\n"
+    assert set(places(text % (", partition: {name: dirichlett}", ""))) == {"data.partition.name"}
+    assert set(places(text % ("", ", train: 9000"))) == {"clients"}
 
 
 def test_a_value_is_never_shown_at_length(places):

@@ -95,11 +95,11 @@ def scenario(tmp_path):
     (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
     (["run", "digits", "--replay", "nowhere"], "the run to replay, nowhere, cannot be read"),
     (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
-    (["run", "digits", "--algorithm", "local", "--set", "privacy.noise=1"], "privacy: no operation of Local declares what it sends"),
-    (["run", "afmcc-digits", "--set", "privacy.noise=1"], "privacy: weights made from private data would leave the clients; set"),
     (["bench", "muscle", "--device", "cuda"], "bench muscle makes no runs of a scenario, so it takes no device"),
     (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
     (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
+    (["run", "afmcc-digits", "--set", "missing=0.2"], "--set missing: a client has it; write clients.0.missing or clients.c.missing"),
+    (["run", "digits", "--set", "noise=2"], "--set noise: privacy has it; write privacy.noise"),
     (["run", "digits", "--set", "ronds=3"], '--set ronds: There is no field "ronds". Did you mean "rounds"?'),
     (["run", "digits", "--set", "batch=8"], "--set batch: both algorithm and training have it; write algorithm.batch or training.batch"),
     (["run", "digits", "--set", "training.rounds.x=8"], '--set training.rounds.x: there is nothing at "x"'),
@@ -358,7 +358,8 @@ def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
     code, _, err = command("run", scenario(), "--json", "--no-alone", "--set", "federation.dropout=1.0", "--out", "lost")
     assert code == 1 and "Traceback" not in err
     assert err.startswith("unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: dropped out\n")
-    assert err.endswith("\nThe run is kept in lost; to go on: unalike resume lost\n")
+    assert err.endswith("\nThe run is kept in lost. It would end so again, unless the cause lay outside, say in a disk or a network, "
+                        "and is gone: unalike resume lost\n")
 
 
 def test_ctrl_c_says_where_the_run_is_kept_and_resume_ends_it(command, scenario, monkeypatch):
@@ -380,6 +381,26 @@ def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_pat
     assert code == 0 and f"checkpoint {newest.relative_to(tmp_path)} cannot be read" in err
     assert "no checkpoint; the run goes on from round 1\n" in err
     assert "damaged" in (tmp_path / "hurt" / "events.jsonl").read_text()
+    (tmp_path / "hurt" / "results.json").unlink()
+    for each in (tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"):
+        each.write_bytes(b"cut short")
+    code, _, err = command("resume", "hurt")
+    assert code == 2 and "no checkpoint of hurt can be read" in err and err.endswith("The run is kept in hurt.\n")
+
+
+def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path, monkeypatch):
+    from unalike.algorithms import FedMuscle
+    with monkeypatch.context() as patched:
+        patched.setattr(FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt))
+        command("run", scenario(), "--no-alone", "--out", "cut")
+    config = tmp_path / "cut" / "config.yaml"
+    was = yaml.safe_load(config.read_text())
+    edited = {**was, "training": {**was["training"], "rate": 0.5}, "clients": [{**was["clients"][0], "speed": 7.0}, *was["clients"][1:]]}
+    config.write_text(yaml.safe_dump(edited))
+    code, _, err = command("resume", "cut")
+    assert code == 2 and "cut/config.yaml was edited since the run began: training.rate was 0.001, is 0.5, clients.ada.speed was" in err
+    config.write_text(yaml.safe_dump({**was, "workers": 2, "data_dir": str(tmp_path)}))
+    assert command("resume", "cut")[0] == 0
 
 
 def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):

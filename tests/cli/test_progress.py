@@ -30,7 +30,7 @@ def test_each_stage_has_its_name_and_only_rounds_are_counted(shown):
     shown("stage", text="fedmuscle", round=3)
     assert (shown.bar().description, shown.bar().total, shown.bar().fields["count"]) == ("fedmuscle", 20, "3 of 20 rounds")
     shown("round", round=4, bytes=sent())
-    assert shown.bar().fields["doing"] == "3.0 MB so far"
+    assert shown.bar().fields["doing"] == "1.5 MB up, 1.5 MB down so far"
     shown("stage", text="the report")
     assert (shown.bar().total, shown.bar().fields["count"]) == (None, "") and len(shown.bars.tasks) == 1
 
@@ -50,6 +50,17 @@ def test_who_missed_a_round_is_counted_and_who_failed_is_named(shown):
     shown("failure", client="d", operation="train", round=1, reason="its disk is full")
     assert shown.said() == "d failed in train, round 1: its disk is full\n"
     shown("round", round=1, bytes=sent())
-    assert shown.bar().fields["doing"] == "3.0 MB so far, 3 missed this round"
+    assert shown.bar().fields["doing"] == "1.5 MB up, 1.5 MB down so far, 3 missed this round"
     shown("round", round=2, bytes=sent())
-    assert shown.said().endswith("\nfedmuscle: 2 of 20 rounds, 3.0 MB so far\n")
+    assert shown.said().endswith("\nfedmuscle: 2 of 20 rounds, 1.5 MB up, 1.5 MB down so far\n")
+
+
+def test_the_last_line_tells_what_the_table_will(shown):
+    shown("stage", text="fedavg", round=18)
+    for number in (19, 20):
+        shown("round", round=number, bytes=sent())
+    assert shown.said() == ""
+    shown("sent", bytes=sent(2_000_000))
+    assert shown.said() == "fedavg: 20 of 20 rounds, 2 MB up, 2 MB down\n"
+    shown("start", rounds=1)
+    assert shown.count(1) == "1 of 1 round"

@@ -31,7 +31,7 @@ def toys(toys, name):
 def declares(toys, name, tmp_path):
     """Skips a method that declares nothing, once it is seen to be refused."""
     if toys.private().exposes() is not None:
-        with pytest.raises(UserError, match=r"^privacy: "):
+        with pytest.raises(UserError, match=r"^1 problem in toy\n  privacy   "):
             toys.execute(tmp_path / "refused", toys.private(), toys.clients(), privacy=NOISY)
         pytest.skip("refused")
 
@@ -55,7 +55,7 @@ def test_same_seed_same_bytes_in_process_equals_workers(name, toys, declares, tm
 
 def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):
     terms = Terms(participation=0.7, dropout=0.1, quorum=0)
-    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(), rounds=3, terms=terms, privacy=NOISY,
+    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(4), rounds=3, terms=terms, privacy=NOISY,
                                              watch=watch)
 
     def stop(event, **facts):

@@ -151,3 +151,17 @@ def test_many_groups_fit_in_eighty_columns(make):
     text = printed(compare(paths))
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
     assert "G − A" in text and "fedmuscle mu=6" in text
+
+
+def test_clustering_runs_are_compared_by_their_federation_too(make):
+    paths = []
+    for name, shift in (("a", 0), ("b", 5)):
+        paths.append(make(name, algorithm=name, clients=dict.fromkeys("xy", ("m", "clustering", "acc", 50.0, 60.0))))
+        file = paths[-1] / "results.json"
+        scores = {"acc": 70.0 + shift, "nmi": 60.0}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics": {**scores, "joint": scores}}))
+    told = compare(paths)
+    assert [group["federation"]["joint acc"]["mean"] for group in told["groups"]] == [70, 75]
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    show_comparison(told, console)
+    assert "joint nmi %" in console.file.getvalue() and "75.0" in console.file.getvalue()

@@ -59,7 +59,7 @@ def test_who_missed_rounds_is_counted_and_not_among_the_failures(told):
     away = [{"client": client, "round": at, "operation": "train", "reason": "dropped out", "lasting": False}
             for client, at in (("leaf", 1), ("reed", 2), ("reed", 3))]
     text = printed(told(failures=away))
-    assert "missed    rounds: reed 2 and leaf 1 (dropped out)" in text and "failures" not in text
+    assert "missed     rounds: reed 2 and leaf 1 (dropped out)" in text and "failures" not in text
 
 
 def test_many_clients_show_the_worst_first(told):
@@ -79,10 +79,33 @@ def test_the_verdict_tells_who_gained(told):
     assert words.verdict(told()) == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
     assert "who gained is not known; the lowest is reed with mIoU 41.0" in words.verdict(told(alone=False))
     level = told({"x": ("cnn", "t", "m", 50.0, 50.0)})
-    assert words.verdict(level) == "One client learnt together; none gained, one stayed level; Delta 0.0 %."
+    assert words.verdict(level) == "One client learnt by itself; none gained, one stayed level; Delta 0.0 %."
 
 
 def test_failures_of_one_kind_are_told_once():
     again = [{"client": "a", "round": at, "operation": "fit", "reason": "gone"} for at in (1, 2, 2, 4)]
     assert words.failures(again) == ["a failed at fit in rounds 1, 2 and 4: gone"]
     assert words.failures([{**again[0], "round": at} for at in range(9)]) == ["a failed at fit in 9 rounds, 0 to 8: gone"]
+
+
+def clustered(results):
+    """The same of clients that cluster, the last without labels and with one modality only."""
+    scores = {"acc": 71.26, "nmi": 65.0, "ari": 60.5}
+    for its in results["clients"].values():
+        its |= {"task": "clustering", "modalities": ["left", "right"]}
+    its |= {"value": None, "gain": None, "alone": None, "modalities": ["left"]}
+    return results | {"metrics": {**scores, "joint": {**scores, "acc": 69.9}}}
+
+
+def test_clustering_shows_everyone_together_and_who_owns_what(told):
+    text = printed(clustered(told()))
+    assert "federation acc 71.3, nmi 65.0, ari 60.5; joint acc 69.9, nmi 65.0, ari 60.5\n" in text and "left, right" in text
+    assert "federation" not in printed(told()) and "modalities" not in printed(told())
+
+
+def test_what_nobody_could_measure_is_said(told):
+    nothing = clustered(told({"x": ("m", "t", "m", 1.0, 2.0)}, safeguard=True))
+    nothing |= {"safeguard": {"delta": None, "losers": None}}
+    assert "not known: no client could be measured, there are no labels" in printed(nothing) and "None" not in printed(nothing)
+    assert words.verdict(nothing) == "One client learnt by itself."
+    assert words.privacy({"delta": 1e-5, "releases": 1}).endswith("1 release")

@@ -1,5 +1,7 @@
 """Comparisons are fair: alone and together do equal work from equal weights, and looking on or running otherwise changes nothing."""
 
+import json
+
 import pytest
 import torch
 
@@ -93,3 +95,21 @@ def test_public_sets_in_another_order_are_refused(toys, tmp_path):
     x, _ = toys.blobs(24, 2000)
     with pytest.raises(ValueError, match="another public set"):
         toys.execute(tmp_path / "run", Local(), [toys.client("a"), toys.client("b", public=(x.flip(0), None))])
+
+
+def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys):
+    """Where rounds are missed, too, and where models draw random numbers: a client that keeps its own has lost nothing."""
+    clients = [toys.client(id, model=toys.noisy) for id in "abc"]
+    terms = Terms(participation=0.7, dropout=0.3, quorum=0)
+    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, terms=terms)
+    assert {its["kept"] for its in told["clients"].values()} == {"alone"}       # a tie
+    assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
+    assert told["safeguard"] == {"delta": 0, "losers": 0}
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg()])
+def test_the_end_is_measured_once(tmp_path, toys, method):
+    toys.execute(tmp_path, method, toys.clients(), rounds=2, alone=True)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    ends = [(event["who"], event["round"]) for event in told if event["event"] == "evaluation"]
+    assert sorted(ends) == [("alone", 1), ("alone", 2), ("together", 1), ("together", 2)]

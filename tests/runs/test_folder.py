@@ -102,7 +102,7 @@ def test_widths_that_differ_without_projection(tmp_path, toys):
     wide = lambda: nn.Linear(6, 9)
     wider = lambda: nn.Linear(6, 10)
     clients = [toys.client("a"), toys.client("b", model=wide), toys.client("c", model=wider)]
-    refused(tmp_path, r"2 problems in own\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
+    refused(tmp_path, r"2 problems in unalike.run\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
             FedMuscle(peers=1, batch=8, width=8, projection="never"), clients)
 
 

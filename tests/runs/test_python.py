@@ -51,7 +51,7 @@ def refused(tmp_path, says, algorithm, clients, **options):
     ("fedavg", "must be a method, such as unalike.FedMuscle.., got 'fedavg'"),
     (FedAvg, r"the class FedAvg, make one of it: FedAvg\(\)"),
     (FedMuscle(loss="mussel"), "algorithm.loss   must be 'muscle', 'pairwise' or 'gramian', got 'mussel'"),
-    (FedMuscle(peers=2.5), "algorithm.peers .*got 2.5"),
+    (FedMuscle(peers=2.5), "algorithm.peers .*got 2.5"), (FedMuscle(peers=True), "algorithm.peers .*whole number, got True"),
     (FedMuscle(temperature=float("nan")), "algorithm.temperature")])
 def test_a_method_is_checked_as_in_a_file(tmp_path, toys, given, says):
     refused(tmp_path, says, given, toys.clients())
@@ -83,12 +83,25 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
     ({"training": {"rounds": 1}}, r"training must be made by unalike.Training\(...\), got {'rounds': 1}"),
     ({"privacy": {"noise": 1}}, r"privacy must be made by unalike.Privacy\(...\), got {'noise': 1}"),
     ({"workers": -1}, "workers must be a whole number, at least 0, got -1"), ({"seed": "1"}, "seed must be a whole number, got '1'"),
+    ({"workers": True}, "workers must be a whole number, at least 0, got True"),
     ({"engine": 3}, "engine is a name, or a dict with \"name\" and its options, got 3"),
     ({"engine": "rey"}, "There is no engine \"rey\". Did you mean \"ray\""),
     ({"engine": {"name": "ray", "timeout": 0}}, "engine.timeout   must be above 0, got 0"),
     ({"out": None, "resume": True}, "resume=True needs out=")])
 def test_settings_of_another_kind(tmp_path, toys, options, says):
     refused(tmp_path, says, Local(), toys.clients(), **options)
+
+
+@pytest.mark.parametrize("made, says", [
+    (lambda: Training(rounds=0, raet=1), "2 problems in Training\n  rounds   must be at least 1, got 0.\n"
+                                         "  raet     There is no field \"raet\". Did you mean \"rate\"?"),
+    (lambda: Training(rate=True), "1 problem in Training\n  rate   must be a number, got True."),
+    (lambda: unalike.Terms(participation=2), "1 problem in Terms\n  participation   must be at most 1, got 2."),
+    (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing.")])
+def test_settings_are_checked_where_they_are_made(made, says):
+    with pytest.raises(UserError) as told:
+        made()
+    assert str(told.value).startswith(says) and "pydantic" not in str(told.value)
 
 
 def test_an_engine_whose_package_is_missing_says_how_to_get_it(tmp_path, toys, monkeypatch):
@@ -109,6 +122,8 @@ def test_a_method_that_needs_a_public_set_says_how_to_give_it(tmp_path, toys):
     ({"train": (torch.zeros(4, 6), None)}, "client a, train: there are no labels"),
     ({"train": (torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64))}, "client a, train: there are no rows"),
     ({"train": torch.zeros(4, 6)}, "client a, train: data is"),
+    ({"speed": 0}, "client a: speed must be a number above 0, got 0"), ({"capacity": True}, "at most 1, got True"),
+    ({"device": "cudaa"}, "client a: there is no device 'cudaa'; cpu"), ({"dtype": "float32"}, "client a: dtype must be torch.float32"),
     ({"model": "mlp"}, "client a: model must be an nn.Module, or a function that makes one, got 'mlp'"),
     ({"task": Classification}, "client a: task must be a Task")])
 def test_a_client_is_checked_where_it_is_made(toys, changed, says):
@@ -116,6 +131,23 @@ def test_a_client_is_checked_where_it_is_made(toys, changed, says):
         toys.client("a", **changed)
     with pytest.raises(ValueError, match="id is a word, got 1"):
         Client(1, nn.Linear(6, 8), Classification(4), train=toys.blobs(8, 1))
+
+
+def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
+    x, y = toys.blobs(12, 3)
+    x[4] = torch.nan
+    told = go(tmp_path / "run", FedAvg(), [toys.client("a"), toys.client("b"), toys.client("c", train=(x, y))])
+    assert told["failures"][0]["reason"] == "there is NaN or infinity in 1 of 12 samples: fill them in or leave the samples out"
+    with pytest.raises(ValueError, match="in the public set there is NaN or infinity in 1 of 12 samples"):
+        go(tmp_path / "public", FedMuscle(peers=1, width=8, batch=8), toys.clients(), public=x)
+    with pytest.raises(ValueError, match="client a, public: in the public set there is NaN"):
+        toys.client("a", public=x)
+
+
+def test_a_name_never_leads_out_of_the_folder_of_runs():
+    from unalike.runs import place
+    assert place(None, "../../evil", "fedavg", 0).parent.name == "runs"
+    assert place(None, "afmcc-digits", "local", 1).name.startswith("afmcc-digits-local-s1-")
 
 
 def test_models_are_called_by_what_they_are(toys):

@@ -38,7 +38,7 @@ def draws():
 
 
 TINY = {
-    "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 2, "width": 8, "batch": 8},
+    "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
     "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01}, "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
     "data": {"name": "digits"}, "public": {"size": 24}, "dtype": "float64",
     "clients": [{"id": "mlp", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 20, "test": 40},

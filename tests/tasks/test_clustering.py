@@ -134,6 +134,11 @@ def test_length_matters_only_without_normalising():
     assert federated_scores([stretched], [y], 4, 0, starts=5, normalise=False)["acc"] < 100
 
 
+def test_without_labels_nothing_is_said_of_groups():
+    _, y = blobs(40)
+    assert clustering_scores(y, torch.full_like(y, -1)) == {}
+
+
 @pytest.mark.parametrize(("call", "said"), [
     (lambda x, y: kmeans(x, 41, 0), "cannot find 41 clusters in 40 samples: lower the clusters or give more samples"),
     (lambda x, y: kmeans(x, 0, 0), "cannot find 0 clusters"),
@@ -145,7 +150,6 @@ def test_length_matters_only_without_normalising():
     (lambda x, y: federated_scores([x, x], [y, y[:3]], 4, 0), r"rows \[40, 40\] and labels \[40, 3\]"),
     (lambda x, y: clustering_scores(y, y[:3]), r"\(40,\) torch.int64 and \(3,\)"),
     (lambda x, y: clustering_scores(y.float(), y), "whole numbers"),
-    (lambda x, y: clustering_scores(y, torch.full_like(y, -1)), "nothing to measure"),
     (lambda x, y: Clustering(3).check(y), "label 3 does not fit 3 clusters: labels run from 0 to 2, -1 where unknown"),
     (lambda x, y: Clustering(4).check(x), "clustering labels have 1 axes"),
 ])

@@ -55,8 +55,7 @@ class FedMuscle(Algorithm):
         counts = {"peers": self.peers, "width": self.width, "passes": self.passes}
         problems = [(name, f"must be at least 1, got {count}.") for name, count in counts.items() if count < 1]
         if clients < self.peers + 1:
-            problems.append(("peers", f"{self.peers} peers need {self.peers + 1} clients, the federation has {clients}. "
-                                      f"Lower algorithm.peers or add clients."))
+            problems.append(("peers", f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients."))
         if self.batch < 2:
             problems.append(("batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."))
         if public_rows < self.batch:
@@ -73,6 +72,15 @@ class FedMuscle(Algorithm):
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
             problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
+
+    def check_round(self, clients: int) -> list[tuple[str, str]]:
+        if clients > self.peers:
+            return []
+        drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
+        return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
+
+    def company(self) -> str:
+        return f"{self.peers} peers need {self.peers + 1} clients" if self.peers != 1 else "1 peer needs 2 clients"
 
     # the server
 

@@ -62,6 +62,9 @@ class FMCSC(Averaging):
         whole = ",".join(dict.fromkeys(view for c in most for view in fed.cards[c].modalities))
         fed.state |= {"group": group, "models": {name: start for name in dict.fromkeys([whole, *group.values()])}}
 
+    def exposes(self) -> str | None:
+        return "FMCSC's clients tell how much their views have in common, and hand pretrained models on, which nothing protects"
+
     def alone(self, fed: Federation) -> None:
         """Where the others begin is the work of all: alone, a client pretrains itself."""
 

@@ -11,7 +11,7 @@ from unalike.algorithms import afmcc
 from unalike.benches import Study
 from unalike.benches.afmcc import scenario
 from unalike.federation import Federation
-from unalike.runs import prepare, quiet
+from unalike.runs import prepare
 from unalike.runs.folder import Folder
 from unalike.scenarios import load
 
@@ -28,7 +28,7 @@ def run(study: Study) -> dict:
 def seconds(study: Study, rounds: int, how: str) -> float:
     made, algorithm = load(scenario(study, "mnist-usps"), settings=[f"rounds={rounds}", f"device={study.device}", *study.settings])
     with tempfile.TemporaryDirectory() as folder:
-        run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, quiet)
+        run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, made.name)
         threads, records = torch.get_num_threads(), afmcc.RECORDS
         torch.set_num_threads(run.threads)
         engine: Any = run.engine(run.folder.clients)

@@ -13,13 +13,14 @@ from torch import nn
 from unalike.algorithms.fedavg import FedAvg
 from unalike.client import Client
 from unalike.data import Tensors
-from unalike.federation import Federation, Terms
+from unalike.federation import Federation
 from unalike.models import CNN
 from unalike.randomness import stream
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
+from unalike.terms import Terms
 from unalike.training import Training, batches, optimiser_for
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64

@@ -60,7 +60,7 @@ def run(
                         replay=replay and str(replay), workers=workers, threads=threads, device=device, dtype=dtype,
                         alone=None if alone else False, safeguard=safeguard or None)
     with progress(quiet=as_json) as watch:
-        results, _ = run_scenario(made, method, out=out, data_dir=data_dir, watch=watch)
+        results, _ = run_scenario(made, method, out=out, data_dir=data_dir, source=scenario, watch=watch)
     tell(results, as_json)
 
 
@@ -77,10 +77,11 @@ def resume(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's fol
 @app.command(name="list")
 def list_(
     what: Annotated[str | None, typer.Argument(help="One of these kinds, with its fields and defaults, targets or options.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Scenarios, algorithms, datasets, models and benches there are."""
     from unalike.cli.lists import show
-    show(what)
+    show(what, data_dir)
 
 
 @app.command()
@@ -92,12 +93,13 @@ def check(
     """Every problem of a scenario at once."""
     from functools import partial
 
-    from unalike.runs import prepare, quiet
+    from unalike.runs import prepare
     from unalike.runs.fit import rest
     from unalike.scenarios import load
     scenario, algorithm = load(file, None, settings, partial(rest, folder=data_dir))
-    clients = prepare(scenario, algorithm, None, data_dir, quiet).clients
-    typer.echo(f"{file} is fine: {len(clients)} clients, {type(algorithm).__name__}, {scenario.training.rounds} rounds.")
+    clients = prepare(scenario, algorithm, None, data_dir, file).clients
+    counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((len(clients), "client"), (scenario.training.rounds, "round"))]
+    typer.echo(f"{file} is fine: {counts[0]}, {type(algorithm).__name__}, {counts[1]}.")
 
 
 @app.command()
@@ -123,12 +125,12 @@ def report(path: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
 def export(
     path: Annotated[Path, typer.Argument(metavar="RUN")],
     client: Annotated[str, typer.Option(help="Whose model.")],
-    to: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="Also write ONNX, where the model exports.")] = True,
 ) -> None:
     """A client's model to take home: safetensors, a config that rebuilds it, ONNX."""
     from unalike.runs.export import export as write
-    for line in write(path, client, to or Path(path) / "exports" / client, onnx):
+    for line in write(path, client, out, onnx):
         typer.echo(line)
 
 

@@ -35,15 +35,15 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
 }
 
 
-def show(what: str | None = None) -> None:
-    """Everything there is; or all of one kind, with what can be set or asked of each."""
+def show(what: str | None = None, folder: str | None = None) -> None:
+    """Everything there is; or all of one kind, with what can be set or asked of each. `folder` is where datasets lie."""
     if what is not None and what not in KINDS:
         raise UserError(unknown("kind of thing", what, KINDS))
     console = Console()
     if what is not None and what in DETAILS:
         for name, sentence in KINDS[what]().items():
             console.print(name, style="cyan")
-            console.print(Padding(Text(sentence), (0, 2)), Padding(table(DETAILS[what](name), "bold"), (0, 2, 1, 2)))
+            console.print(Padding(Text(sentence), (0, 2)), Padding(table(DETAILS[what](name, folder), "bold"), (0, 2, 1, 2)))
         return
     for title in KINDS if what is None else [what]:
         console.print(f"[bold]{title}[/]")
@@ -60,27 +60,27 @@ def table(rows: Rows, style: str) -> Table:
     return made
 
 
-def fields(name: str) -> Rows:
+def fields(name: str, folder: str | None) -> Rows:
     made = ALGORITHMS[name]()
     return [(f.name, said(getattr(made, f.name)), choices(f.type)) for f in dataclasses.fields(made)] or [("nothing to set",)]
 
 
-def options(name: str) -> Rows:
+def options(name: str, folder: str | None) -> Rows:
     known = [p for p in inspect.signature(ENCODERS[name]).parameters.values() if p.name != "shape"]
     return [(p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation)) for p in known]
 
 
-def targets(name: str) -> Rows:
+def targets(name: str, folder: str | None) -> Rows:
     """The targets a client can have, and the modalities; a dataset whose file is not here says what it needs."""
     try:
-        made = DATASETS[name](None)
+        made = DATASETS[name](folder)
     except ValueError as error:
         return [("", str(error))]
     rows: Rows = [(target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()]
     return [*rows, ("modalities", ", ".join(made.x))] if isinstance(made.x, dict) else rows
 
 
-DETAILS: dict[str, Callable[[str], Rows]] = {"algorithms": fields, "datasets": targets, "models": options}
+DETAILS: dict[str, Callable[[str, str | None], Rows]] = {"algorithms": fields, "datasets": targets, "models": options}
 
 
 def said(default: Any) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from unalike.cli import Stopped
+from unalike.report.words import data
 
 
 @contextmanager
@@ -33,17 +34,22 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
             raise
 
 
+def sent(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{data(sizes[way])} {way}" for way in ("up", "down"))
+
+
 class Shown:
     def __init__(self, bars: Progress, console: Console):
         self.bars, self.console = bars, console
         self.task: TaskID | None = None
         self.folder: Path | None = None
+        self.python = False                     # whether only the program that began the run can go on with it
         self.rounds, self.name, self.drawn, self.tenths = 0, "", 0.0, 0
         self.missed: set[str] = set()
 
     def __call__(self, event: str, **facts: Any) -> None:
         if event == "folder":
-            self.folder = facts["path"]
+            self.folder, self.python = facts["path"], facts.get("python", False)
         elif event in ("start", "resume"):
             self.rounds = facts["rounds"]
         elif event == "stage":
@@ -51,8 +57,13 @@ class Shown:
         elif event == "alone":
             self.move(facts["round"], "training alone")
         elif event == "round":
-            sent = f"{(facts['bytes']['up'] + facts['bytes']['down']) / 1e6:.1f} MB so far"
-            self.move(facts.get("progress", facts["round"]), sent)
+            at, doing = facts.get("progress", facts["round"]), f"{sent(facts['bytes'])} so far"
+            if at < self.rounds:
+                self.move(at, doing)
+            else:                               # "sent" tells the end: models may be handed out after the last round
+                self.update(completed=at, count=self.count(at), doing=doing)
+        elif event == "sent":
+            self.move(self.rounds, sent(facts["bytes"]))
         elif event == "call" and time.monotonic() - self.drawn > 0.1:
             self.drawn = time.monotonic()
             self.update(doing=facts["operation"].replace("_", " "))
@@ -64,9 +75,16 @@ class Shown:
             self.say(facts["reason"], "yellow")
 
     def noted(self, error: Exception) -> Exception:
+        """Where the run is kept and, where that may help, how to go on: what a run was told stays as it is, so do mistakes in it."""
         if self.folder is not None:
             kept = shlex.quote(str(self.folder))
-            error.add_note(f"The run is kept in {kept}; to go on: unalike resume {kept}")
+            how = "unalike.run(..., resume=True) in the program that began it" if self.python else f"unalike resume {kept}"
+            then = f"; to go on: {how}"
+            if isinstance(error, ValueError):
+                then = "."
+            elif getattr(error, "repeats", False):
+                then = f". It would end so again, unless the cause lay outside, say in a disk or a network, and is gone: {how}"
+            error.add_note(f"The run is kept in {kept}{then}")
         return error
 
     def stage(self, name: str, at: int | None) -> None:
@@ -88,7 +106,8 @@ class Shown:
 
     def count(self, at: float) -> str:
         """Asynchronous methods have no rounds; they tell the visits a client has had, on average."""
-        return f"{at:.1f} of {self.rounds} visits a client" if isinstance(at, float) else f"{at} of {self.rounds} rounds"
+        many = "s" * (self.rounds != 1)
+        return f"{at:.1f} of {self.rounds} visit{many} a client" if isinstance(at, float) else f"{at} of {self.rounds} round{many}"
 
     def update(self, **what: Any) -> None:
         if self.task is not None:

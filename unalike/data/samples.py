@@ -119,6 +119,23 @@ def check_modalities(x: dict[str, Tensor]) -> None:
         raise ValueError(f"{len(bare)} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
 
 
+def unreal(samples: Samples) -> str | None:
+    """What is wrong with inputs that hold NaN or infinity; None: they do not. Of a modality only the samples count that have it."""
+    bad: dict[str, int] = {}
+    for few in torch.arange(len(samples)).split(1024):
+        x, _ = samples.rows(few)
+        for name, rows in (x if isinstance(x, dict) else {"": x}).items():
+            if rows.is_floating_point():
+                there = x.get(name + MARK) if isinstance(x, dict) else None
+                wrong = ~rows.flatten(1).isfinite().all(1)
+                bad[name] = bad.get(name, 0) + int((wrong if there is None else wrong & there.to(wrong.device)).sum())
+    for name, count in bad.items():
+        if count:
+            what, how = (f'modality "{name}" has', f', or say by "{name}{MARK}" which samples have it') if name else ("there is", "")
+            return f"{what} NaN or infinity in {count} of {len(samples)} samples: fill them in or leave the samples out{how}"
+    return None
+
+
 def thinned(held: Samples, missing: float, generator: torch.Generator) -> Tensors:
     """Samples that lack some modalities, marked: a share `missing` of all (sample, modality) entries, drawn at random among those that
     leave every sample one; with a single modality nothing can be missing."""

@@ -1,12 +1,14 @@
 """An autoencoder over several modalities, any of which may be missing. Knows nothing of clients or losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+
+from unalike.errors import nearest
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -28,7 +30,15 @@ class Autoencoder(nn.Module):
 
     def codes(self, x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
         """(n, width) of each modality there is."""
+        self.check(modalities(x))
         return {name: self.encoders[name](rows.flatten(1)) for name, rows in modalities(x).items()}
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raises ValueError where it was made without one of these modalities."""
+        for name in names:
+            if name not in self.encoders:
+                raise ValueError(f'its data have a modality "{name}" that its autoencoder was made without:{nearest(name, self.encoders)} '
+                                 f"its shape has {', '.join(self.encoders)}")
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
         x = marked(x)

@@ -18,8 +18,10 @@ class Model(nn.Module):
         if self.dense:
             grid = getattr(self.encoder, "grid", None)
             if not callable(grid):
+                from unalike.models.encoders import ENCODERS
+                have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
                 raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                                 f"{type(self.encoder).__name__} has none")
+                                 f"{type(self.encoder).__name__} has none, {', '.join(have)} have")
             return self.projection(grid(x).movedim(1, -1)).movedim(-1, 1)
         return self.projection(self.encoder(x))
 
@@ -30,6 +32,20 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor | dict) -> Tensor:
         return self.head(self.features(x))
+
+
+class Nearest(nn.Module):
+    """A head that knows groups by their centres (K, width): how near features (n, width), brought to length 1, are to each, (n, K). The
+    highest is a sample's group."""
+
+    centres: Tensor
+
+    def __init__(self, centres: Tensor):
+        super().__init__()
+        self.register_buffer("centres", centres)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return -(nn.functional.normalize(h, dim=-1)[:, None] - self.centres).square().sum(-1)
 
 
 def width_of(encoder: nn.Module, x: Tensor | dict) -> int:

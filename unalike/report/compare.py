@@ -132,6 +132,8 @@ def _group(label: str, fields: dict, seeds: dict, common: list[str]) -> dict:
         "paths": [str(run.path) for run in runs],
         "delta": _over(results, lambda its: words.number(its.get("delta"))),
         "value": interval([_mean(run, common) for run in runs]),
+        "federation": {name: _over(results, lambda its, name=name: words.federation(its).get(name))
+                       for name in words.federation(results[0])},
         "losers": _over(results, lambda its: len(words.losers(its)) if words.gains(its) else None),
         "bytes": {way: _over(results, lambda its, way=way: words.number((its.get("bytes") or {}).get(way))) for way in ("up", "down")},
         "seconds": _over(results, lambda its: words.number(its.get("seconds"))),

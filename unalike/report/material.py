@@ -37,7 +37,7 @@ def points(run: Run, name: str, moments: dict[int, dict]) -> Picture:
         axis.margins(0.06)
     for axis in axes.flat[len(shown):]:  # fmt: skip
         axis.set_visible(False)
-    called = {one: short(labels[one]) if 0 <= one < len(labels) else str(one) for one in classes}
+    called = {one: short(labels[one]) if 0 <= one < len(labels) else "unknown" for one in classes}
     legend = [("square" if place >= len(CLIENTS) else "dot", _tone(place), called[one]) for place, one in enumerate(classes)]
     count = max(len(its["points"]) for its in shown.values())
     caption = f"{count} samples of all clients by class, laid out in the plane by t-SNE; each panel starts from the one before it."

@@ -65,6 +65,8 @@ def _verdict(run: Run) -> str:
 def _facts(run: Run) -> str:
     results = run.results or {}
     facts: list[tuple[str, str, str, str]] = []  # name, value, a word more, class
+    for name, value in (words.federation(results) if run.results else {}).items():
+        facts += [("Federation", words.percent(value), name, "")]
     if words.number(results.get("delta")) is not None:
         facts += [("Delta", words.signed(results["delta"]), "mean gain", _mood(results["delta"]))]
     if run.results and words.gains(results):
@@ -100,7 +102,9 @@ def _clients(run: Run) -> str:
     clients = run.clients
     has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
     has_safeguard = any("safeguarded" in its for its in clients.values())
-    names = ["client", "model", "task", "metric", *["alone"] * has_alone, "together", *["gain"] * has_alone]
+    has_modalities = any(words.modalities(its) for its in clients.values())
+    names = ["client", "model", *["modalities"] * has_modalities, "task", "metric"]
+    names += ["alone"] * has_alone + ["together"] + ["gain"] * has_alone
     names += ["safeguarded", "kept"] * has_safeguard + ["epsilon"] * any("privacy" in its for its in clients.values())
     missed, why = words.misses(history.failures(run))
     names += ["missed"] * bool(missed)
@@ -110,6 +114,7 @@ def _clients(run: Run) -> str:
         its = clients[client]
         shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric", "kept")}
         shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
+        shown["modalities"] = words.modalities(its) or words.NOTHING
         shown["epsilon"] = words.epsilon(its.get("privacy"))
         shown["missed"] = str(missed.get(client, 0))
         shown["gain"] = _arrow(its.get("gain")) + words.signed(its.get("gain"))

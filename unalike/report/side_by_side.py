@@ -18,7 +18,7 @@ def tables(result: dict, width: int = 80) -> list:
     for letter, group in groups.items():
         seeds = f"seed{'s' * (group['n'] > 1)} {words.listed(group['seeds'], 12)}"
         parts += [Text.assemble(f"  {letter}  ", (words.printable(group["label"]), "bold"), (f"  {seeds}", "dim"))]
-    parts += [_averages(groups), *_clients(groups, result["clients"], width)]
+    parts += [_averages(groups), *_federation(groups), *_clients(groups, result["clients"], width)]
     if result["differences"]:
         parts += [_differences(result, groups)]
     return parts + _footnotes(result, groups)
@@ -33,6 +33,15 @@ def _averages(groups: dict) -> Table:
         averages = [_average(group["delta"], sign=True), _average(group["value"])]
         table.add_row(letter, *averages, lost, *sent, words.duration(group["seconds"]["mean"]))
     return table
+
+
+def _federation(groups: dict) -> list[Table]:
+    """Figures of all clients together, where these are more than means of the clients' own."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group["federation"]))
+    table = _table("federation", *(f"{name} %" for name in names))
+    for letter, group in groups.items():
+        table.add_row(letter, *(_average(group["federation"].get(name, {"mean": None})) for name in names))
+    return [table] if names else []
 
 
 def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:

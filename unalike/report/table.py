@@ -27,6 +27,7 @@ def _clients(results: dict) -> Table:
     clients, gained = results["clients"], words.gains(results)
     has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
     has_safeguard = any("safeguarded" in its for its in clients.values())
+    has_modalities = any(words.modalities(its) for its in clients.values())
     has_privacy = any("privacy" in its for its in clients.values())
     shown = list(clients)
     if len(shown) > MOST:  # the worst gains first, those without a gain after them
@@ -36,14 +37,15 @@ def _clients(results: dict) -> Table:
     table.title = Text(words.printable(f"{results.get('algorithm')} on {results.get('scenario')}, seed {results.get('seed')}"))
     if len(shown) < len(clients):
         table.caption = Text(f"the {len(shown)} smallest gains of {len(clients)} clients; results.json holds the rest")
-    for name in ("client", "model", "task", "metric"):
+    for name in ("client", "model", *["modalities"] * has_modalities, "task", "metric"):
         table.add_column(name, overflow="fold")
     for name in ["alone"] * has_alone + ["together"] + ["gain"] * has_alone + ["safeguarded"] * has_safeguard + ["epsilon"] * has_privacy:
         table.add_column(name, justify="right", no_wrap=True)
     for client in shown:
         its = clients[client]
         cells = [Text(words.printable(client), style="bold")]
-        cells += [Text(words.printable(its.get(key) or words.NOTHING)) for key in ("model", "task", "metric")]
+        named = [its.get("model"), *[words.modalities(its)] * has_modalities, its.get("task"), its.get("metric")]
+        cells += [Text(words.printable(name or words.NOTHING)) for name in named]
         cells += [Text(words.percent(its.get("alone")))] * has_alone + [Text(words.percent(its.get("value")))]
         cells += [_gain(its.get("gain"))] * has_alone + [_safeguarded(its)] * has_safeguard
         cells += [Text(words.epsilon(its.get("privacy")))] * has_privacy
@@ -66,18 +68,20 @@ def _safeguarded(its: dict) -> Text:
 def _facts(results: dict) -> list[tuple[str, Text]]:
     gained, lost = words.gains(results), words.losers(results)
     facts: list[tuple[str, Text]] = []
+    if whole := words.federation(results):
+        facts += [("federation", Text(words.grouped(whole)))]
     if words.number(results.get("delta")) is not None:
         facts += [("Delta", Text.assemble(_gain(results["delta"]), ("  mean gain, each client against itself alone", "dim")))]
     if gained:
         named = f": {words.printable(words.listed(lost))}" if lost else ""
         facts += [("losers", Text(f"{len(lost)} of {len(gained)}{named}", style="bold red" if lost else ""))]
     else:
-        facts += [("gains", Text("not known: nothing was trained alone"))]
+        facts += [("gains", Text(f"not known: {words.unmeasured(results)}"))]
     if words.worst(results):
         facts += [("worst", Text(words.printable(words.worst(results))))]
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
-        left = f", losers {safeguard.get('losers', words.NOTHING)}"
+        left = "" if words.number(safeguard.get("losers")) is None else f", losers {safeguard['losers']}"
         facts += [("safeguard", Text.assemble("Delta ", _gain(safeguard.get("delta")), left))]
     spent = results.get("privacy")
     if isinstance(spent, dict):
@@ -99,4 +103,4 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
 
 
 def _line(name: str, value: Text) -> Text:
-    return Text.assemble((f"{name:<10}", "bold"), value)
+    return Text.assemble((f"{name:<11}", "bold"), value)

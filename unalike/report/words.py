@@ -70,7 +70,7 @@ def privacy(spent: dict) -> str:
     >>> privacy({"epsilon": 12.345, "delta": 1e-5, "releases": 20})
     'at most, delta 1e-05, 20 releases'
     """
-    return f"at most, delta {spent.get('delta')}, {spent.get('releases')} releases"
+    return f"at most, delta {spent.get('delta')}, {spent.get('releases')} release{'' if spent.get('releases') == 1 else 's'}"
 
 
 def data(size) -> str:
@@ -152,6 +152,48 @@ def figures(told, above: str = "") -> dict[str, str]:
     return {} if number(told) is None else {above or "value": f"{number(told):.4g}"}
 
 
+def federation(results: dict) -> dict[str, float]:
+    """Figures of all clients together by their full name, "acc", "joint acc", where all of them cluster: these are scored at once, while
+    elsewhere they are means of what the table shows."""
+    if any(its.get("task") != "clustering" for its in results["clients"].values()):
+        return {}
+    return {name: float(value) for name, value in figures(results.get("metrics")).items()}
+
+
+def grouped(told: dict[str, float]) -> str:
+    """Figures by their full name, those of one group behind its name.
+
+    >>> grouped({"acc": 71.26, "nmi": 65.0, "joint acc": 69.9, "joint nmi": 64.0})
+    'acc 71.3, nmi 65.0; joint acc 69.9, nmi 64.0'
+    """
+    groups: dict[str, list[str]] = {}
+    for name, value in told.items():
+        group, _, last = name.rpartition(" ")
+        groups.setdefault(group, []).append(f"{last} {percent(value)}")
+    return "; ".join(f"{group} {', '.join(its)}".strip() for group, its in groups.items())
+
+
+def modalities(its: dict) -> str:
+    """Which a client owns, or nothing where its input has no name.
+
+    >>> modalities({"modalities": ["left", "right"]}), modalities({"modalities": ["x"]})
+    ('left, right', '')
+    """
+    owned = its.get("modalities") or ["x"]
+    return "" if owned == ["x"] else ", ".join(map(str, owned))
+
+
+def unmeasured(results: dict) -> str | None:
+    """Why nobody has a gain, None: somebody has."""
+    clients = results["clients"]
+    if gains(results):
+        return None
+    if all(number(its.get("value")) is None for its in clients.values()):
+        clusters = all(its.get("task") == "clustering" for its in clients.values())
+        return "no client could be measured" + ", there are no labels" * clusters
+    return "there is one client" if len(clients) == 1 else "nothing was trained alone"
+
+
 def worst(results: dict) -> str | None:
     """The client with the smallest gain, or without gains the smallest value, and that number."""
     gained = gains(results)
@@ -168,9 +210,9 @@ def worst(results: dict) -> str | None:
 def verdict(results: dict) -> str:
     """How it went, in one sentence or two: who gained, who lost, who failed."""
     gained, lost, clients = gains(results), losers(results), results["clients"]
-    parts = [f"{count(len(clients), 'client')} learnt together".capitalize()]
+    parts = [f"{count(len(clients), 'client')} learnt {'together' if len(clients) > 1 else 'by itself'}".capitalize()]
     if not gained:
-        parts += ["none was also trained alone, so who gained is not known"]
+        parts += [f"{unmeasured(results)}, so who gained is not known"] if len(clients) > 1 else []
         if worst(results):
             parts += [f"the lowest is {worst(results)}"]
     else:

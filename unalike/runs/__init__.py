@@ -1,6 +1,7 @@
 """Runs: one execution each, in a folder that tells all of it and from which it can go on."""
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,7 +15,6 @@ from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
 from unalike.data import Tensors
 from unalike.errors import Problems, UserError
-from unalike.federation import Terms
 from unalike.privacy import Privacy
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder
@@ -22,7 +22,10 @@ from unalike.runs.run import Run, Watch
 from unalike.scenarios import Scenario, build, read
 from unalike.scenarios.reading import checked, read_engine
 from unalike.scenarios.schema import Named
+from unalike.terms import Terms
 from unalike.training import Training
+
+FREE = ("engine", "workers", "threads", "device", "data_dir", "checkpoint")      # where a run is computed and kept: may change on the way
 
 
 def quiet(event: str, **facts: Any) -> None:
@@ -48,7 +51,7 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         if not isinstance(value, kind):
             raise UserError(f"{what} must be made by unalike.{kind.__name__}(...), got {value!r}")
     for what, value, least in [("seed", seed, None), ("workers", workers, 0), ("threads", threads, 1), ("alive", alive, 1)]:
-        if not isinstance(value, int) or (least is not None and value < least):
+        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
             raise UserError(f"{what} must be a whole number{'' if least is None else f', at least {least}'}, got {value!r}")
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the run to go on with")
@@ -60,8 +63,8 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
     carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, engine=carrier.name,
-               options=engine_options(name, carrier, workers), replay=replay, workers=workers, threads=threads, alive=alive,
-               alone=alone, safeguard=safeguard, privacy=privacy, watch=watch)
+               options=engine_options("unalike.run", carrier, workers), replay=replay, workers=workers, threads=threads, alive=alive,
+               alone=alone, safeguard=safeguard, privacy=privacy, source="unalike.run", watch=watch)
     config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
                     "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
                     "privacy": privacy.model_dump() if privacy is not None else None,
@@ -78,11 +81,11 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
 
 
 def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | None = None, data_dir: str | None = None,
-                 watch: Watch = quiet) -> tuple[dict[str, Any], Path]:
-    """Run a scenario in a new folder."""
+                 source: str | None = None, watch: Watch = quiet) -> tuple[dict[str, Any], Path]:
+    """Run a scenario in a new folder; `source` is where it was read, for what is wrong with it."""
     config = scenario.model_dump(mode="json") | {"algorithm": {"name": scenario.algorithm.name, **vars(algorithm)},
                                                  "data_dir": data_dir or scenario.data_dir}
-    made = prepare(scenario, algorithm, None, data_dir, watch)
+    made = prepare(scenario, algorithm, None, data_dir, source or scenario.name, watch)
     made.folder = Folder.create(place(out, scenario.name, scenario.algorithm.name, scenario.seed), config)
     if (told := held_labels(made.clients)) is not None:
         made.folder.event("labels", **told)
@@ -124,20 +127,26 @@ def reopen(folder: Folder, watch: Watch = quiet) -> Run:
     if config.get("python"):
         raise UserError(f"{folder.path} was started from Python with clients that only that program can make; "
                         "call unalike.run(..., resume=True) there")
+    free = dict.fromkeys(FREE)                                  # None for both
+    if (begun := folder.begun) is not None and (changed := differences(begun | free, config | free)):
+        raise UserError(f"{folder.path / 'config.yaml'} was edited since the run began: {', '.join(changed[:3])}; put it back, or begin "
+                        f"a new run: unalike run {folder.path / 'config.yaml'}")
     data_dir = config.pop("data_dir", None)
-    scenario, algorithm = read(config, str(folder.path / "config.yaml"))
-    return prepare(scenario, algorithm, folder, data_dir, watch)
+    source = str(folder.path / "config.yaml")
+    return prepare(*read(config, source), folder, data_dir, source, watch)
 
 
-def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, data_dir: str | None, watch: Watch) -> Run:
+def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, data_dir: str | None, source: str,
+            watch: Watch = quiet) -> Run:
     clients, problems = build.attempt(scenario, data_dir)
     if problems:
-        raise Problems(scenario.name, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard))
+        raise Problems(source, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard,
+                                                  scenario.privacy))
     return Run(folder, algorithm, clients, scenario.training, scenario.federation, name=scenario.name, method=scenario.algorithm.name,
                seed=scenario.seed, engine=scenario.engine.name,
-               options=engine_options(scenario.name, scenario.engine, scenario.workers), replay=scenario.replay,
+               options=engine_options(source, scenario.engine, scenario.workers), replay=scenario.replay,
                workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
-               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, watch=watch)
+               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, source=source, watch=watch)
 
 
 def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:
@@ -184,10 +193,11 @@ def differences(was: Any, now: Any, where: str = "") -> list[str]:
 
 
 def place(out: str | Path | None, name: str, method: str, seed: int) -> Path:
-    """The folder asked for, or a new one under runs/."""
+    """The folder asked for, or a new one under runs/, whatever the name."""
     if out is not None:
         return Path(out)
-    base = Path("runs") / f"{name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plain_name = re.sub(r"[^\w-]+", "-", name).strip("-") or "run"
+    base = Path("runs") / f"{plain_name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, n = base, 1
     while path.exists():
         path, n = base.with_name(f"{base.name}-{n}"), n + 1

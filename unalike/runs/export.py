@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm, ClientSide, digest
 from unalike.client import Client
-from unalike.engines.store import Store
+from unalike.engines.store import Store, quote
 from unalike.errors import UserError, unknown
+from unalike.models.model import Nearest
 from unalike.runs.folder import Folder
 from unalike.scenarios import build, read
 from unalike.scenarios.reading import read_algorithm
@@ -28,16 +29,16 @@ def trained(run: str | Path, clients: Iterable[Client] | None = None, algorithm:
     needed only where the method is your own.
     """
     folder = Folder.open(Path(run))
-    return {id: _learnt(folder, side()) for id, side in _sides(folder.config, folder.path, clients, algorithm).items()}
+    return {id: _whole(_learnt(folder, side())) for id, side in _sides(folder.config, folder.path, clients, algorithm).items()}
 
 
-def export(run: str | Path, client: str, to: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
+def export(run: str | Path, client: str, out: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
            algorithm: Algorithm | None = None) -> list[str]:
     """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
     folder = Folder.open(Path(run))
-    side = _side(client, _sides(folder.config, folder.path, clients, algorithm))
-    model = _learnt(folder, side)
-    to = Path(to or folder.path / "exports" / client)
+    side = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
+    model = _whole(side)
+    to = Path(out or folder.path / "exports" / quote(client))
     to.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, to / "model.safetensors")
     card = side.client.card()
@@ -53,7 +54,9 @@ def rebuild(folder: str | Path, clients: Iterable[Client] | None = None, algorit
     """The exported model, from its two files. `clients` as for `trained`."""
     told = json.loads((Path(folder) / "config.json").read_text())
     side = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
-    side.load(load_file(Path(folder) / "model.safetensors"))
+    held = load_file(Path(folder) / "model.safetensors")
+    _whole(side, held.get("head.centres"))
+    side.load(held)
     return side.model.eval()
 
 
@@ -64,7 +67,8 @@ def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | Non
     if config.get("python"):
         method = algorithm or read_algorithm(config["algorithm"])[0]
         if clients is None:
-            raise UserError(f"{source} was run from Python with clients that only Python can make: pass clients=, made as for the run")
+            raise UserError(f"{source} was run from Python with clients that only that program can make: there, pass clients=, made as for "
+                            "the run, to unalike.trained, unalike.export or unalike.rebuild")
         if method is None:
             raise UserError(f"{source} was run with the method {config['algorithm']['name']}, which is your own: pass algorithm=")
         training, seed = Training(**config["training"]), config["seed"]
@@ -81,8 +85,18 @@ def _side(client: str, sides: dict[str, Callable[[], ClientSide]]) -> ClientSide
     return sides[client]()
 
 
-def _learnt(folder: Folder, side: ClientSide) -> nn.Module:
-    """The model a client left the run with, or has so far where a client keeps all of it; its hash is that of the results."""
+def _whole(side: ClientSide, centres: Tensor | None = None) -> nn.Module:
+    """From input to the task's output. Where the client clusters, that is how near the centre of each group is: those its run scored it by
+    or, where that scored its own groups only, those of k-means on its features."""
+    if not side.client.task.labelled:
+        if (centres := side.memory.get("centres") if centres is None else centres) is None:
+            centres = side.groups(side.embed()["features"])[1]
+        side.model.head = Nearest(centres.to(side.client.dtype))
+    return side.model.eval()
+
+
+def _learnt(folder: Folder, side: ClientSide) -> ClientSide:
+    """A client with the model it left the run with, or has so far where a client keeps all of it; its hash is that of the results."""
     id, results, state = side.client.id, folder.results, Store(folder.clients).newest(side.client.id)
     if results is None and (state is None or state["model"].keys() != side.model.state_dict().keys()):
         raise UserError(f"{id} has no model to take home: the run {folder.path} is not finished; resume it first")
@@ -97,13 +111,13 @@ def _learnt(folder: Folder, side: ClientSide) -> nn.Module:
         fits = False
     if not fits:
         raise UserError(f"the model of {id} is not the one it had in the run {folder.path}: make the clients as they were for it")
-    return side.model.eval()
+    return side
 
 
 def _onnx(model: nn.Module, client: Client, to: Path) -> str:
     x, _ = client.train.rows(torch.arange(min(2, len(client.train))))
     if not isinstance(x, Tensor):
-        return f"no ONNX: this model takes several inputs by name ({', '.join(x)}), and only one is exported"
+        return f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models of one nameless input are exported"
     x = client.place(x).cpu()
     try:
         import contextlib

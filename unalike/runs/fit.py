@@ -9,6 +9,7 @@ import torch
 from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.errors import Problem, reason
+from unalike.privacy import Privacy, uncounted
 from unalike.randomness import scope
 from unalike.scenarios import Scenario, build
 from unalike.training import Training
@@ -19,11 +20,11 @@ def rest(scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: s
     clients, problems = build.attempt(scenario, folder)
     if algorithm is None:
         return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
-    return problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, sound)
+    return problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, scenario.privacy, sound)
 
 
 def misfits(algorithm: Algorithm, clients: list[Client], training: Training, seed: int, safeguard: bool = False,
-            sound: bool = True) -> list[Problem]:
+            privacy: Privacy | None = None, sound: bool = True) -> list[Problem]:
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
     method, problems = type(algorithm).__name__, []
     if safeguard and not algorithm.guardable:
@@ -31,6 +32,8 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
                                       f"labels; {method} is none of them."))
     problems += [("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
                  for c in clients if safeguard and algorithm.guardable and not c.task.labelled][:1]
+    if privacy is not None:
+        problems += [("privacy", f"{why}.") for why in (algorithm.exposes() if sound else None, uncounted()) if why is not None]
     served = [client for client in clients if client.task.name in algorithm.tasks]
     strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
     does = f"{method} does {', '.join(algorithm.tasks)}"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ class Folder:
         if not isinstance(told, dict):
             raise UserError(f"{self.path / 'config.yaml'} cannot be read: it was cut short or is no run's config")
         return told
+
+    @property
+    def begun(self) -> dict[str, Any] | None:
+        """The config as it was when the run began; None where it has not."""
+        with suppress(FileNotFoundError), (self.path / "events.jsonl").open("rb") as lines:
+            for line in lines:
+                with suppress(ValueError):                      # a killed run may leave half a line
+                    if (told := json.loads(line))["event"] == "start":
+                        return told.get("config")
+        return None
 
     @property
     def results(self) -> dict[str, Any] | None:

@@ -17,19 +17,21 @@ import torch
 
 from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
+from unalike.clusters import settle
 from unalike.engine import Engine
 from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
-from unalike.federation import Federation, QuorumError, Terms
+from unalike.federation import Federation, QuorumError
 from unalike.ledger import Ledger
 from unalike.message import Value
-from unalike.privacy import Privacy, accounting, releases
+from unalike.privacy import Privacy, releases
 from unalike.replay import Replay
 from unalike.runs.fit import misfits
 from unalike.runs.folder import Folder, commit
 from unalike.runs.pictures import leave
 from unalike.safeguard import shadows
+from unalike.terms import Terms
 from unalike.training import Training
 
 Watch = Callable[..., None]
@@ -42,13 +44,14 @@ class Run:
                  name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
                  replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
-                 watch: Watch = lambda event, **facts: None):
+                 source: str | None = None, watch: Watch = lambda event, **facts: None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
-        self.privacy, self.alone, self.guarded, self.cache, self.watch, self.alive = privacy, alone, safeguard, cache, watch, alive
+        self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
+        self.alone = alone and len(clients) > 1         # one client is alone already, and would be compared with itself
         self.carrier = engine_class(engine)
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
@@ -57,17 +60,14 @@ class Run:
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
         self.cards = {c.id: c.card() for c in clients}
-        if privacy is not None:
-            if (reason := algorithm.exposes()) is not None:
-                raise UserError(f"privacy: {reason}")
-            accounting()
         public = [len(c.public) for c in clients if c.public is not None]
-        unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in algorithm.check(len(clients), rows)]
+        unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in
+                              algorithm.check(len(clients), rows) or algorithm.check_round(terms.places(len(clients)))]
         problems = unfit(min(public, default=0))
         if not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        if problems := problems + misfits(algorithm, clients, training, seed, safeguard, not problems):
-            raise Problems(name, problems)
+        if problems := problems + misfits(algorithm, clients, training, seed, safeguard, privacy, not problems):
+            raise Problems(source or name, problems)
 
     def go(self) -> dict[str, Any]:
         """Run to the end, from the last finished round if there is one. Returns the results."""
@@ -81,12 +81,12 @@ class Run:
             torch.set_num_threads(threads)
 
     def execute(self) -> dict[str, Any]:
-        self.watch("folder", path=self.folder.path)
+        self.watch("folder", path=self.folder.path, python=self.folder.config.get("python", False))
         saved = self.folder.last(self.tell)
         begun = time.time()
         before = saved["seconds"] if saved else 0.0
         self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
-                  round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
+                  config=self.folder.config, round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
                   clients={id: card.as_dict() for id, card in self.cards.items()})
         alone = self.alone_values() if self.alone else None
         self.tell("stage", text=self.method, round=saved["federation"]["finished"] if saved else 0)
@@ -128,7 +128,8 @@ class Run:
     def end_round(self, fed: Federation, finished: int, seconds: Callable[[], float]) -> None:
         fed.finished = finished
         self.tell("round", round=finished, seconds=seconds(), clock=fed.clock, bytes={way: fed.ledger.total(way) for way in ("up", "down")})
-        if not self.algorithm.evaluates:
+        ends = finished == self.training.rounds and max(fed.visits.values(), default=0) <= finished
+        if not self.algorithm.evaluates and not ends:               # the end is measured once all is done
             fed.evaluate()
         if finished % self.checkpoint == 0 or finished == self.training.rounds:
             self.save(fed, finished, seconds())
@@ -146,6 +147,7 @@ class Run:
         """What came of it, per client and in all."""
         fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
+        self.watch("sent", bytes={way: fed.ledger.total(way) for way in ("up", "down")})
         together = self.algorithm.evaluate(fed)
         figures = self.algorithm.figures(fed, dict(together))
         self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together), figures=figures)
@@ -153,15 +155,17 @@ class Run:
         guarded: dict[str, Any] = {}
         if self.guarded:
             self.tell("stage", text="each client decides what to keep")
-            kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
+            attended = self.terms.attended(list(fed.cards), self.seed, range(1, self.training.rounds + 1))
+            kept = fed.call("safeguard", clients=fed.everyone, quorum=0, each={c: {"rounds": attended[c]} for c in fed.everyone})
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
+        settle(fed)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
         fed.engine.save(fed.round + 1)
         clients = {}
         for id, card in fed.cards.items():
             value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
-            entry = {"model": card.model, "task": card.task, "metric": card.metric, "samples": card.samples,
-                     "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
+            entry = {"model": card.model, "modalities": list(card.modalities), "task": card.task, "metric": card.metric,
+                     "samples": card.samples, "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
                      "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None}),
                      "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")}}
             if "flops" in entry:            # of a round's training: backward costs twice forward
@@ -212,11 +216,12 @@ class Run:
                 values = kept["values"]
             else:
                 self.evaluations: list[dict] = []
+                measured: dict[str, Any] | None = None
                 for number in Local().serve(fed):
                     fed.finished = number
-                    fed.evaluate()
+                    measured = fed.evaluate()
                     self.tell("alone", round=number)
-                values = dict(fed.evaluator(fed))
+                values = dict(measured or {})               # the last round is always measured
                 if cached is not None:
                     with suppress(OSError):                     # a cache that cannot be written is done without
                         cached.parent.mkdir(parents=True, exist_ok=True)

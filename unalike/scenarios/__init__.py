@@ -10,8 +10,9 @@ import yaml
 
 from unalike.algorithm import Algorithm
 from unalike.errors import UserError, unknown
+from unalike.privacy import Privacy
 from unalike.scenarios.reading import Rest, read
-from unalike.scenarios.schema import Scenario
+from unalike.scenarios.schema import Data, Group, Public, Scenario
 
 
 def shipped() -> list[str]:
@@ -112,7 +113,7 @@ def put(told: dict[str, Any], setting: str) -> None:
 def room(told: dict[str, Any], key: str) -> str:
     """The part of a scenario that has a bare field."""
     from unalike.algorithms import ALGORITHMS
-    from unalike.federation import Terms
+    from unalike.terms import Terms
     from unalike.training import Training
     named = told.get("algorithm")
     method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
@@ -121,9 +122,22 @@ def room(told: dict[str, Any], key: str) -> str:
     found = [name for name, its in rooms.items() if key in its]
     if len(found) > 1:
         raise UserError(f'--set {key}: both {" and ".join(found)} have it; write {" or ".join(f"{r}.{key}" for r in found)}')
+    if not found and (owners := [owner for owner, its in PARTS.items() if key in its]):
+        raise UserError(f"--set {key}: {elsewhere(told, owners[0], key)}")
     if not found:
         raise UserError(f"--set {key}: " + unknown("field", key, [*Scenario.model_fields, *(n for its in rooms.values() for n in its)]))
     return found[0]
+
+
+PARTS = {"clients": Group.model_fields, "public": Public.model_fields, "privacy": Privacy.model_fields, "data": Data.model_fields}
+
+
+def elsewhere(told: dict[str, Any], owner: str, key: str) -> str:
+    """How to write a field of a part whose fields need its name before them."""
+    if owner != "clients":
+        return f"{owner} has it; write {owner}.{key}"
+    ids = [group.get("id") for group in told.get("clients") or [] if isinstance(group, dict)]
+    return f"a client has it; write clients.0.{key}" + (f" or clients.{ids[0]}.{key}" if ids else "")
 
 
 def index(at: Any, part: str, key: str) -> str | int:

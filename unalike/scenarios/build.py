@@ -55,7 +55,7 @@ def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client]
         if i not in fine:
             continue
         first = f"{group.id}-0" if group.count > 1 else group.id
-        for id in _ids(group) if first in rows else [first]:       # no rows for them: one with some, to see what else is wrong
+        for id in _ids(group) if first in rows else [first]:       # no rows for them: one with all, to see what else is wrong
             made.append(_client(scenario, group, id, tables[(group.data or scenario.data).name], rows.get(id), public))
     kinds = {str((group.model, group.target, group.task, group.data)) for group in scenario.clients}
     if scenario.pooled and len(kinds) > 1:
@@ -188,12 +188,23 @@ def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], pr
         problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
                      for field in ("modalities", "mix", "missing") if getattr(group, field)]
     else:
-        problems += [(f"{at}.modalities", unknown("modality", name, table.x)) for name in group.modalities or [] if name not in table.x]
+        named = group.modalities or []
+        problems += [(f"{at}.modalities", unknown("modality", name, table.x)) for name in named if name not in table.x]
+        problems += [(f"{at}.modalities", f'"{name}" is there twice.') for name in dict.fromkeys(named) if named.count(name) > 1]
         if group.mix and not group.mix.full + group.mix.multi + group.mix.single:
             problems.append((f"{at}.mix", "must have a part above 0: full, multi or single."))
         if group.mix and group.mix.multi and len(table.x) < 3:
             problems.append((f"{at}.mix.multi", f"of {len(table.x)} modalities nobody can own several but not all; leave it out."))
+        if group.missing > (most := 1 - 1 / _owned(group, len(table.x))) + 1e-3:
+            problems.append((f"{at}.missing", f"must be at most {most:.4g}: every sample keeps one modality, got {group.missing:g}."))
     return len(problems) == told and not model_options(at, group.model)[1]
+
+
+def _owned(group: Group, there: int) -> int:
+    """The most modalities that a client of the group owns."""
+    if group.mix is None:
+        return len(set(group.modalities)) if group.modalities else there
+    return there if group.mix.full else there - 1 if group.mix.multi else 1
 
 
 def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:
@@ -210,7 +221,7 @@ def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> 
 
 
 def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tensor | None, public: Tensors | None) -> Client:
-    rows = table.train[:2] if rows is None else rows
+    rows = table.train if rows is None else rows
     target = _target(table, group) or ""
     y, test = table.targets[target], table.test
     x = {name: table.x[name] for name in _modalities(scenario, group, id, list(table.x))} if isinstance(table.x, dict) else table.x

@@ -5,15 +5,16 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from unalike.algorithm import Algorithm
 from unalike.errors import Problem, Problems, UserError, near, nearest, unknown
 from unalike.scenarios.schema import Data, Named, Scenario
-from unalike.scenarios.words import sentence
+from unalike.settings import complaint, numbers, sentence, types
 from unalike.tasks import Task
 
 Rest = Callable[[Scenario, Algorithm | None, bool], list[Problem]]
@@ -34,8 +35,9 @@ def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Alg
     later = names(scenario)
     if algorithm is not None and scenario.clients and not any(where == "clients" or where.endswith(".count") for where in broken):
         public = sys.maxsize if {"public", "public.size"} & broken else scenario.public.size if scenario.public else 0
-        wrong += [(f"algorithm.{field}", said) for field, said in algorithm.check(sum(g.count for g in scenario.clients), public)
-                  if _stands((f"algorithm.{field}", said), broken)]
+        count = sum(g.count for g in scenario.clients)
+        told = algorithm.check(count, public) or algorithm.check_round(scenario.federation.places(count))
+        wrong += [(f"algorithm.{field}", said) for field, said in told if _stands((f"algorithm.{field}", said), broken)]
     problems += wrong
     problems += [problem for problem in later if _stands(problem, broken)]
     if problems and rest is not None:
@@ -150,7 +152,8 @@ def _options(at: str, owner: str, known: Mapping[str, Any], given: Mapping[str, 
             problems.append((f"{at}.{key}", f'{owner} has no field "{key}".{nearest(key, known)} {has}'))
             continue
         try:
-            good[key] = TypeAdapter(known[key], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+            kind = Annotated[known[key], BeforeValidator(partial(numbers, kind=known[key]))]        # type: ignore[valid-type]
+            good[key] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
             found = error.errors()
             if len(found) == 1 and found[0]["loc"]:             # one entry of a list
@@ -208,12 +211,11 @@ def _scenario(raw: dict) -> tuple[Scenario, list[Problem], set[str]]:
         way = each["loc"]
         where = ".".join(str(part) for part in way)
         broken.add(where)
-        if each["type"] == "extra_forbidden":
-            known = _owner(way[:-1]).model_fields
-            problems.append((where, unknown("field", str(way[-1]), known)))
-            broken.add(".".join([*map(str, way[:-1]), near(str(way[-1]), known) or str(way[-1])]))
-        else:
-            problems.append((where, sentence([each], each["input"])))
+        extra = each["type"] == "extra_forbidden"
+        owner = _owner(way[:-1]) if extra else Scenario
+        problems.append(complaint(each, owner))
+        if extra:
+            broken.add(".".join([*map(str, way[:-1]), near(str(way[-1]), owner.model_fields) or str(way[-1])]))
         if len(way) > 2 and isinstance(way[-1], int) and each["type"] != "invalid_key":      # one of a list of names: the list is as broken
             way = way[:-1]
             broken.add(".".join(map(str, way)))
@@ -248,13 +250,8 @@ def _owner(way: tuple[int | str, ...]) -> type[BaseModel]:
     owner: Any = Scenario
     for part in way:
         if not isinstance(part, int):
-            owner = next(t for t in _types(owner.model_fields[part].annotation) if isinstance(t, type) and issubclass(t, BaseModel))
+            owner = next(t for t in types(owner.model_fields[part].annotation) if isinstance(t, type) and issubclass(t, BaseModel))
     return owner
-
-
-def _types(annotation: Any) -> list[Any]:
-    inside = getattr(annotation, "__args__", ())
-    return [annotation, *(t for a in inside for t in _types(a))]
 
 
 def _device(name: str, here: bool) -> list[Problem]:

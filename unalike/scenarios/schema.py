@@ -4,16 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from unalike.federation import Terms
 from unalike.privacy import Privacy
+from unalike.settings import Settings
+from unalike.terms import Terms
 from unalike.training import Training
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
@@ -30,7 +27,7 @@ class Named(BaseModel):
 EngineName = Annotated[Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)]
 
 
-class Data(Strict):
+class Data(Settings):
     """A dataset, and how its labelled rows are dealt out."""
 
     name: str
@@ -38,14 +35,14 @@ class Data(Strict):
     partition: Named = Named(name="iid")
 
 
-class Public(Strict):
+class Public(Settings):
     """Unlabelled rows that every client holds, taken from the dataset's training rows before they are dealt out."""
 
     size: Count
     data: str | None = None               # a dataset of its own instead
 
 
-class Mix(Strict):
+class Mix(Settings):
     """How many of a group's clients own all modalities, several but not all, or a single one: parts of a ratio, e.g. 1, 0, 1."""
 
     full: Annotated[float, Field(ge=0)] = 0
@@ -53,7 +50,7 @@ class Mix(Strict):
     single: Annotated[float, Field(ge=0)] = 0
 
 
-class Group(Strict):
+class Group(Settings):
     """One client, or `count` of the same kind."""
 
     id: str
@@ -73,7 +70,7 @@ class Group(Strict):
     latency: Annotated[float, Field(ge=0)] = 0.01
 
 
-class Scenario(Strict):
+class Scenario(Settings):
     """Who takes part, with what, and with what budget."""
 
     name: str

@@ -63,7 +63,8 @@ class ClusteringMeter:
 
 
 def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
-    """How well groups agree with classes, in percent: acc, nmi, ari. Both (n,) whole numbers; samples with label -1 count for nothing.
+    """How well groups agree with classes, in percent: acc, nmi, ari. Both (n,) whole numbers; samples with label -1 count for nothing, and
+    where there are no others nothing can be said.
 
     acc is the share of samples right under the best matching of groups with classes, one to one (Hungarian); nmi is normalised by the
     mean of the two entropies; ari is 0 by chance.
@@ -82,7 +83,7 @@ def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
     known = y != UNKNOWN
     groups, truth = predicted[known].numpy(), y[known].numpy()
     if not len(truth):
-        raise ValueError("nothing to measure: there is no labelled sample")
+        return {}
     together = contingency_matrix(truth, groups)                                        # classes x groups
     return {
         "acc": 100 * float(together[linear_sum_assignment(together, maximize=True)].sum() / len(truth)),
@@ -177,14 +178,14 @@ def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clust
     if not features or [len(each) for each in features] != [len(each) for each in labels]:
         raise ValueError(f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
                          f"and labels {[len(each) for each in labels]}")
-    groups, joint = federated_groups(features, clusters, seed, starts, normalise)
+    groups, _, joint = federated_groups(features, clusters, seed, starts, normalise)
     y = torch.cat([each.cpu() for each in labels])
     return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
 
 
 def federated_groups(features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
-                     normalise: bool = True) -> tuple[list[Tensor], Tensor]:
-    """Groups of all clients' rows, one (n,) a client, and the groups of all rows taken together.
+                     normalise: bool = True) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Groups of all clients' rows, one (n,) a client, their centres (clusters, width), and the groups of all rows taken together.
 
     `features`, one (n, width) a client; rows are brought to length 1 unless `normalise` is False. The first follow FMCSC (Chen et al.
     2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on each other client's. The second is
@@ -192,12 +193,12 @@ def federated_groups(features: Sequence[Tensor], clusters: int, seed: int, start
     """
     rows = [normalize(each.detach().double(), dim=-1) if normalise else each.detach().double() for each in features]
     groups: list[Tensor] = []
-    centres: Tensor | None = None
+    centres: list[Tensor] = []
     for client, own in enumerate(rows):
         try:
-            found, own_centres = kmeans(own, clusters, seed, starts, centres)
+            found, around = kmeans(own, clusters, seed, starts, centres[0] if centres else None)
         except ValueError as problem:
             raise ValueError(f"client {client}: {problem}") from None
-        centres = own_centres if centres is None else centres
         groups.append(found)
-    return groups, kmeans(torch.cat(rows), clusters, seed, starts)[0]
+        centres.append(around)
+    return groups, centres, kmeans(torch.cat(rows), clusters, seed, starts)[0]

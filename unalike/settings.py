@@ -1,14 +1,62 @@
-"""What pydantic finds, in our words. Knows nothing of scenarios."""
+"""What all settings share: no unknown names, no infinities, no truth taken for a number, and what is wrong in our words. Knows none."""
 
 import re
 import reprlib
 from typing import Any
 
-from unalike.errors import nearest
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from unalike.errors import Problem, Problems, nearest, unknown
 
 short = reprlib.Repr()      # a file may hold more than a line can show
 short.maxstring = short.maxother = 60
 short.maxlevel = 2
+
+
+class Settings(BaseModel):
+    """Named values that are checked where they are given, and then stay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **given: Any):
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise Problems(type(self).__name__, [complaint(each, type(self)) for each in error.errors()]) from None
+
+    __init__.__pydantic_base_init__ = True      # type: ignore[attr-defined]     # inside a file, pydantic says where in it
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        return numbers(value, cls.model_fields[str(info.field_name)].annotation)
+
+
+def numbers(value: Any, kind: Any) -> Any:
+    """The value as it is, unless true or false stands where only numbers may: pydantic, like Python, takes them for 1 and 0."""
+    known = types(kind)
+    if holds_truth(value) and {int, float} & set(known) and not {bool, Any} & set(known):
+        raise PydanticCustomError("number_type", "must be a number" if float in known else "must be a whole number")
+    return value
+
+
+def holds_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, (list, tuple)) and any(map(holds_truth, value)))
+
+
+def types(annotation: Any) -> list[Any]:
+    """A type and all it is made of."""
+    inside = getattr(annotation, "__args__", ())
+    return [annotation, *(t for a in inside for t in types(a))]
+
+
+def complaint(error: Any, owner: type[BaseModel]) -> Problem:
+    """Where, and a sentence, for what pydantic found in settings of a kind."""
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return where, unknown("field", str(error["loc"][-1]), owner.model_fields)
+    return where, sentence([error], error["input"])
 
 
 def sentence(errors: list[Any], value: Any) -> str:
