@@ -12,7 +12,7 @@ from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
-VERSION = 1     # of the protocol between server and client; a client of another version is refused
+VERSION = 2     # of the protocol between server and client; a client of another version is refused
 
 
 @dataclass(frozen=True)
