@@ -5,15 +5,16 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
+from unalike.forms import Shape, declared
 from unalike.ledger import FREE
-from unalike.message import Value
+from unalike.message import MessageError, Value, broken
 from unalike.models.autoencoder import Autoencoder, marked, modalities
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
@@ -27,6 +28,29 @@ if TYPE_CHECKING:
     from unalike.federation import Federation, Replies
 
 State = dict[str, Any]
+
+
+class Embedded(TypedDict):
+    """Features of a client's samples, and their labels."""
+
+    features: Annotated[Tensor, Shape("samples", None)]
+    y: Annotated[Tensor, Shape("samples", whole=True)]
+
+
+class Described(TypedDict):
+    """A model, for the results."""
+
+    parameters: int
+    flops: int
+    trainable: int
+    hash: str
+
+
+class Safeguarded(TypedDict):
+    """What a client kept, and why."""
+
+    kept: Literal["alone", "together"]
+    log_loss: dict[str, float]
 
 
 def operation(method: Any) -> Callable:
@@ -174,12 +198,12 @@ class ClientSide:
     # what every client can do
 
     @operation
-    def train(self) -> Value:
+    def train(self) -> float:
         """The round's local epochs on the task alone."""
         return self.learn(loss=self.task_loss)
 
     @question
-    def evaluate(self, common: bool = False) -> Value:
+    def evaluate(self, common: bool = False) -> dict[str, float]:
         """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
         if not self.client.task.labelled:
             h = nn.functional.normalize((told := self.embed())["features"], dim=-1)
@@ -188,7 +212,7 @@ class ClientSide:
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
     @question
-    def embed(self) -> dict[str, Tensor]:
+    def embed(self) -> Embedded:
         """Features of all samples the client holds, and their labels: what clustering is scored by."""
         was = self.model.training
         with torch.no_grad():
@@ -197,18 +221,18 @@ class ClientSide:
         return {"features": features, "y": self.client.train.labelled(torch.arange(len(features)))[1]}
 
     @question
-    def describe(self) -> Value:
+    def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "flops": flops(self.model, self.row()),
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
-    def safeguard(self) -> Value:
+    def safeguard(self) -> Safeguarded:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone."""
         kept: Kept = safeguard(self)
         self.model.load_state_dict(kept.state)
         self.shadows = []
-        return {"kept": kept.name, "log_loss": kept.log_loss}
+        return Safeguarded(kept=kept.name, log_loss=kept.log_loss)
 
     # called and saved by the engine
 
@@ -218,6 +242,7 @@ class ClientSide:
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
+        entering(method, body)
         self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
@@ -235,6 +260,8 @@ class ClientSide:
                          bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
+        for body in bodies:
+            entering(method, body)
         for side, round in zip(sides, rounds, strict=True):
             side.round, side.learnt = round, side.learnt or method.operation == "changes"
         replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
@@ -284,6 +311,15 @@ class ClientSide:
             optimiser = self.optimiser(name, rate=saved["rate"])
             optimiser.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
                                        "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def entering(method: Any, body: dict[str, Value]) -> None:
+    """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
+    wrong = declared(method).request(body, {}, method.__name__)
+    if wrong is None and (path := broken(body)) is not None:
+        wrong = f"{method.__name__}.{path} holds NaN or infinity"
+    if wrong is not None:
+        raise MessageError(f"it refuses what it was sent: {wrong}")
 
 
 @dataclass

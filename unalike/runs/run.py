@@ -22,6 +22,7 @@ from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError, Terms
+from unalike.forms import Declared, declared
 from unalike.ledger import Ledger
 from unalike.message import Value
 from unalike.privacy import Privacy, accounting, releases
@@ -93,7 +94,8 @@ class Run:
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay)
+                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
+                             self.declared, self.lengths)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
@@ -200,7 +202,7 @@ class Run:
         try:
             engine.load(0, 0.0, [])
             terms = Terms(evaluations=self.terms.evaluations, participation=self.terms.participation, dropout=self.terms.dropout, quorum=0)
-            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone)
+            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone, declared=self.declared, lengths=self.lengths)
             fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone, quorum=0, common=not self.algorithm.personal and all(
                 card.tested_on == "common" for card in fed.cards.values()))
             self.algorithm.alone(fed)
@@ -254,7 +256,16 @@ class Run:
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         side = partial(make_side, self.algorithm, self.training, self.seed, guarded, privacy)
-        return self.carrier(self.clients, side, place, alive=self.alive, **self.options)
+        limit = {"limit": self.terms.message_bytes} if self.terms.message_bytes is not None else {}
+        return self.carrier(self.clients, side, place, alive=self.alive, **limit, **self.options)
+
+    def declared(self, operation: str) -> Declared:
+        return declared(getattr(self.algorithm.Side, operation))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Fields of the method that may be lengths of axes."""
+        return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
     def releases(self, operation: str, reply: Value) -> int:
         return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
