@@ -46,7 +46,7 @@ class AveragingSide(ClientSide):
     def receive(self, parameters: Parameters) -> None:
         own = self.model.state_dict()
         if wrong := [name for name, given in parameters.items() if name in own and given.shape != own[name].shape]:
-            raise ValueError(f"it was sent {wrong[0]} with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}")
+            raise ValueError(f"{wrong[0]} came with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}")
         self.model.load_state_dict(parameters, strict=False)
         self.passing = False
 

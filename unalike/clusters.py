@@ -1,5 +1,7 @@
 """What all methods share where clients cluster: who cannot, and how well everyone's features fall into groups. Knows no method."""
 
+from collections import Counter
+
 import torch
 
 from unalike.client import Client
@@ -22,6 +24,10 @@ def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
     if not shown:
         return told
     clusters = len(fed.cards[next(iter(shown))].labels)
+    widths = Counter(reply["features"].shape[1] for reply in shown.values())
+    strange = {client: {} for client, reply in shown.items() if reply["features"].shape[1] != widths.most_common(1)[0][0]
+               or not bool(((reply["y"] >= 0) & (reply["y"] < clusters)).all())}            # cannot be compared: no scores
+    shown = {client: reply for client, reply in shown.items() if client not in strange}
     groups, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)
     if all_cluster(fed):
         y = torch.cat([t["y"] for t in shown.values()])
@@ -29,7 +35,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
         fed.keep("fused features", points=points, classes=y)
         fed.state["scores"] = {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
     scored = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(shown.items(), groups, strict=True)}
-    return Replies({**told, **scored}, told.failures)
+    return Replies({**told, **strange, **scored}, told.failures)
 
 
 def unfit(client: Client) -> str | None:

@@ -22,7 +22,7 @@ Look = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path
 
 
 class Shape:
-    """Lengths of the axes of a tensor, or of a list: numbers, words that stand for one (fields of the method, `samples` of the client's card,
+    """Lengths of the axes of a tensor, or of a list: numbers, words for one (fields of the method, `samples` of the client's card,
     `public_rows`, `clients`, `sizes` of the call), or None for any. A tensor holds real numbers, or whole ones if `whole`."""
 
     def __init__(self, *axes: int | str | None, whole: bool = False):
@@ -96,8 +96,8 @@ def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = Fa
         if hidden and value is None:
             return None
         if not isinstance(value, dict) or not required <= value.keys() <= parts.keys():
-            got = f"has {', '.join(sorted(value)[:9])[:200] or 'nothing'}" if isinstance(value, dict) else f"is {shown(value)}"
-            return f"{path} {got}, and must have {', '.join(parts) or 'nothing'}"
+            got = f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}" if isinstance(value, dict) else f"is {shown(value)}"
+            return f"{path} {got}, and must hold {', '.join(parts) or 'nothing'}"
         return next((wrong for key, part in value.items() if not (hidden and part is None)
                      and (wrong := parts[key](part, sizes, f"{path}.{key}"))), None)
 

@@ -103,7 +103,7 @@ def methods(folder):
 
     def on_ray(case):
         replay = {"replay": folder / case / "here"} if ALGORITHMS[cases[case][0]].asynchronous else {}
-        return go(case, "ray", engine="ray", options={"actors": 1}, **replay)
+        return go(case, "ray", engine="ray", options={"actors": 1, "spare": False}, **replay)
 
     here = {case: go(case, "here") for case in cases}
     ray_engine.connected(None)
@@ -177,9 +177,10 @@ def rubbish(folder):
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
     class Bad(ray_engine.Place):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def settle(self, given):
+            told = super().settle(given)
             self.host.__class__ = Strange
+            return told
 
     good, ray_engine.Place = ray_engine.Place, Bad
     try:

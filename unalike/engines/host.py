@@ -42,7 +42,8 @@ class Host:
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
         if wrong := look(Request)(message, {}, "the message"):
-            return {"number": 0, "failure": f"it refuses what it was sent: {wrong}"}
+            told: Any = message.get("number") if isinstance(message, dict) else None
+            return {"number": told if isinstance(told, int) else 0, "failure": f"it refuses what it was sent: {wrong}"}
         number: Any = message["number"]
         try:
             self._awake(client)
