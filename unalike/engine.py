@@ -32,6 +32,8 @@ class Arrival:
 class Engine(Protocol):
     """What carries calls. Every message is answered: who does not within the engine's own time limit is answered for, with a failure."""
 
+    repeated: list[tuple[str, str]]                                                    # clients and operations that had to be done again
+
     @property
     def now(self) -> float: ...                                                        # seconds, simulated or real
     def back(self, at: float) -> None: ...                                             # nobody waited longer; a real clock goes on

@@ -305,8 +305,13 @@ class Federation:
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
         if size:                                    # the engine's own word on a client that never answered has none
             self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
-        if self.counts is not None:
-            self.released[sent.client] += self.counts(sent.operation, reply.get("body"))
+        if self.counts is not None and (count := self.counts(sent.operation, reply.get("body"))):
+            self.release(sent.client, count)
+
+    def release(self, client: str, count: int) -> None:
+        """So much more was said of a client's data."""
+        self.released[client] += count
+        self.record("released", client=client, releases=self.released[client])
 
     def _pending(self) -> list[dict[str, Any]]:
         """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""

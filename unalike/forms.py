@@ -157,8 +157,9 @@ def outline(value: Value) -> Any:
 
 def unlike(reply: Value, sent: dict[str, Any]) -> str | None:
     """Where a part of a reply is not like what was sent under its name, by the outline of that."""
-    for key in sent.keys() & reply.keys() if isinstance(reply, dict) else ():
-        if (got := outline(reply[key])) != sent[key] and reply[key] is not None:
+    parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    for key in sent.keys() & parts.keys():
+        if (got := outline(parts[key])) != sent[key] and parts[key] is not None:
             at = next((name for name in [*sent[key], *(got or ())] if (got or {}).get(name) != sent[key].get(name)), "") \
                 if isinstance(sent[key], dict) and isinstance(got, dict | None) else ""
             return f"its {key} have other names or shapes than those it was sent{f' ({str(at)[:80]})' if at else ''}"

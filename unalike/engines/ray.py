@@ -67,6 +67,7 @@ class RayEngine:
                 raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
         self.home = {client: actor for actor in self.actors for client in actor.clients}
         self.arrived: dict[int, Arrival] = {}                              # not yet delivered, by number
+        self.repeated: list[tuple[str, str]] = []
         try:
             self.told = self._cards(clients)
         except BaseException:
@@ -182,6 +183,7 @@ class RayEngine:
         process, self.spare = self.spare or self.start(), None
         actor.begin(process)
         self.spare = self.stand_by()
+        self.repeated += [(client, operation) for client, operation, _ in [*actor.told, *(asked.message for asked in actor.asked.values())]]
         for message in actor.told:
             actor.ready = actor.process.handle.remote(*message)
         again, actor.asked = actor.asked, {}

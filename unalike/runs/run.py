@@ -53,6 +53,7 @@ class Run:
         self.carrier = engine_class(engine)
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
+        self.cost: dict[str, int] = {}          # releases of the last reply to each operation
         if not clients:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
@@ -100,6 +101,8 @@ class Run:
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
+                for event in self.folder.events("released"):        # also of the round that is done again now, with fresh noise
+                    fed.released[event["client"]] = max(fed.released[event["client"]], event["releases"])
             else:
                 engine.load(0, 0.0, [])
             self.serve(fed, lambda: before + time.time() - begun)
@@ -137,6 +140,7 @@ class Run:
 
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
+        self.count_again(fed)
         federation = fed.memory()
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
@@ -158,6 +162,7 @@ class Run:
             kept = fed.call("safeguard", clients=fed.everyone, quorum=0)
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
+        self.count_again(fed)
         fed.engine.save(fed.round + 1)
         clients = {}
         for id, card in fed.cards.items():
@@ -268,9 +273,23 @@ class Run:
         return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
     def releases(self, operation: str, reply: Value) -> int:
-        return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
+        self.cost[operation] = releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
+        return self.cost[operation]
+
+    def count_again(self, fed: Federation) -> None:
+        """What a client did again, because its process died, it said again: with secret noise that is another release."""
+        while self.secret and fed.engine.repeated:
+            client, operation = fed.engine.repeated.pop()
+            if count := self.cost.get(operation, 0):
+                fed.release(client, count)
+
+    @property
+    def secret(self) -> bool:
+        return self.privacy is not None and self.privacy.entropy == "secret"
 
     def tell(self, event: str, **facts: Any) -> None:
+        if event == "released" and not self.secret:             # noise from the seed comes again: nothing new is said
+            return
         if event == "picture":
             leave(self.folder.path, **facts)
             return
