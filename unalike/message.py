@@ -149,8 +149,9 @@ def broken(value: Value) -> str | None:
     """Path of the first NaN or infinity, None where all is finite."""
     told = list(leaves(value))
     tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    # a norm is finite only where all parts are; one that overflows is looked at again. All at once: a GPU is asked one time
-    if all(bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike(tensors)) and all(
+    # a sum or a norm is finite only where all parts are; one that overflows is looked at again. A GPU is asked one time, of all at once
+    if all(math.isfinite(tensor.detach().sum().item()) for tensor in tensors if not tensor.is_cuda) and all(
+            bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike([t for t in tensors if t.is_cuda])) and all(
             math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float)):
         return None
     for path, leaf in told:

@@ -51,7 +51,7 @@ def test_with_privacy_the_audit_shows_what_does_not_leave(toys, tmp_path):
     update, = (each for each in found["clients"]["a"]["messages"] if each["operation"] == "update" and each["way"] == "up")
     kinds = {part["name"]: part["kind"] for part in update["holds"]}
     assert told == ran and kinds["loss"] == "nothing" and kinds["samples"] == "int"
-    assert {"name": "parameters.head.weight", "kind": "float64", "shape": [4, 8]} in update["holds"]
+    assert {"name": "parameters.encoder.layers.1.weight", "kind": "float64", "shape": [8, 6]} in update["holds"]
 
 
 def test_a_client_that_knows_no_other_is_told_too(toys):

@@ -199,7 +199,7 @@ def rubbish(folder):
 
 
 def storm(folder, rounds=60, kills=50):
-    """Actors killed at random until, with the server, there were so many deaths; one line of `kills` for each. The test kills the server."""
+    """Actors killed at random until, with the server, there were so many deaths, a line of `kills` each. The test kills the server."""
     folder.mkdir(exist_ok=True)
     deaths, load = folder / "kills", RayEngine.load
 
