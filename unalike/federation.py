@@ -96,6 +96,7 @@ class Federation:
             yield number
 
     def begin(self, number: int) -> None:
+        self.manned()
         self.round, self.absent, self.turns = number, set(), {}
         order = list(self.cards)
         if self.terms.participation < 1:
@@ -103,6 +104,11 @@ class Federation:
             picks = torch.randperm(len(order), generator=stream(self.seed, "participation", number))[:count]
             order = [order[i] for i in sorted(picks.tolist())]
         self.drawn = order
+
+    def manned(self) -> None:
+        """Where nobody is left, whatever the quorum, nothing that comes of it is a result."""
+        if not self.everyone:
+            raise QuorumError(f"after round {self.finished}", 0, len(self.cards), 1, list(self.quarantined.values()))
 
     # calling them
 

@@ -187,11 +187,16 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
     assert all(math.isfinite(entry["value"]) for id, entry in results["clients"].items() if id != "b")
 
 
-@pytest.mark.parametrize("quota, says", [({"message_bytes": 1000}, "over the limit of 1,000"), ({"round_bytes": 2000}, "may send 2,000")])
+@pytest.mark.parametrize("quota, says", [({"message_bytes": 12_000}, "the limit of 12,000"), ({"round_bytes": 30_000}, "may send 30,000")])
 def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
     """`c` is the largest."""
-    wide = [toys.client("a"), toys.client("b"), toys.client("c", model=lambda: torch.nn.Linear(6, 300))]
-    results = toys.execute(tmp_path / "run", toys.method("local"), wide, rounds=2, terms=Terms(**quota, quorum=0))
-    assert not results["failures"]
-    with pytest.raises((QuorumError, ValueError), match=says):
-        toys.execute(tmp_path / "all", toys.method("fedavg"), wide, rounds=2, terms=Terms(**quota, quorum=1.0))
+    some = lambda: [toys.client("a"), toys.client("b"), toys.client("c", model=lambda: torch.nn.Linear(6, 300))]
+    results = toys.execute(tmp_path / "run", toys.method("fedavg"), some(), rounds=2, terms=Terms(**quota))
+    failure, = results["failures"]
+    assert failure["client"] == "c" and says in failure["reason"] and results["clients"]["a"]["value"] is not None
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
+    with pytest.raises(QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"):
+        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, terms=Terms(message_bytes=1000, quorum=0))

@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from unalike.client import Card, Client
 from unalike.engines.store import Store
@@ -23,6 +23,15 @@ class Request(TypedDict):
     round: int
     turn: int
     body: dict
+
+
+class Answer(TypedDict):
+    """What it sends back."""
+
+    number: int
+    body: NotRequired[Any]
+    failure: NotRequired[str]
+    work: NotRequired[float]
 
 
 class Host:

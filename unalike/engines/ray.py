@@ -22,10 +22,12 @@ from pydantic import Field
 
 from unalike.client import Card, Client
 from unalike.engine import Arrival
+from unalike.engines.host import Answer
 from unalike.engines.place import Place, seal
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
+from unalike.forms import look
 from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
 
 SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
@@ -308,9 +310,11 @@ def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: flo
 def read(data: Any, number: int, limit: int) -> dict[str, Any]:
     """A reply from its bytes; from anything else, a failure."""
     try:
-        reply = mapping(decode(memoryview(data), limit))
-        if reply.get("number") != number or not ("body" in reply or isinstance(reply.get("failure"), str)):
-            raise MessageError(f"it answers message {str(reply.get('number'))[:20]}, not {number}, or holds nothing")
+        reply: Any = decode(memoryview(data), limit)
+        if wrong := look(Answer)(reply, {}, "it"):
+            raise MessageError(wrong)
+        if reply["number"] != number or not ("body" in reply or "failure" in reply):
+            raise MessageError(f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing")
     except (MessageError, TypeError) as error:
         return {"number": number, "failure": f"its reply is no message: {error}"}
     return reply

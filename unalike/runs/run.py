@@ -150,6 +150,7 @@ class Run:
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """What came of it, per client and in all."""
+        fed.manned()
         fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
         together = self.algorithm.evaluate(fed)
