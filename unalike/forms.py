@@ -133,9 +133,11 @@ def declared(method: Any) -> Declared:
         one = lambda hint: (get_args(hint) or (Any,))[0] if hasattr(method, "together") else hint
         _, *arguments = inspect.signature(method).parameters.values()
         named = {a.name: look(one(hints.get(a.name, Any))) for a in arguments}
+        request = _exactly(named, frozenset(a.name for a in arguments if a.default is a.empty))
+        if any(a.kind is a.VAR_KEYWORD for a in arguments):
+            request = look(dict)
         reply = one(hints.get("return", Any))
-        known = method.declared = Declared(_exactly(named, frozenset(a.name for a in arguments if a.default is a.empty)),
-                                           look(reply), look(reply, hidden=True))
+        known = method.declared = Declared(request, look(reply), look(reply, hidden=True))
     return known
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unalike import Terms
+from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.engine import Arrival, Sent
 from unalike.engines.host import Host
@@ -73,11 +73,12 @@ def scrambled(data, draw):
     return bytes(data)
 
 
-def at_the_door(toys, name, folder):
+def at_the_door(toys, name, folder, privacy=None):
     """A server of a method that has heard each operation once: message sent, reply, sizes of its axes."""
-    made = Run(None, toys.method(name), toys.clients(), toys.training(rounds=1), Terms(), name="toy", method=name, seed=0)
-    engine = made.engine(folder / name)
-    fed = Federation(engine, made.training, made.terms, 0, evaluator=made.algorithm.evaluate, declared=made.declared, lengths=made.lengths)
+    made = Run(None, toys.method(name), toys.clients(), toys.training(rounds=1), Terms(), name="toy", method=name, seed=0, privacy=privacy)
+    engine = made.engine(folder / "clients", privacy=privacy)
+    fed = Federation(engine, made.training, made.terms, 0, evaluator=made.algorithm.evaluate, declared=made.declared, lengths=made.lengths,
+                     counts=made.releases if privacy else None)
     heard, open_ = {}, fed._open
 
     def listen(arrival, past=None, sizes=None):
@@ -97,7 +98,8 @@ def at_the_door(toys, name, folder):
 def doors(toys, tmp_path_factory):
     some = ALGORITHMS if MANY else ("fedavg", "heterofl", "fedmuscle", "afmcc")
     there = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
-    return [at_the_door(there(name), name, tmp_path_factory.mktemp("doors")) for name in some]
+    noisy = [(name, Privacy(noise=0.1)) for name in ("fedavg", "fedmuscle")]
+    return [at_the_door(there(name), name, tmp_path_factory.mktemp("door"), how) for name, how in [*((n, None) for n in some), *noisy]]
 
 
 @settings(max_examples=10_000 if MANY else 300, **calm)
@@ -119,6 +121,8 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
         assert got.client == sent.client and len(got.reason) <= 500 and "\n" not in got.reason
         return
     assert broken(got) is None
+    if fed.counts is not None:
+        return                                      # a client may say less
     if outline(honest["body"]) is not None and sent.operation not in ("begin", "pretrain", "excited", "embed", "appraise"):
         assert outline(got) == outline(honest["body"])          # of the others the program looks on: their names are the client's to say
 
@@ -161,7 +165,7 @@ def requests(toys, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=40 if MANY else 3, **calm)
+@settings(max_examples=20 if MANY else 2, **calm)
 @given(seed=seeds)
 def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, name, seed):
     """It ends, or says who is missing; whoever was let in has learnt something finite."""
