@@ -234,35 +234,45 @@ def severed(folder):
     told = {}
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=20)
     sh = lambda words, **how: subprocess.run(words.split(), check=True, capture_output=True, **how)
-    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--disable-usage-stats"]
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--disable-usage-stats"]
     there = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
     time.sleep(0.5)
     inside = f"nsenter -t {there.pid} -n "
-    for words in ("ip link add here type veth peer name there", f"ip link set there netns {there.pid}", "ip addr add 10.77.0.1/24 dev here",
-                  "ip link set here up", f"{inside}ip addr add 10.77.0.2/24 dev there", f"{inside}ip link set there up",
-                  f"{inside}ip link set lo up"):
+    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"              # addresses are on lo: a cut leaves each machine its own
+    for words in ("ip link add here type veth peer name there", f"ip link set there netns {there.pid}", "ip addr add 10.77.0.1/32 dev lo",
+                  "ip link set here up", route, f"{inside}ip link set lo up", f"{inside}ip addr add 10.77.0.2/32 dev lo",
+                  f"{inside}ip link set there up", f"{inside}ip route add 10.77.0.1/32 dev there src 10.77.0.2"):
         sh(words)
     env = {**os.environ, "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
            "RAY_health_check_failure_threshold": "8"}
-    start = lambda *more, before="": subprocess.run([*before.split(), *ray, *more], check=True, capture_output=True, env=env)
-    start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=4", "--include-dashboard=false")
+    start = lambda *more, before="": subprocess.Popen([*before.split(), *ray, *more], stdout=subprocess.DEVNULL,
+                                                      stderr=subprocess.DEVNULL, env=env)
+    nodes = [start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=4", "--include-dashboard=false")]
     try:
+        while subprocess.run([sys.executable, "-c", "import socket; socket.create_connection(('10.77.0.1', 6379), 1)"],
+                             capture_output=True).returncode:
+            time.sleep(0.2)
+        time.sleep(2.0)
+        nodes.append(start("--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2", "--num-cpus=2", before=inside))
+        cluster = ray_engine.connected("10.77.0.1:6379")
+        while cluster.cluster_resources().get("CPU", 0) < 6:
+            time.sleep(0.2)
         for name, cut_for in (("healed", 4.0), ("cut", None)):
-            start("--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2", "--num-cpus=2", before=inside)
             load = RayEngine.load
             calls = []
 
             def loaded(engine, *given, cut_for=cut_for, load=load, name=name):
                 load(engine, *given)
-                nodes = {engine.ray.get(actor.hello)[1] for actor in engine.actors}
+                used = {engine.ray.get(actor.hello)[1] for actor in engine.actors}
 
                 def later():
                     time.sleep(4.0)
-                    told[name] = {"nodes": len(nodes), "at": time.time()}
+                    told[name] = {"nodes": len(used), "at": time.time()}
                     sh("ip link set here down")
                     if cut_for:
                         time.sleep(cut_for)
                         sh("ip link set here up")
+                        sh(route)
 
                 threading.Thread(target=later, daemon=True).start()
 
@@ -277,8 +287,9 @@ def severed(folder):
             told[name] |= {"same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
                            "longest": max((b - a for a, b in pairwise(after)), default=0)}
     finally:
-        there.kill()
-        subprocess.run([*ray[:3], "stop", "--force"], capture_output=True)
+        for process in [*nodes, there]:
+            process.terminate()
+            process.wait(30)
     return told
 
 

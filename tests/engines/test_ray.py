@@ -34,7 +34,8 @@ faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes 
 
 
 def program(folder, *steps):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]), "OMP_NUM_THREADS": "1",
+           "RAY_memory_monitor_refresh_ms": "0"}           # or Ray kills actors because of what other programs hold
     return subprocess.Popen([*ALONE, sys.executable, str(HERE / "on_ray.py"), str(folder), *steps], stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, env=env)
 
