@@ -18,11 +18,12 @@ def show(found: dict[str, Any]) -> None:
         told = found["clients"][clients[0]]
         each = "" if len(clients) == 1 else ", each"
         console.print(Text(f"{', '.join(clients)}{each}: {found['algorithm']}, {found['rounds']} rounds", "bold"))
-        console.print(Text("  At the door: " + ", ".join(f"{key} {value}" for key, value in told["card"].items() if value is not None)))
+        card = [f"{key}{'' if each else f' {value}'}" for key, value in told["card"].items() if value is not None]
+        console.print(Text(f"  At the door: {', '.join(card)}"))
         console.print(Padding(table(told["messages"]), (1, 2)))
         spent, measuring = told["bytes"], told["bytes"]["measuring"]
-        console.print(f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; measuring, which organisations may leave "
-                      f"out, {measuring['up']:,} up and {measuring['down']:,} down.")
+        console.print(f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; to measure what came of it another "
+                      f"{measuring['up']:,} up and {measuring['down']:,} down.")
         console.print(f"  By round: {by_round(spent['by_round'])}\n")
 
 
