@@ -25,7 +25,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100) -> Replies:
         return told
     clusters = len(fed.cards[next(iter(shown))].labels)
     widths = Counter(reply["features"].shape[1] for reply in shown.values())
-    strange = {client: {} for client, reply in shown.items() if reply["features"].shape[1] != widths.most_common(1)[0][0]
+    strange: dict[str, dict] = {client: {} for client, reply in shown.items() if reply["features"].shape[1] != widths.most_common(1)[0][0]
                or not bool(((reply["y"] >= 0) & (reply["y"] < clusters)).all())}            # cannot be compared: no scores
     shown = {client: reply for client, reply in shown.items() if client not in strange}
     groups, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)

@@ -273,7 +273,7 @@ def as_was(tensor: Tensor, before: Tensor) -> Tensor:
     return (tensor if before.is_floating_point() else tensor.round()).to(before.dtype)
 
 
-def told(widths: Sequence[Width]) -> list[Value]:
+def told(widths: Sequence[Width]) -> list[WidthTold]:
     """Widths as they travel."""
     return [{"units": w.units, "places": [{"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made} for p in w.places]}
             for w in widths]

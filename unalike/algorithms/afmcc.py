@@ -155,7 +155,7 @@ class AFMCC(Algorithm):
             """Weigh, mix and train: all models came."""
             shares = self.shares(deviations([self], [models], [own])[0])
             mixed = {name: mix(torch.tensor([shares], dtype=torch.float64), each)[0] for name, each in models.items()}
-            return {"shares": shares, **AFMCC.Side.visit([self], [mixed])[0]}
+            return {"shares": shares, "parameters": AFMCC.Side.visit([self], [mixed])[0]["parameters"]}
 
         @operation
         @together
