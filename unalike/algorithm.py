@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
-from unalike.forms import Shape, declared
+from unalike.forms import Shape, entering
 from unalike.ledger import FREE
-from unalike.message import MessageError, Value, broken
+from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, marked, modalities
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
@@ -311,15 +311,6 @@ class ClientSide:
             optimiser = self.optimiser(name, rate=saved["rate"])
             optimiser.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
                                        "param_groups": optimiser.state_dict()["param_groups"]})
-
-
-def entering(method: Any, body: dict[str, Value]) -> None:
-    """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
-    wrong = declared(method).request(body, {}, method.__name__)
-    if wrong is None and (path := broken(body)) is not None:
-        wrong = f"{method.__name__}.{path} holds NaN or infinity"
-    if wrong is not None:
-        raise MessageError(f"it refuses what it was sent: {wrong}")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_ar
 
 from torch import Tensor
 
-from unalike.message import Value, leaves
+from unalike.message import MessageError, Value, broken, leaves
 
 Sizes = Mapping[str, int]
 Look = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path: what is wrong with it
@@ -139,6 +139,15 @@ def declared(method: Any) -> Declared:
         reply = one(hints.get("return", Any))
         known = method.declared = Declared(request, look(reply), look(reply, hidden=True))
     return known
+
+
+def entering(method: Any, body: dict[str, Value]) -> None:
+    """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
+    wrong = declared(method).request(body, {}, method.__name__)
+    if wrong is None and (path := broken(body)) is not None:
+        wrong = f"{method.__name__}.{path} holds NaN or infinity"
+    if wrong is not None:
+        raise MessageError(f"it refuses what it was sent: {wrong}")
 
 
 def outline(value: Value) -> Any:
