@@ -16,7 +16,7 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-faults: .venv/installed
-	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py -v
+	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py tests/engines/test_hostile.py -v
 
 check: .venv/installed
 	$(BIN)/ruff check unalike tests

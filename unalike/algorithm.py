@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
 from unalike.data.samples import unreal
+from unalike.forms import Shape, entering
 from unalike.ledger import FREE
 from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, marked
@@ -28,6 +29,29 @@ if TYPE_CHECKING:
     from unalike.federation import Federation, Replies
 
 State = dict[str, Any]
+
+
+class Embedded(TypedDict):
+    """Features of a client's samples, and their labels."""
+
+    features: Annotated[Tensor, Shape("samples", None)]
+    y: Annotated[Tensor, Shape("samples", whole=True)]
+
+
+class Described(TypedDict):
+    """A model, for the results."""
+
+    parameters: int
+    flops: int
+    trainable: int
+    hash: str
+
+
+class Safeguarded(TypedDict):
+    """What a client kept, and why."""
+
+    kept: Literal["alone", "together"]
+    log_loss: dict[str, float]
 
 
 def operation(method: Any) -> Callable:
@@ -184,12 +208,12 @@ class ClientSide:
     # what every client can do
 
     @operation
-    def train(self) -> Value:
+    def train(self) -> float:
         """The round's local epochs on the task alone."""
         return self.learn(loss=self.task_loss)
 
     @question
-    def evaluate(self, common: bool = False) -> Value:
+    def evaluate(self, common: bool = False) -> dict[str, float]:
         """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
         if not self.client.task.labelled:
             told = self.embed()
@@ -198,7 +222,7 @@ class ClientSide:
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
     @question
-    def embed(self) -> dict[str, Tensor]:
+    def embed(self) -> Embedded:
         """Features of all samples the client holds, and their labels, -1 where unknown: what clustering is scored by."""
         was = self.model.training
         with torch.no_grad():
@@ -216,18 +240,18 @@ class ClientSide:
         self.memory["centres"] = centres
 
     @question
-    def describe(self) -> Value:
+    def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "flops": flops(self.model, self.row()),
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
-    def safeguard(self, rounds: list[int]) -> Value:
+    def safeguard(self, rounds: list[int]) -> Safeguarded:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
         kept: Kept = safeguard(self, rounds)
         self.model.load_state_dict(kept.state)
         self.shadows = []
-        return {"kept": kept.name, "log_loss": kept.log_loss}
+        return Safeguarded(kept=kept.name, log_loss=kept.log_loss)
 
     # called and saved by the engine
 
@@ -237,6 +261,7 @@ class ClientSide:
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
+        entering(method, body)
         self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
@@ -254,6 +279,8 @@ class ClientSide:
                          bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
+        for body in bodies:
+            entering(method, body)
         for side, round in zip(sides, rounds, strict=True):
             side.round, side.learnt = round, side.learnt or method.operation == "changes"
         replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})

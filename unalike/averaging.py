@@ -3,18 +3,26 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
+from unalike.algorithm import Algorithm, ClientSide, Embedded, State, measure, operation, question, sends
 from unalike.clusters import judged
 from unalike.federation import Federation, Replies
 from unalike.message import Value
 from unalike.tasks import TASKS
 
 Parameters = dict[str, Tensor]
+
+
+class Update(TypedDict):
+    """What a client gives back: its parameters, as those it was sent."""
+
+    parameters: Parameters
+    samples: int
+    loss: float
 
 
 class AveragingSide(ClientSide):
@@ -25,24 +33,26 @@ class AveragingSide(ClientSide):
 
     @question
     @sends("open")
-    def shape(self) -> Value:
+    def shape(self) -> str:
         """A word that is equal for clients whose shared parameters have equal names and shapes."""
-        told = sorted((name, tuple(tensor.shape)) for name, tensor in self.shared().items())
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else ""
+        return word(self.shared())
 
     @question
     @sends("first")
-    def begin(self) -> Value:
+    def begin(self) -> Parameters:
         return self.shared()
 
     @operation
     def receive(self, parameters: Parameters) -> None:
+        own = self.model.state_dict()
+        if wrong := [name for name, given in parameters.items() if name in own and given.shape != own[name].shape]:
+            raise ValueError(f"{wrong[0]} came with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}")
         self.model.load_state_dict(parameters, strict=False)
         self.passing = False
 
     @operation
     @sends(parameters="parameters", samples="open")
-    def update(self, parameters: Parameters) -> Value:
+    def update(self, parameters: Parameters) -> Update:
         self.receive(parameters)
         self.passing = True
         self.start = parameters                     # where this round began, for those who measure how far they went
@@ -50,7 +60,7 @@ class AveragingSide(ClientSide):
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
     @question
-    def appraise(self, parameters: Parameters, common: bool) -> Value:
+    def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
         data = self.client.train if not self.client.task.labelled else self.client.common if common else self.client.test
         if data is None or not len(data):
@@ -111,8 +121,8 @@ class Averaging(Algorithm):
             group = fed.state["group"]
             sent = self.messages(fed, fed.here)
             replies = fed.call("update", each=sent)
-            for client in [c for c, reply in replies.items() if not alike(reply["parameters"], sent[c]["parameters"])]:
-                fed.refuse(client, "update", "its parameters have other names or shapes than those it was sent")
+            for client in [c for c, reply in replies.items() if reply["samples"] != fed.cards[c].samples]:
+                fed.refuse(client, "update", "it tells another number of samples than its card")
                 del replies[client]
             weights = self.weights(replies)
             for name in sorted({group[c] for c in replies}):
@@ -132,6 +142,9 @@ class Averaging(Algorithm):
         for client, told in fed.call("shape", clients=new, quorum=0 if group else None).items():
             shape = told or f"only {client}"
             if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
+                if word(begun[client]) != told:
+                    fed.refuse(client, "begin", "its first weights have other names or shapes than it told")
+                    continue
                 models[shape] = begun[client]
             if shape in models:
                 group[client] = shape
@@ -163,10 +176,10 @@ class Averaging(Algorithm):
         fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
 
 
-def alike(one: Any, other: Any) -> bool:
-    """Whether two sets of parameters have the same names and shapes."""
-    told = lambda them: {name: tuple(tensor.shape) for name, tensor in them.items()} if isinstance(them, dict) else None
-    return told(one) == told(other)
+def word(parameters: Parameters) -> str:
+    """Equal for parameters of equal names and shapes."""
+    told = sorted((name, tuple(tensor.shape)) for name, tensor in parameters.items())
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else ""
 
 
 def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from unalike.tasks import TASKS, Task
 LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "capacity": ("above 0 and at most 1", lambda value: 0 < value <= 1), "speed": ("above 0", lambda value: value > 0),
     "link": ("above 0", lambda value: value > 0), "latency": ("at least 0", lambda value: value >= 0)}
-VERSION = 1     # of the protocol between server and client; a client of another version is refused
+VERSION = 2     # of the protocol between server and client; a client of another version is refused
 
 
 @dataclass(frozen=True)

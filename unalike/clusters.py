@@ -1,5 +1,7 @@
 """What all methods share where clients cluster: who cannot, and how well everyone's features fall into groups. Knows no method."""
 
+from collections import Counter
+
 import torch
 
 from unalike.client import Client
@@ -23,6 +25,10 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
     if not shown:
         return told
     clusters = len(fed.cards[next(iter(shown))].labels)
+    widths = Counter(reply["features"].shape[1] for reply in shown.values())
+    strange: dict[str, dict] = {client: {} for client, reply in shown.items() if reply["features"].shape[1] != widths.most_common(1)[0][0]
+               or not bool(((reply["y"] >= -1) & (reply["y"] < clusters)).all())}            # cannot be compared: no scores
+    shown = {client: reply for client, reply in shown.items() if client not in strange}
     groups, centres, joint = federated_groups([t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts)
     fed.scratch["centres"] = dict(zip(shown, centres, strict=True)) if shared else {}
     if all_cluster(fed):
@@ -32,7 +38,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
         scores = clustering_scores(torch.cat(groups), y)
         fed.state["scores"] = scores and {**scores, "joint": clustering_scores(joint, y)}
     scored = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(shown.items(), groups, strict=True)}
-    return Replies({**told, **scored}, told.failures)
+    return Replies({**told, **strange, **scored}, told.failures)
 
 
 def settle(fed: Federation) -> None:

@@ -1,7 +1,7 @@
 """What an engine is to the server: it carries messages to clients and their replies back. Knows nothing of how."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unalike.client import Card
@@ -10,12 +10,13 @@ from unalike.message import Value
 
 @dataclass(frozen=True)
 class Sent:
-    """A message under way."""
+    """A message under way; `like` is the outline of the tensors in it, which a reply of the same names must have."""
 
     client: str
     operation: str
     round: int
     at: float
+    like: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Arrival:
 
 class Engine(Protocol):
     """What carries calls. Every message is answered: who does not within the engine's own time limit is answered for, with a failure."""
+
+    repeated: list[tuple[str, str]]                                                    # clients and operations that had to be done again
 
     @property
     def now(self) -> float: ...                                                        # seconds, simulated or real

@@ -10,49 +10,13 @@ import torch
 from unalike.client import VERSION
 from unalike.data.public import PublicOrder
 from unalike.engine import Arrival, Engine, Sent
+from unalike.forms import Declared, outline, unlike
 from unalike.ledger import FREE, Ledger
 from unalike.message import Value, broken
 from unalike.randomness import stream
 from unalike.replay import Replay
-from unalike.terms import Terms
+from unalike.terms import Failure, QuorumError, Replies, Terms
 from unalike.training import Training
-
-
-class QuorumError(RuntimeError):
-    """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
-
-    repeats = True      # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed
-
-    def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
-        reasons: dict[str, list[str]] = {}
-        for failure in failures:
-            reasons.setdefault(failure.reason, []).append(failure.client)
-        self.passing = there + sum(not failure.lasting for failure in failures) >= needed
-        super().__init__(f"{what}: {there} of {of} clients replied, the quorum is {needed}. "
-                         + "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in reasons.items()))
-
-
-@dataclass(frozen=True)
-class Failure:
-    client: str
-    operation: str
-    round: int
-    reason: str
-    lasting: bool = True         # True: the client is left out for the rest of the run; False: for the round
-
-    def __str__(self) -> str:
-        return f"{self.client} failed in {self.operation}, round {self.round}: {self.reason}"
-
-
-class Replies(dict):
-    """Replies by client; `failures` names who did not reply and why."""
-
-    failures: dict[str, Failure]
-
-    def __init__(self, replies: dict[str, Any], failures: dict[str, Failure] | None = None):
-        super().__init__(replies)
-        self.failures = failures or {}
-
 
 Messages = dict[str, dict[str, Value]]
 Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
@@ -73,6 +37,8 @@ class Federation:
     archive: Any = field(default_factory=dict)      # large things the server keeps, by name: in a run they are on disk, not in memory
     counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
     replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
+    declared: Callable[[str], Declared] | None = None       # what the method says of an operation; a reply that is not so stays outside
+    lengths: Mapping[str, int] = field(default_factory=dict)      # what axes in that are called, and how long they are
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()
@@ -130,17 +96,23 @@ class Federation:
             yield number
 
     def begin(self, number: int) -> None:
+        self.manned()
         self.round, self.absent, self.turns = number, set(), {}
         self.drawn = self.terms.drawn(list(self.cards), self.seed, number)
+
+    def manned(self) -> None:
+        """Where nobody is left, whatever the quorum, nothing that comes of it is a result."""
+        if not self.everyone:
+            raise QuorumError(f"after round {self.finished}", 0, len(self.cards), 1, list(self.quarantined.values()))
 
     # calling them
 
     def call(self, operation: str, *, each: Messages | None = None, clients: list[str] | None = None,
-             quorum: float | None = None, **same: Value) -> Replies:
+             quorum: float | None = None, sizes: Mapping[str, int] | None = None, **same: Value) -> Replies:
         """One operation on many clients: `same` for all, `each` what differs. Replies come in the order of the cards.
 
         Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
-        replies than the quorum asks for is an error.
+        replies than the quorum asks for is an error. `sizes` says how long axes are that the operation declares by a name.
         """
         chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
         chosen = [c for c in chosen if c not in self.quarantined]
@@ -154,7 +126,7 @@ class Federation:
         while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
             for arrival in arrivals:
                 awaited.discard(arrival.reply["number"])
-                got = self._open(arrival)
+                got = self._open(arrival, sizes=sizes)
                 if isinstance(got, Failure):
                     failures[arrival.client] = got
                 else:
@@ -292,18 +264,18 @@ class Federation:
             key = (rounds[client], client, operation)
             turn = self.turns[key] = self.turns.get(key, -1) + 1
             messages[client] = {"operation": operation, "number": self.numbered, "round": rounds[client], "turn": turn, "body": body}
-            self.flying[self.numbered] = Sent(client, operation, rounds[client], self.engine.now)
+            self.flying[self.numbered] = Sent(client, operation, rounds[client], self.engine.now, outline(body) or {})
         for client, size in self.engine.send(messages).items():
             self.ledger.add(rounds[client], client, "down", asks[client][0], size)
         return set(range(before + 1, self.numbered + 1))
 
-    def _open(self, arrival: Arrival, past: dict[str, Any] | None = None) -> Value | Failure:
+    def _open(self, arrival: Arrival, past: dict[str, Any] | None = None, sizes: Mapping[str, int] | None = None) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
         sent = self.flying.pop(arrival.reply["number"])
         self._count(sent, arrival.size, arrival.reply)
 
         def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
-            return Failure(sent.client, sent.operation, sent.round, reason, lasting)
+            return Failure(sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting)
 
         if past:
             return fail(**past)
@@ -314,15 +286,33 @@ class Federation:
         deadline = self.terms.deadline if sent.operation not in FREE and past is None else None
         if deadline is not None and (took := arrival.at - sent.at) > deadline:
             return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
-        if (path := broken(arrival.reply["body"])) is not None:
+        if (quota := self.terms.round_bytes) is not None and (told := self.ledger.sent(sent.round, sent.client)) > quota:
+            return fail(f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)", lasting=True)
+        reply = arrival.reply["body"]
+        if wrong := self._strange(sent, reply, sizes):
+            return fail(wrong)
+        if (path := broken(reply)) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")
-        return arrival.reply["body"]
+        return reply
+
+    def _strange(self, sent: Sent, reply: Value, sizes: Mapping[str, int] | None) -> str | None:
+        """What is wrong with a reply, by what its operation declares and what was sent with it."""
+        if self.declared is None:
+            return None
+        card, declared = self.cards[sent.client], self.declared(sent.operation)
+        known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "public_rows": self.public_rows, **(sizes or {})}
+        return (declared.reply if self.counts is None else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
 
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
         if size:                                    # the engine's own word on a client that never answered has none
             self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
-        if self.counts is not None:
-            self.released[sent.client] += self.counts(sent.operation, reply.get("body"))
+        if self.counts is not None and (count := self.counts(sent.operation, reply.get("body"))):
+            self.release(sent.client, count)
+
+    def release(self, client: str, count: int) -> None:
+        """So much more was said of a client's data."""
+        self.released[client] += count
+        self.record("released", client=client, releases=self.released[client])
 
     def _pending(self) -> list[dict[str, Any]]:
         """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""

@@ -23,6 +23,7 @@ class Ledger:
     rows: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     fresh: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))      # since the last `append`
     sums: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    rounds: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))          # bytes a client sent in a round
 
     def add(self, round: int, client: str, direction: str, operation: str, size: int, messages: int = 1) -> None:
         for rows in (self.rows, self.fresh):
@@ -31,6 +32,12 @@ class Ledger:
             row[1] += size
         if operation not in FREE:
             self.sums[direction] += size
+        if direction == "up":
+            self.rounds[round, client] += size
+
+    def sent(self, round: int, client: str) -> int:
+        """Bytes of all replies of a client in a round."""
+        return self.rounds.get((round, client), 0)
 
     def total(self, direction: str, round: int | None = None, client: str | None = None, operation: str | None = None) -> int:
         """Bytes in one direction, of the method itself unless an operation is named (evaluation is left out)."""

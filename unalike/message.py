@@ -1,6 +1,7 @@
 """What may travel between server and client: a tree of named tensors, numbers and strings, its codec and its size.
 
-Knows nothing of who sends it. Nothing executable can be written in it, and reading it runs no code.
+Knows nothing of who sends it. Nothing executable can be written in it, and reading it runs no code. Numbers take 8 bytes whatever they
+are, so a message's size follows from its names, words, dtypes and shapes: it is known beforehand, and tells nothing of what was learnt.
 """
 
 import json
@@ -14,14 +15,15 @@ from torch import Tensor
 
 Value = Tensor | int | float | str | bool | list | dict | None      # lists and dicts hold the same again
 
-MAGIC = b"UNALIKE1"
-FRAME = struct.Struct("<8sI")            # magic, length of the header
+MAGIC = b"UNALIKE2"
+FRAME = struct.Struct("<8sII")           # magic, length of the header, count of numbers
 BLOCK = 256                              # the header and every tensor start on a multiple of this
 LIMIT = 2 * 1024**3                      # bytes a message may have unless the caller says otherwise
 DEPTH = 32                               # how deep values may nest
 AXES = 16                                # how many a tensor may have
 SPAN = 2**60                             # what the lengths of its axes above 0 may multiply to
 DIGITS = 10**4000                        # whole numbers stay below it: Python reads no more than 4300 digits
+LONG = range(-2**63, 2**63)              # whole numbers of 8 bytes; others are written out in the header
 DTYPES = {str(d).removeprefix("torch."): d for d in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool)}
@@ -32,17 +34,20 @@ class MessageError(ValueError):
 
 
 def encode(value: Value, limit: int = LIMIT) -> bytearray:
-    """The bytes of a value: magic, header length, JSON header padded to a block, then each tensor padded to a block.
+    """The bytes of a value: frame, JSON header and numbers, padded to a block, then each tensor padded to a block. In the header 0 and 0.0
+    stand for the whole and real numbers, in order.
 
     >>> decode(encode({"rows": [1, 2], "name": "ada"}))
     {'rows': [1, 2], 'name': 'ada'}
     """
-    header, tensors = _header(value)
-    _within(total := _size(header, tensors), limit)
+    header, numbers, tensors = _header(value)
+    _within(total := _size(header, numbers, tensors), limit)
     out = bytearray(total)
-    FRAME.pack_into(out, 0, MAGIC, len(header))
-    out[FRAME.size:FRAME.size + len(header)] = header
-    at = _padded(FRAME.size + len(header))
+    FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
+    at = FRAME.size + len(header)
+    out[FRAME.size:at] = header
+    struct.pack_into("<" + "".join("d" if isinstance(n, float) else "q" for n in numbers), out, at, *numbers)
+    at = _padded(at + 8 * len(numbers))
     for tensor in tensors:
         if tensor.numel():
             torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape).copy_(tensor.detach())
@@ -52,8 +57,7 @@ def encode(value: Value, limit: int = LIMIT) -> bytearray:
 
 def size(value: Value, limit: int = LIMIT) -> int:
     """Length of `encode(value)` without copying a tensor."""
-    header, tensors = _header(value)
-    return _within(_size(header, tensors), limit)
+    return _within(_size(*_header(value)), limit)
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
@@ -61,18 +65,19 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
     _within(len(data), limit)
     if len(data) < FRAME.size:
         raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
-    magic, length = FRAME.unpack_from(data)
+    magic, length, count = FRAME.unpack_from(data)
     if magic != MAGIC:
         raise MessageError(f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}")
-    if _padded(FRAME.size + length) > len(data):
-        raise MessageError(f"the message is cut short: its header has {length} bytes, padded; {len(data) - FRAME.size} are there")
+    end = FRAME.size + length
+    if _padded(end + 8 * count) > len(data):
+        raise MessageError(f"the message is cut short: its header has {length + 8 * count} bytes, {len(data) - FRAME.size} are there")
     try:
-        header = json.loads(bytes(data[FRAME.size:FRAME.size + length]))
+        header = json.loads(bytes(data[FRAME.size:end]))
     except (ValueError, RecursionError) as error:
         raise MessageError(f"the message's header cannot be read: {error}") from None
     if not isinstance(header, dict) or set(header) != {"value", "tensors"} or not isinstance(header["tensors"], list):
         raise MessageError("the message's header must hold exactly `value` and `tensors`")
-    own = bytearray(data[_padded(FRAME.size + length):])
+    own = bytearray(data[_padded(end + 8 * count):])
     tensors, at = [], 0
     for described in header["tensors"]:
         tensor, at = _tensor(described, own, at)
@@ -80,13 +85,25 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
     if at != len(own):
         raise MessageError(f"the message carries {len(own)} bytes of tensors, its header describes {at}")
     left = dict(enumerate(tensors))
+    places = iter(range(end, end + 8 * count, 8))
 
     def take(name: object) -> Tensor:
         if type(name) is not int or name not in left:
             raise MessageError(f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once")
         return left.pop(name)
 
-    value = fill(header["value"], take)
+    def number(told: int | float) -> int | float:
+        if told and (isinstance(told, float) or told in LONG):
+            raise MessageError(f"the message's header holds the number {told}; numbers stand after it")
+        if told:
+            return told
+        if (at := next(places, None)) is None:
+            raise MessageError(f"the message stands for more than its {count} numbers")
+        return struct.unpack_from("<d" if isinstance(told, float) else "<q", data, at)[0]
+
+    value = fill(header["value"], take, number)
+    if next(places, None) is not None:
+        raise MessageError(f"the message carries {count} numbers, and its header stands for fewer")
     if left:
         raise MessageError(f"the message never names tensor {next(iter(left))}; it must name each of its {len(tensors)} tensors once")
     return value
@@ -132,8 +149,9 @@ def broken(value: Value) -> str | None:
     """Path of the first NaN or infinity, None where all is finite."""
     told = list(leaves(value))
     tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    # a norm is finite only where all parts are; one that overflows is looked at again. All at once: a GPU is asked one time
-    if all(bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike(tensors)) and all(
+    # a sum or a norm is finite only where all parts are; one that overflows is looked at again. A GPU is asked one time, of all at once
+    if all(math.isfinite(tensor.detach().sum().item()) for tensor in tensors if not tensor.is_cuda) and all(
+            bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike([t for t in tensors if t.is_cuda])) and all(
             math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float)):
         return None
     for path, leaf in told:
@@ -152,29 +170,33 @@ def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def tree(value: Value, put: Callable[[str, Tensor], int | str], path: str = "", depth: int = 0) -> object:
-    """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place."""
+def tree(value: Value, put: Callable[[str, Tensor], int | str], number: Callable[[int | float], int | float] = lambda n: n,
+         path: str = "", depth: int = 0) -> object:
+    """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place; numbers to `number`."""
     if depth > DEPTH:
         raise MessageError(f"{path} nests deeper than {DEPTH} levels")
     if isinstance(value, int) and abs(value) >= DIGITS:
         raise MessageError(f"{path or 'the message'} is a number of more than 4000 digits")
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, (int, float)):
+        return number(value)
     if isinstance(value, Tensor):
         return {"$": put(path, value)}
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
                 raise MessageError(f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $")
-        return {key: tree(item, put, f"{path}/{key}" if path else key, depth + 1) for key, item in value.items()}
+        return {key: tree(item, put, number, f"{path}/{key}" if path else key, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tree(item, put, f"{path}/{i}" if path else str(i), depth + 1) for i, item in enumerate(value)]
+        return [tree(item, put, number, f"{path}/{i}" if path else str(i), depth + 1) for i, item in enumerate(value)]
     raise MessageError(f"{path or 'the message'} is a {type(value).__name__}; "
                        "a message carries tensors, numbers, strings, lists and dicts")
 
 
-def fill(tree: object, take: Callable[[object], Tensor], depth: int = 0) -> Value:
-    """Undo `tree`: each {"$": name} becomes `take(name)`."""
+def fill(tree: object, take: Callable[[object], Tensor], number: Callable[[int | float], int | float] = lambda n: n,
+         depth: int = 0) -> Value:
+    """Undo `tree`: each {"$": name} becomes `take(name)`, each number `number(it)`."""
     if depth > DEPTH:
         raise MessageError(f"the message nests deeper than {DEPTH} levels")
     if isinstance(tree, dict):
@@ -185,14 +207,23 @@ def fill(tree: object, take: Callable[[object], Tensor], depth: int = 0) -> Valu
         for key in tree:
             if key.startswith("$"):
                 raise MessageError(f"the message has the key {key[:40]!r}; keys do not start with $")
-        return {key: fill(item, take, depth + 1) for key, item in tree.items()}
+        return {key: fill(item, take, number, depth + 1) for key, item in tree.items()}
     if isinstance(tree, list):
-        return [fill(item, take, depth + 1) for item in tree]
+        return [fill(item, take, number, depth + 1) for item in tree]
+    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
+        return number(tree)
     return tree  # type: ignore[return-value]
 
 
-def _header(value: Value) -> tuple[bytes, list[Tensor]]:
+def _header(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
     tensors: list[Tensor] = []
+    numbers: list[int | float] = []
+
+    def number(told: int | float) -> int | float:
+        if isinstance(told, int) and told not in LONG:
+            return told
+        numbers.append(told)
+        return 0.0 if isinstance(told, float) else 0
 
     def put(path: str, tensor: Tensor) -> int:
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
@@ -204,9 +235,9 @@ def _header(value: Value) -> tuple[bytes, list[Tensor]]:
         tensors.append(tensor)
         return len(tensors) - 1
 
-    described = tree(value, put)
+    described = tree(value, put, number)
     table = [[str(t.dtype).removeprefix("torch."), *t.shape] for t in tensors]
-    return json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(), tensors
+    return json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(), numbers, tensors
 
 
 def _tensor(described: Any, own: bytearray, at: int) -> tuple[Tensor, int]:
@@ -231,8 +262,8 @@ def _padded(length: int) -> int:
     return -(-length // BLOCK) * BLOCK
 
 
-def _size(header: bytes, tensors: list[Tensor]) -> int:
-    return _padded(FRAME.size + len(header)) + sum(_padded(t.numel() * t.element_size()) for t in tensors)
+def _size(header: bytes, numbers: list[int | float], tensors: list[Tensor]) -> int:
+    return _padded(FRAME.size + len(header) + 8 * len(numbers)) + sum(_padded(t.numel() * t.element_size()) for t in tensors)
 
 
 def _within(length: int, limit: int) -> int:

@@ -4,20 +4,20 @@ A client tells at what ratio of the full width it can train; the server sends th
 """
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
-from unalike.averaging import Averaging, AveragingSide, Parameters
+from unalike.averaging import Averaging, AveragingSide, Parameters, Update, word
 from unalike.client import Client
 from unalike.errors import UserError
 from unalike.federation import Federation, Replies
+from unalike.forms import Shape
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
@@ -26,6 +26,36 @@ from unalike.training import Training, batches
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
+
+
+class Reach(TypedDict):
+    """Of the full model, and the ratio of its width that a client can train."""
+
+    shape: str
+    ratio: Ratio
+
+
+class PlaceTold(TypedDict):
+    tensor: str
+    axis: int
+    entries: Annotated[Tensor, Shape(None, None, whole=True)]
+    made: bool
+
+
+class WidthTold(TypedDict):
+    units: int
+    places: list[PlaceTold]
+
+
+class Start(TypedDict):
+    """First weights of the full model, and where its units are in them."""
+
+    parameters: Parameters
+    widths: list[WidthTold]
+
+
+class NarrowUpdate(Update):
+    ratio: Ratio
 
 
 class NarrowingSide(AveragingSide):
@@ -95,14 +125,13 @@ class NarrowingSide(AveragingSide):
 
     @question
     @sends("open")
-    def shape(self) -> Value:
+    def shape(self) -> Reach:
         """Of the full model, whatever it has now; and the width it can train."""
-        full = sorted((name, tuple(tensor.shape)) for name, tensor in self.whole.state_dict().items())
-        return {"shape": hashlib.sha256(repr(full).encode()).hexdigest()[:16], "ratio": self.ratio()}
+        return {"shape": word(self.whole.state_dict()), "ratio": self.ratio()}
 
     @question
     @sends(parameters="first", widths="open")
-    def begin(self) -> Value:
+    def begin(self) -> Start:
         first = self.model if not self.learnt else type(self)(self.client, self.algorithm, self.training, self.seed).model
         return {"parameters": dict(first.state_dict()), "widths": told(self.widths)}
 
@@ -113,14 +142,14 @@ class NarrowingSide(AveragingSide):
 
     @operation
     @sends(parameters="parameters", samples="open", ratio="open")
-    def update(self, parameters: Parameters, units: list[int]) -> Value:
+    def update(self, parameters: Parameters, units: list[int]) -> NarrowUpdate:
         self.receive(parameters, units)
         self.start = parameters
         loss = self.learn(optimiser=self.optimiser(fresh=True))
         return {"parameters": dict(self.model.state_dict()), "samples": len(self.client.train), "loss": loss, "ratio": self.ratio()}
 
     @question
-    def appraise(self, parameters: Parameters, units: list[int]) -> Value:
+    def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
         """Metrics of a submodel on the client's own test set, leaving its own as it is."""
         if self.client.test is None or not len(self.client.test):
             return {}
@@ -129,7 +158,7 @@ class NarrowingSide(AveragingSide):
         return measure(other, self.client.test, self.client, self.training.batch)
 
     @question
-    def excited(self, parameters: Parameters) -> Value:
+    def excited(self, parameters: Parameters) -> list[Annotated[Tensor, Shape(None, 2)]]:
         """Of every unit of the whole model, how much this client's data excite it and how often not at all (`activity`)."""
         whole = self.made(self.everything)
         whole.load_state_dict(parameters)
@@ -203,9 +232,20 @@ class Narrowing(Averaging):
             return
         for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
             if said["shape"] not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
+                if not sound(said["shape"], **begun[client]):
+                    fed.refuse(client, "begin", "its first weights are not as it told")
+                    continue
                 models[said["shape"]], widths[said["shape"]] = begun[client]["parameters"], begun[client]["widths"]
             if said["shape"] in models:
                 group[client], ratio[client] = said["shape"], said["ratio"]
+
+    def excitement(self, fed: Federation, clients: list[str]) -> Replies:
+        """What these clients' data do to the units of the whole model."""
+        found = fed.call("excited", clients=clients, each={c: {"parameters": self.model(fed, c)} for c in clients})
+        for client in [c for c in found if [len(each) for each in found[c]] != [width.units for width in self.widths(fed, c)]]:
+            fed.refuse(client, "excited", "it tells of other units than the model has")
+            del found[client]
+        return found
 
     def note(self, fed: Federation, replies: Replies) -> None:
         """Who has trained, and at what width each will next."""
@@ -233,10 +273,19 @@ def as_was(tensor: Tensor, before: Tensor) -> Tensor:
     return (tensor if before.is_floating_point() else tensor.round()).to(before.dtype)
 
 
-def told(widths: Sequence[Width]) -> list[Value]:
+def told(widths: Sequence[Width]) -> list[WidthTold]:
     """Widths as they travel."""
     return [{"units": w.units, "places": [{"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made} for p in w.places]}
             for w in widths]
+
+
+def sound(shape: str, parameters: Parameters, widths: list[WidthTold]) -> bool:
+    """Whether first weights have the shape that was told, and their widths are places in them."""
+    return word(parameters) == shape and all(
+        width["units"] > 0 and place["tensor"] in parameters and 0 <= place["axis"] < (of := parameters[place["tensor"]]).dim()
+        and len(place["entries"]) == width["units"] and place["entries"].numel()
+        and 0 <= int(place["entries"].min()) <= int(place["entries"].max()) < of.shape[place["axis"]]
+        for width in widths for place in width["places"])
 
 
 def heard(said: Any) -> list[Width]:

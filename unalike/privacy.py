@@ -90,7 +90,7 @@ def releases(reply: Value, sends: Sends) -> int:
         return sum(releases(part, sends[key]) for key, part in reply.items() if key in sends) if isinstance(reply, dict) else 0
     if reply is None or sends not in PROTECTED:
         return 0
-    return len(reply) if sends == "rows" and isinstance(reply, Tensor) else 1
+    return len(reply) if sends == "rows" and isinstance(reply, Tensor) and reply.dim() else 1
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float | None:

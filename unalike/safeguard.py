@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ MARGIN = 1.5       # standard errors by which together must be better
 
 @dataclass(frozen=True)
 class Kept:
-    name: str                          # "together" or "alone"
+    name: Literal["together", "alone"]
     state: dict[str, Tensor]
     log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: too little to judge by
 
@@ -53,7 +53,8 @@ def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
 def safeguard(side: "ClientSide", rounds: Sequence[int]) -> Kept:
     """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here."""
     alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed), rounds)
-    candidates, scores, best = {"alone": alone.model, "together": side.model}, {}, "alone"
+    candidates, scores = {"alone": alone.model, "together": side.model}, {}
+    best: Literal["together", "alone"] = "alone"
     if side.shadows:
         losses = {"alone": judge(side, [train_alone(shadow, rounds) for shadow in shadows(side, len(side.shadows))]),
                   "together": judge(side, side.shadows)}

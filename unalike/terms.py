@@ -1,7 +1,8 @@
-"""Who takes part in a round and when a round counts. Knows names of clients, nothing else of them."""
+"""Who takes part in a round, when a round counts, and what becomes of those who fail. Knows nothing of what is asked or how it travels."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -21,6 +22,8 @@ class Terms(Settings):
     quorum: Share = 0.5                                          # share of the called clients that must reply
     tick: Annotated[float, Field(ge=0)] = 0.0                    # replies arrive at multiples of so many simulated seconds
     evaluations: Annotated[int, Field(ge=1)] = 10                # points on the learning curves
+    message_bytes: Annotated[int, Field(gt=0)] | None = None     # the largest message, either way
+    round_bytes: Annotated[int, Field(gt=0)] | None = None       # what a client may send in a round, all its replies together
 
     @property
     def partial(self) -> bool:
@@ -48,3 +51,39 @@ class Terms(Settings):
         """The rounds in which each client is drawn and not gone: those it trains in, together or alone, if nothing fails."""
         drawn = {number: set(self.drawn(clients, seed, number)) for number in rounds}
         return {c: [number for number, there in drawn.items() if c in there and not self.drops(c, seed, number)] for c in clients}
+
+
+class QuorumError(RuntimeError):
+    """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
+
+    repeats = True      # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed
+
+    def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
+        reasons: dict[str, list[str]] = {}
+        for failure in failures:
+            reasons.setdefault(failure.reason, []).append(failure.client)
+        self.passing = there + sum(not failure.lasting for failure in failures) >= needed
+        super().__init__(f"{what}: {there} of {of} clients replied, the quorum is {needed}. "
+                         + "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in reasons.items()))
+
+
+@dataclass(frozen=True)
+class Failure:
+    client: str
+    operation: str
+    round: int
+    reason: str
+    lasting: bool = True         # True: the client is left out for the rest of the run; False: for the round
+
+    def __str__(self) -> str:
+        return f"{self.client} failed in {self.operation}, round {self.round}: {self.reason}"
+
+
+class Replies(dict):
+    """Replies by client; `failures` names who did not reply and why."""
+
+    failures: dict[str, Failure]
+
+    def __init__(self, replies: dict[str, Any], failures: dict[str, Failure] | None = None):
+        super().__init__(replies)
+        self.failures = failures or {}

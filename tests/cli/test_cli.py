@@ -296,6 +296,19 @@ def test_check_says_that_all_is_well(command, scenario):
     assert command("check", scenario()) == (0, "tiny.yaml is fine: 3 clients, FedMuscle, 2 rounds.\n", "")
 
 
+def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(command, scenario, refused, tmp_path):
+    path = scenario()
+    before = sorted(tmp_path.iterdir())
+    code, out, _ = command("audit", path, "--client", "ada", "--client", "cleo")
+    assert code == 0 and "ada, cleo, each: fedmuscle, 2 rounds" in out and "ben" not in out and "float32[8, 8]" in out and "In all" in out
+    assert "samples 12, modalities" in command("audit", path, "--client", "ada")[1]
+    code, out, _ = command("audit", path, "--algorithm", "fedavg", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["algorithm"] == "fedavg" and list(told["clients"]) == ["ada", "ben", "cleo"]
+    assert sorted(tmp_path.iterdir()) == before
+    assert 'There is no client "bob"' in refused("audit", path, "--client", "bob")
+
+
 def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, tmp_path):
     code, out, err = command("run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64")
     assert code == 0 and not err, err

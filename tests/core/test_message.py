@@ -3,6 +3,7 @@
 import ast
 import json
 import math
+import struct
 from pathlib import Path
 
 import pytest
@@ -196,9 +197,9 @@ def refused_or_sound(data):
         assert same(value, decode(encode(value)))
 
 
-def with_header(header, tail=b""):
+def with_header(header, tail=b"", numbers=()):
     header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    start = FRAME.pack(MAGIC, len(header)) + header
+    start = FRAME.pack(MAGIC, len(header), len(numbers)) + header + b"".join(struct.pack("<q", n) for n in numbers)
     return start + bytes(-len(start) % BLOCK) + tail
 
 
@@ -215,18 +216,22 @@ def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
 
 @pytest.mark.parametrize("header, says", [
     ([], "exactly"),
-    ({"value": 1}, "exactly"),
-    ({"value": 1, "tensors": [], "code": "x"}, "exactly"),
-    ({"value": 1, "tensors": 3}, "exactly"),
-    ({"value": 1, "tensors": [3]}, r"\[dtype, \*shape\]"),
-    ({"value": 1, "tensors": [["float7", 1]]}, r"\[dtype, \*shape\]"),
+    ({"value": ""}, "exactly"),
+    ({"value": "", "tensors": [], "code": "x"}, "exactly"),
+    ({"value": "", "tensors": 3}, "exactly"),
+    ({"value": "", "tensors": [3]}, r"\[dtype, \*shape\]"),
+    ({"value": "", "tensors": [["float7", 1]]}, r"\[dtype, \*shape\]"),
+    ({"value": 1, "tensors": []}, "holds the number 1"),
+    ({"value": [0.5], "tensors": []}, "holds the number 0.5"),
+    ({"value": math.nan, "tensors": []}, "holds the number nan"),
+    ({"value": 0, "tensors": []}, "more than its 0 numbers"),
     ({"value": {"$": 0}, "tensors": []}, "names tensor 0"),
     ({"value": {"$": [0]}, "tensors": []}, "names tensor"),
     ({"value": {"$": True}, "tensors": [["float32", 0]]}, "names tensor True"),
     ({"value": [{"$": 0}, {"$": 0}], "tensors": [["float32", 0]]}, "once"),
-    ({"value": {"$": 0, "b": 1}, "tensors": [["float32", 0]]}, "other keys"),
-    ({"value": {"$b": 1}, "tensors": []}, r"\$b"),
-    ({"value": 1, "tensors": [["float32", 0]]}, "once"),
+    ({"value": {"$": 0, "b": ""}, "tensors": [["float32", 0]]}, "other keys"),
+    ({"value": {"$b": ""}, "tensors": []}, r"\$b"),
+    ({"value": "", "tensors": [["float32", 0]]}, "once"),
     (b'{"value": ' + b"[" * 100_000, "header cannot be read"),
     (b'{"value": ' + b"[" * 50 + b"]" * 50 + b', "tensors": []}', "deeper"),
     (b"\xff\xfe\x00", "header cannot be read"),
@@ -235,6 +240,20 @@ def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
 def test_a_header_that_lies_is_refused(header, says):
     with pytest.raises(MessageError, match=says):
         decode(with_header(header))
+
+
+def test_numbers_are_neither_missing_nor_left_over():
+    assert decode(with_header({"value": [0, {"a": 0}], "tensors": []}, numbers=[7, -1])) == [7, {"a": -1}]
+    with pytest.raises(MessageError, match="carries 2 numbers, and its header stands for fewer"):
+        decode(with_header({"value": [0], "tensors": []}, numbers=[7, -1]))
+    with pytest.raises(MessageError, match="cut short"):
+        decode(FRAME.pack(MAGIC, 4, 2**32 - 1) + bytes(240))
+
+
+@pytest.mark.parametrize("a, b", [(0, 2**63 - 1), (1.0, -1.2345678901234567e-300), (math.nan, 0.5)])
+def test_a_size_tells_nothing_of_the_numbers(a, b):
+    """Many of them: digits would cross a block."""
+    assert size({"n": [a] * 100}) == size({"n": [b] * 100})
 
 
 def test_a_bool_is_zero_or_one():

@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm, normaltest
 
 from unalike import FedAvg, FedMuscle, Privacy, Terms, sends
+from unalike.engines.local import LocalEngine
 from unalike.errors import UserError
 from unalike.privacy import epsilon, noise_for, secret_normal
 from unalike.randomness import stream
@@ -215,3 +216,33 @@ def test_every_exchange_of_representations_does_without_the_losses_of_clients(ho
     notes = [line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"note"' in line]
     assert notes and all('"values": {}' in line for line in notes), "a loss that a client tells is made from its data"
     write(tmp_path / "run")
+
+
+@pytest.mark.parametrize("entropy, releases", [("seed", 3), ("secret", 4)])
+def test_what_is_said_again_with_fresh_noise_is_counted_again(toys, tmp_path, entropy, releases):
+    """A round that was cut short and done again; noise from the seed comes again, and says nothing new."""
+    class Stopped(BaseException):
+        pass
+
+    def stop(event, **facts):
+        if event == "round" and facts["round"] == 3:            # not saved yet
+            raise Stopped
+
+    run = lambda watch: toys.execute(tmp_path / "run", FedAvg(), toys.clients(), privacy=Privacy(noise=0.1, entropy=entropy), watch=watch)
+    with pytest.raises(Stopped):
+        run(stop)
+    assert run(lambda event, **facts: None)["privacy"]["releases"] == releases
+
+
+def test_what_a_client_does_again_in_another_process_is_counted_again(toys, tmp_path, monkeypatch):
+    receive = LocalEngine.receive
+
+    def dies(engine, *given):
+        arrivals = receive(engine, *given)
+        if any(arrival.client == "b" and engine.host.sides["b"].round == 2 for arrival in arrivals) and not engine.repeated:
+            engine.repeated = [("b", "update"), ("b", "describe")]
+        return arrivals
+
+    monkeypatch.setattr(LocalEngine, "receive", dies)
+    made = toys.execute(tmp_path / "run", FedAvg(), toys.clients(), rounds=2, privacy=Privacy(noise=0.1, entropy="secret"))
+    assert made["clients"]["a"]["privacy"]["releases"] == 2 < made["clients"]["b"]["privacy"]["releases"]

@@ -5,13 +5,16 @@ Usage: python on_ray.py FOLDER STEP...
 
 import json
 import os
+import random
 import signal
+import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,7 +106,7 @@ def methods(folder):
 
     def on_ray(case):
         replay = {"replay": folder / case / "here"} if ALGORITHMS[cases[case][0]].asynchronous else {}
-        return go(case, "ray", engine="ray", options={"actors": 1}, **replay)
+        return go(case, "ray", engine="ray", options={"actors": 1, "spare": False}, **replay)
 
     here = {case: go(case, "here") for case in cases}
     ray_engine.connected(None)
@@ -124,19 +127,24 @@ def order(folder):
             "same_ledger": (folder / "here" / "ledger.csv").read_text() == (folder / "ray" / "ledger.csv").read_text()}
 
 
-def killed(folder):
+def killed(folder, after=0.8, rounds=3):
     """An actor killed in the middle of a round: the end is the same, and soon."""
     clients = lambda: toys.clients(3)
-    whole = toys.execute(folder / "whole", Slow(seconds=0.0), clients(), rounds=3)
-    struck, stop = strike(0.8, signal.SIGKILL)
+    whole = toys.execute(folder / "whole", Slow(seconds=0.0), clients(), rounds=rounds)
+    struck, stop = strike(after, signal.SIGKILL)
     calls = []
     try:
-        cut = toys.execute(folder / "cut", Slow(), clients(), rounds=3, engine="ray", watch=lambda event, **facts:
+        cut = toys.execute(folder / "cut", Slow(), clients(), rounds=rounds, engine="ray", watch=lambda event, **facts:
                            calls.append(time.time()) if event == "call" else None)
     finally:
         stop()
     return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}, "struck": len(struck),
             "seconds": min((at for at in calls if at > struck[0]), default=0) - struck[0] if struck else None}
+
+
+def relieved(folder):
+    """As `killed`, once a spare process stands by."""
+    return killed(folder, after=12.0, rounds=30)
 
 
 def frozen(folder):
@@ -177,9 +185,10 @@ def rubbish(folder):
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
     class Bad(ray_engine.Place):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def settle(self, given):
+            told = super().settle(given)
             self.host.__class__ = Strange
+            return told
 
     good, ray_engine.Place = ray_engine.Place, Bad
     try:
@@ -189,15 +198,99 @@ def rubbish(folder):
     return {"failures": results["failures"], "rounds": results["rounds"]}
 
 
-def storm(folder):
-    """Many kills of actors over one run."""
-    whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=30)
-    struck, stop = strike(1.0, signal.SIGKILL, count=25, pause=4.0)
+def storm(folder, rounds=60, kills=50):
+    """Actors killed at random until, with the server, there were so many deaths, a line of `kills` each. The test kills the server."""
+    folder.mkdir(exist_ok=True)
+    deaths, load = folder / "kills", RayEngine.load
+
+    def loaded(engine, *given):
+        load(engine, *given)
+        with deaths.open("a") as file:
+            file.write("up\n")
+        threading.Thread(target=later, args=(engine,), daemon=True).start()
+
+    def later(engine):
+        while deaths.read_text().count("kill") < kills:
+            time.sleep(random.uniform(0.3, 3.0))
+            actor = random.choice(engine.actors)
+            if actor.deaths or not actor.up:                # over one message it may die three times
+                continue
+            try:
+                os.kill(engine.ray.get(actor.hello, timeout=5)[2], signal.SIGKILL)
+            except Exception:
+                continue
+            with deaths.open("a") as file:
+                file.write("kill client\n")
+
+    RayEngine.load = loaded
+    cut = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=rounds, engine="ray")
+    RayEngine.load = load
+    whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
+    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}}
+
+
+def severed(folder):
+    """Two machines: the server's, and one that the network is cut off from in the middle of the run, for a while or for good."""
+    told = {}
+    whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=20)
+    sh = lambda words, **how: subprocess.run(words.split(), check=True, capture_output=True, **how)
+    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--disable-usage-stats"]
+    there = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
+    time.sleep(0.5)
+    inside = f"nsenter -t {there.pid} -n "
+    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"              # addresses are on lo: a cut leaves each machine its own
+    for words in ("ip link add here type veth peer name there", f"ip link set there netns {there.pid}", "ip addr add 10.77.0.1/32 dev lo",
+                  "ip link set here up", route, f"{inside}ip link set lo up", f"{inside}ip addr add 10.77.0.2/32 dev lo",
+                  f"{inside}ip link set there up", f"{inside}ip route add 10.77.0.1/32 dev there src 10.77.0.2"):
+        sh(words)
+    env = {**os.environ, "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
+           "RAY_health_check_failure_threshold": "8"}
+    start = lambda *more, before="": subprocess.Popen([*before.split(), *ray, *more], stdout=subprocess.DEVNULL,
+                                                      stderr=subprocess.DEVNULL, env=env)
+    nodes = [start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=4", "--include-dashboard=false")]
     try:
-        cut = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=30, engine="ray")
+        while subprocess.run([sys.executable, "-c", "import socket; socket.create_connection(('10.77.0.1', 6379), 1)"],
+                             capture_output=True).returncode:
+            time.sleep(0.2)
+        time.sleep(2.0)
+        nodes.append(start("--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2", "--num-cpus=2", before=inside))
+        cluster = ray_engine.connected("10.77.0.1:6379")
+        while cluster.cluster_resources().get("CPU", 0) < 6:
+            time.sleep(0.2)
+        for name, cut_for in (("healed", 4.0), ("cut", None)):
+            load = RayEngine.load
+            calls = []
+
+            def loaded(engine, *given, cut_for=cut_for, load=load, name=name):
+                load(engine, *given)
+                used = {engine.ray.get(actor.hello)[1] for actor in engine.actors}
+
+                def later():
+                    time.sleep(4.0)
+                    told[name] = {"nodes": len(used), "at": time.time()}
+                    sh("ip link set here down")
+                    if cut_for:
+                        time.sleep(cut_for)
+                        sh("ip link set here up")
+                        sh(route)
+
+                threading.Thread(target=later, daemon=True).start()
+
+            RayEngine.load = loaded
+            try:
+                run = toys.execute(folder / name, Slow(), toys.clients(3), rounds=20, engine="ray",
+                                   options={"address": "10.77.0.1:6379", "actors": 3},
+                                   watch=lambda event, calls=calls, **facts: calls.append(time.time()) if event == "call" else None)
+            finally:
+                RayEngine.load = load
+            after = [at for at in calls if at > told[name].pop("at")]
+            told[name] |= {"same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
+                           "longest": max((b - a for a, b in pairwise(after)), default=0)}
     finally:
-        stop()
-    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}, "struck": len(struck)}
+        for process in [*nodes, there]:
+            process.terminate()
+            process.wait(30)
+    return told
 
 
 def server(folder):

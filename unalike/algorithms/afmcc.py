@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, State, operation, question, sends, together
+from unalike.algorithm import Algorithm, ClientSide, Embedded, State, operation, question, sends, together
 from unalike.clusters import judged
 from unalike.federation import Ask, Federation, Replies
+from unalike.forms import Shape, outline
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
-from unalike.message import Value
 from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
 from unalike.randomness import stream
@@ -26,6 +26,18 @@ from unalike.training import Diverged, Recorded, Stack, pad
 
 Parameters = dict[str, Tensor]
 RECORDS = 4              # that a client keeps: which others it comes together with may vary
+
+
+class Weighed(TypedDict):
+    shares: Annotated[list[float], Shape("clients")]         # how much each model counts
+
+
+class Visited(TypedDict):
+    parameters: Parameters
+
+
+class Chosen(Weighed, Visited):
+    pass
 
 
 @dataclass
@@ -81,6 +93,10 @@ class AFMCC(Algorithm):
     def take(self, fed: Federation, replies: Replies) -> dict[str, Ask]:
         """Weights found: send the mixture. Trained: keep the model."""
         place = {client: i for i, client in enumerate(fed.cards)}
+        known = outline({name: each[0] for name, each in fed.state["models"].items()})
+        for client in [c for c, reply in replies.items() if "parameters" in reply and outline(reply["parameters"]) != known]:
+            fed.refuse(client, "visit", "its parameters have other names or shapes than the federation's")
+            del replies[client]
         for client, reply in replies.items():           # all of this instant first: they count for everyone's next message
             if "shares" in reply:
                 fed.state["shares"][place[client]] = torch.tensor(reply["shares"], dtype=torch.float64)
@@ -123,28 +139,28 @@ class AFMCC(Algorithm):
 
         @operation
         @sends("parameters")
-        def pretrain(self) -> Value:
+        def pretrain(self) -> Parameters:
             self.passing = True
             return descend([self], [dict(self.model.state_dict())], self.algorithm.pretraining, turns=5)[0]
 
         @question
         @together
-        def weigh(sides: "list[AFMCC.Side]", models: list[Parameters], own: list[int]) -> list[Value]:
+        def weigh(sides: "list[AFMCC.Side]", models: list[Parameters], own: list[int]) -> list[Weighed]:
             """How much each model counts here."""
             distances = deviations(sides, models, own)
             return [{"shares": side.shares(each)} for side, each in zip(sides, distances, strict=True)]
 
         @operation
-        def choose(self, models: Parameters, own: int) -> Value:
+        def choose(self, models: Parameters, own: int) -> Chosen:
             """Weigh, mix and train: all models came."""
             shares = self.shares(deviations([self], [models], [own])[0])
             mixed = {name: mix(torch.tensor([shares], dtype=torch.float64), each)[0] for name, each in models.items()}
-            return {"shares": shares, **AFMCC.Side.visit([self], [mixed])[0]}
+            return {"shares": shares, "parameters": AFMCC.Side.visit([self], [mixed])[0]["parameters"]}
 
         @operation
         @together
         @sends(parameters="parameters")
-        def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Value]:
+        def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Visited]:
             """Train from the mixture."""
             for side in sides:
                 side.passing = True
@@ -163,7 +179,7 @@ class AFMCC(Algorithm):
             self.passing = False
 
         @question
-        def appraise(self, parameters: Parameters) -> Value:
+        def appraise(self, parameters: Parameters) -> Embedded:
             """Fused features of given parameters, and the labels, for the server to cluster and score."""
             encoder = self.autoencoder
             own = {name: t.clone() for name, t in encoder.state_dict().items()}

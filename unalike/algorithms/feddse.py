@@ -24,8 +24,7 @@ class FedDSE(Narrowing):
         super().acquaint(fed)
         known = fed.state.setdefault("excitement", {})
         due = [c for c in fed.here if c in fed.state["group"] and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every]
-        found = fed.call("excited", clients=due, each={c: {"parameters": self.model(fed, c)} for c in due})
-        known |= {c: {"round": fed.round, "of": [units[:, 0] for units in told]} for c, told in found.items()}
+        known |= {c: {"round": fed.round, "of": [units[:, 0] for units in told]} for c, told in self.excitement(fed, due).items()}
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         widths, ratio = self.widths(fed, client), fed.state["ratio"][client]

@@ -8,7 +8,7 @@ gradient (as small as the representations, whatever M is), the peers' representa
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from unalike.algorithm import Algorithm, ClientSide, operation, sends
 from unalike.data.public import PublicOrder
 from unalike.data.samples import Samples
 from unalike.federation import Federation
+from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
@@ -104,8 +105,8 @@ class FedMuscle(Algorithm):
         """One pass with an exchange for every batch; returns each client's mean loss."""
         total: dict[str, list[float]] = {}
         exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
-        for batch in range(len(fed.public(self.batch))):
-            views = dict(fed.call("represent", epoch=epoch, batch=batch))
+        for batch, rows in enumerate(fed.public(self.batch).batches(round, epoch)):
+            views = dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": len(rows)}))
             drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
             if not drawn:
                 continue
@@ -216,7 +217,7 @@ class FedMuscle(Algorithm):
 
         @operation
         @sends("rows")
-        def represent(self, epoch: int, batch: int) -> Value:
+        def represent(self, epoch: int, batch: int) -> Annotated[Tensor, Shape("rows", "width")]:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
             self.work += len(self.walk(epoch)[batch]) / 3
@@ -233,13 +234,13 @@ class FedMuscle(Algorithm):
             move(optimiser, self.training.clip)
 
         @operation
-        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Value:
+        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> float:
             """The same step from the peers' representations."""
             z = self.recall(epoch, batch)
             return self.descend(self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures), len(z))
 
         @operation
-        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Value:
+        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> float:
             """The same step from the paper's S and alpha (eq. 5)."""
             z = self.recall(epoch, batch)
             rows = positive_rows(len(z), round(math.log(len(log_alpha), len(z))))
@@ -247,7 +248,7 @@ class FedMuscle(Algorithm):
 
         @operation
         @sends("rows")
-        def represent_all(self) -> Value:
+        def represent_all(self) -> Annotated[Tensor, Shape("public_rows", "width")]:
             """(|D|, d) of the whole public set."""
             self.model.eval()
             with torch.no_grad():
@@ -256,7 +257,7 @@ class FedMuscle(Algorithm):
             return torch.cat(parts)
 
         @operation
-        def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> Value:
+        def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
             """A walk through the public set towards representations that stay as they were when it began."""
             total, count = 0.0, 0
             for batch, rows in enumerate(self.walk(epoch)):

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from unalike.algorithm import operation, sends, steady
-from unalike.averaging import Averaging, AveragingSide, Parameters
+from unalike.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.federation import Federation, Replies
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
-from unalike.message import Value
 from unalike.models.model import Model
 from unalike.tasks import MultiLabel
 
 LOOKED_AT = 256         # rows of a client whose features are measured after a round
+
+
+class Collapsing(Update):
+    collapse: dict[str, float]
 
 
 @dataclass
@@ -82,7 +85,7 @@ class FedNCA(Averaging):
 
         @operation
         @sends(parameters="parameters", samples="open")
-        def update(self, parameters: Parameters) -> Value:
+        def update(self, parameters: Parameters) -> Collapsing:
             return super().update(parameters) | {"collapse": self.collapsed()}
 
         def collapsed(self) -> dict[str, float]:

@@ -25,7 +25,7 @@ class FlexFL(Narrowing):
         super().acquaint(fed)
         shares = fed.state.setdefault("shares", {})
         due = [c for c in fed.here if c in fed.state["group"] and fed.state["group"][c] not in shares]
-        found = fed.call("excited", clients=due, each={c: {"parameters": self.model(fed, c)} for c in due})
+        found = self.excitement(fed, due)
         for group in dict.fromkeys(fed.state["group"][c] for c in found):
             told = [found[c] for c in found if fed.state["group"][c] == group]
             idle = [sum(float(each[i][:, 1].mean()) for each in told) / len(told) for i in range(len(told[0]))]

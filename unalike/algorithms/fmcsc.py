@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from unalike.algorithm import operation
-from unalike.averaging import Averaging, AveragingSide, Parameters
+from unalike.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.federation import Federation
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
-from unalike.message import Value
 from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
+
+
+class Informed(Update):
+    information: dict[str, float]          # of each view
 
 
 @dataclass
@@ -78,14 +81,14 @@ class FMCSC(Averaging):
             return made
 
         @operation
-        def pretrain(self, given: Parameters) -> Value:
+        def pretrain(self, given: Parameters) -> Parameters:
             self.receive(given)
             self.passing = True
             self.learn(self.algorithm.pretraining, self.optimiser(fresh=True), self.task_loss)
             return self.shared()
 
         @operation
-        def update(self, parameters: Parameters, whole: Parameters | None = None) -> Value:
+        def update(self, parameters: Parameters, whole: Parameters | None = None) -> Informed:
             self.whole = parameters if whole is None else whole
             told = super().update(parameters)
             self.whole, net, x = None, self.views, self.rows()
@@ -96,7 +99,7 @@ class FMCSC(Averaging):
             return told
 
         @operation
-        def train(self) -> Value:
+        def train(self) -> float:
             if self.round == 1:
                 self.learn(self.algorithm.pretraining, self.optimiser(fresh=True), self.task_loss)
             return self.learn(loss=self.loss)

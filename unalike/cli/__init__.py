@@ -103,6 +103,31 @@ def check(
 
 
 @app.command()
+def audit(
+    file: Annotated[str, typer.Argument(metavar="SCENARIO", help="A shipped scenario or a YAML file.")],
+    algorithm: Annotated[str | None, typer.Option(help="Another method than the scenario's.")] = None,
+    client: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only of this client; may be repeated.")] = None,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """What each client would send and be sent, to the byte, by a rehearsal: each operation is done once."""
+    from functools import partial
+
+    from unalike.cli.audit import show
+    from unalike.runs import prepare, quiet
+    from unalike.runs.audit import audit as rehearse
+    from unalike.runs.fit import rest
+    from unalike.scenarios import load
+    scenario, method = load(file, algorithm, settings, partial(rest, folder=data_dir))
+    found = rehearse(prepare(scenario, method, None, data_dir, quiet), client)
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
+
+
+@app.command()
 def compare(paths: Annotated[list[Path], typer.Argument(metavar="RUN...")],
             as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False) -> None:
     """Runs side by side, paired over seeds, with confidence intervals."""

@@ -7,11 +7,31 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from unalike.client import Card, Client
 from unalike.engines.store import Store
-from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping, size
+from unalike.forms import look
+from unalike.message import LIMIT, MessageError, Value, decode, encode, size
+
+
+class Request(TypedDict):
+    """What a client is sent."""
+
+    operation: str
+    number: int
+    round: int
+    turn: int
+    body: dict
+
+
+class Answer(TypedDict):
+    """What it sends back."""
+
+    number: int
+    body: NotRequired[Any]
+    failure: NotRequired[str]
+    work: NotRequired[float]
 
 
 class Host:
@@ -30,6 +50,9 @@ class Host:
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
+        if wrong := look(Request)(message, {}, "the message"):
+            told: Any = message.get("number") if isinstance(message, dict) else None
+            return {"number": told if isinstance(told, int) else 0, "failure": f"it refuses what it was sent: {wrong}"}
         number: Any = message["number"]
         try:
             self._awake(client)
@@ -46,10 +69,11 @@ class Host:
         return reply
 
     def answer(self, client: str, data: Any, limit: int = LIMIT) -> bytearray:
-        """`handle` for a message that came as bytes; the answer leaves as bytes."""
-        reply = self.handle(client, mapping(decode(data, limit)))
+        """`handle` for a message that came as bytes, or for bytes that are none; the answer leaves as bytes."""
+        reply: dict[str, Any] = {"number": 0}
         try:
-            return encode(reply, limit)
+            told: Any = decode(data, limit)
+            return encode(reply := self.handle(client, told), limit)
         except MessageError as error:
             return encode({"number": reply["number"], "failure": str(error)})
 

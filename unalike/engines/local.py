@@ -30,6 +30,7 @@ class LocalEngine:
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
         self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
         self.order = 0
+        self.repeated: list[tuple[str, str]] = []                          # a process that dies ends the run
         count = min(workers, len(clients))
         hosts = [Host(clients, side, self.store, -(-alive // max(count, 1))) for _ in range(max(count, 1))]
         self.told: dict[str, Card] = {c.id: c.card() for c in clients}

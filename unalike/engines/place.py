@@ -19,19 +19,21 @@ KEEP = 2.0                 # seconds of work until clients are stored in the mid
 
 
 class Place:
-    """A host of some clients, and the folder they are stored in."""
+    """A host of some clients, once they are given, and the folder they are stored in."""
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, token: str, alive: int, limit: int,
-                 threads: int):
+    host: Host
+
+    def __init__(self, folder: Path, token: str, alive: int, limit: int, threads: int):
         torch.set_num_threads(threads)
-        store = Fenced(folder, token)
-        store.check_token()
-        self.host, self.limit = Host(clients, side, store, alive), limit
+        self.store, self.alive, self.limit = Fenced(folder, token), alive, limit
+        self.store.check_token()
         self.worked, self.pause = 0.0, KEEP              # seconds since clients were stored, and until they are stored again
 
-    def cards(self) -> tuple[bytes, str, int]:
-        """What its clients tell at the door, and where it runs."""
+    def settle(self, given: tuple[list[Client], Callable[[Client], Any]]) -> tuple[bytes, str, int]:
+        """These clients live here now, with their sides: what they tell at the door, and where it is."""
         import ray
+        clients, side = given
+        self.host = Host(clients, side, self.store, self.alive)
         told = encode({id: card.as_dict() for id, card in self.host.cards().items()})
         return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
 

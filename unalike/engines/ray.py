@@ -22,10 +22,12 @@ from pydantic import Field
 
 from unalike.client import Card, Client
 from unalike.engine import Arrival
+from unalike.engines.host import Answer
 from unalike.engines.place import Place, seal
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
+from unalike.forms import look
 from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
 
 SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
@@ -38,12 +40,13 @@ class RayEngine:
     """Carries calls to `actors` Ray actors with `cpus` and `gpus` each (parts of one, too), which share the clients among them.
 
     `address` is that of a cluster, "auto" the one of this machine; without it a cluster is started here. An actor with something to do
-    that answers nothing for `timeout` seconds is replaced, and the client it was busy with has failed.
+    that answers nothing for `timeout` seconds is replaced, and the client it was busy with has failed. A `spare` process, which imported
+    everything (most of what a new one takes), stands by from the first checkpoint on where actors have no GPU.
     """
 
     def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, alive: int = 256, limit: int = LIMIT, *,
                  address: str | None = None, actors: Annotated[int, Field(ge=1)] | None = None, cpus: Positive = 1.0,
-                 gpus: Annotated[float, Field(ge=0)] = 0.0, timeout: Positive = 600.0):
+                 gpus: Annotated[float, Field(ge=0)] = 0.0, timeout: Positive = 600.0, spare: bool = True):
         if gpus == 0 and (there := [c for c in clients if torch.device(c.device).type != "cpu"]):
             raise UserError(f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25")
         self.ray = connected(address)
@@ -54,17 +57,19 @@ class RayEngine:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         seal(self.folder).write_text(self.token)
         count = min(len(clients), room(self.ray.cluster_resources(), actors, cpus, gpus))
-        make = self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0)(Place)
-        self.start = lambda own: make.remote(own, side, self.folder, self.token, -(-alive // count), limit, max(1, int(cpus)))
+        make, idle = (self.ray.remote(num_cpus=share, num_gpus=gpus, max_restarts=0)(Place) for share in (cpus, 0))
+        how = (self.folder, self.token, -(-alive // count), limit, max(1, int(cpus)))
+        self.start, self.stand_by = (lambda: make.remote(*how)), (lambda: idle.remote(*how) if spare and not gpus else None)
+        self.spare: Any = None
         self.actors = []
         for own in (clients[i::count] for i in range(count)):
             try:
-                sent = self.ray.put(own)
-                self.actors.append(Actor([c.id for c in own], sent, self.start(sent)))
+                self.actors.append(Actor([c.id for c in own], self.ray.put((own, side)), self.start()))
             except (TypeError, AttributeError) as error:
                 raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
         self.home = {client: actor for actor in self.actors for client in actor.clients}
         self.arrived: dict[int, Arrival] = {}                              # not yet delivered, by number
+        self.repeated: list[tuple[str, str]] = []
         try:
             self.told = self._cards(clients)
         except BaseException:
@@ -177,7 +182,10 @@ class RayEngine:
             actor.deaths = 0
             if number not in actor.dropped:
                 self.arrived[number] = Arrival(asked.message[0], self.now, 0, {"number": number, "failure": reason})
-        actor.begin(self.start(actor.data))
+        process, self.spare = self.spare or self.start(), None
+        actor.begin(process)
+        self.spare = self.stand_by()
+        self.repeated += [(client, operation) for client, operation, _ in [*actor.told, *(asked.message for asked in actor.asked.values())]]
         for message in actor.told:
             actor.ready = actor.process.handle.remote(*message)
         again, actor.asked = actor.asked, {}
@@ -196,6 +204,7 @@ class RayEngine:
         self._tell_all("save", round)
         for actor in self.actors:
             actor.told = []
+        self.spare = self.spare or self.stand_by()
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
         self.since = time.monotonic() - now
@@ -225,8 +234,8 @@ class RayEngine:
 
     def close(self) -> None:
         """Ends the actors; the cluster, where it was started here, ends with this program."""
-        for actor in self.actors:
-            self.ray.kill(actor.process)
+        for process in [*(actor.process for actor in self.actors), *([self.spare] if self.spare else [])]:
+            self.ray.kill(process)
 
 
 Posted = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
@@ -242,7 +251,7 @@ class Actor:
     """The server's end of one."""
 
     def __init__(self, clients: list[str], data: Any, process: Any):
-        self.clients, self.data = clients, data          # their ids; Ray's reference to them
+        self.clients, self.data = clients, data          # their ids; Ray's reference to them and to what makes their sides
         self.asked: dict[int, Asked] = {}                # not yet answered, in order
         self.told: list[Posted] = []                       # what changed a client since it was stored, in order
         self.dropped: set[int] = set()                   # nobody waits for these
@@ -251,7 +260,7 @@ class Actor:
         self.begin(process)
 
     def begin(self, process: Any) -> None:
-        self.process, self.hello, self.up = process, process.cards.remote(), False
+        self.process, self.hello, self.up = process, process.settle.remote(self.data), False
         self.ready = self.hello                          # the last thing it does before it is up
 
     def post(self, number: int, message: Posted, now: float) -> None:
@@ -301,9 +310,11 @@ def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: flo
 def read(data: Any, number: int, limit: int) -> dict[str, Any]:
     """A reply from its bytes; from anything else, a failure."""
     try:
-        reply = mapping(decode(memoryview(data), limit))
-        if reply.get("number") != number or not ("body" in reply or isinstance(reply.get("failure"), str)):
-            raise MessageError(f"it answers message {str(reply.get('number'))[:20]}, not {number}, or holds nothing")
+        reply: Any = decode(memoryview(data), limit)
+        if wrong := look(Answer)(reply, {}, "it"):
+            raise MessageError(wrong)
+        if reply["number"] != number or not ("body" in reply or "failure" in reply):
+            raise MessageError(f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing")
     except (MessageError, TypeError) as error:
         return {"number": number, "failure": f"its reply is no message: {error}"}
     return reply

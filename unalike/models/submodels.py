@@ -194,8 +194,8 @@ def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | di
     if x is not None:
         tried(small, renumbered(widths, keep), x, fixed)
         if shaped(small, x) != (full := shaped(model, x)):
-            raise UserError(f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full width; "
-                            "let it ask its weights, or name it in `fixed`")
+            raise UserError(f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full "
+                            "width; let it ask its weights, or name it in `fixed`")
     return small
 
 

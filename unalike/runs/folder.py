@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ class Folder:
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":     # a killed run left half a line
                 file.write(b"\n")
             file.write(json.dumps({"event": event, "time": time.time(), **facts}).encode() + b"\n")
+
+    def events(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Those of a kind, as they happened; half a line of a killed run is none."""
+        for line in (self.path / "events.jsonl").read_text().splitlines():
+            with suppress(ValueError):
+                if f'"event": "{kind}"' in line and (told := json.loads(line))["event"] == kind:
+                    yield told
 
     def write(self, name: str, text: str) -> None:
         partial = self.path / f"{name}.{os.getpid()}.partial"

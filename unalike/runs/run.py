@@ -23,6 +23,7 @@ from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
 from unalike.errors import Problems, UserError
 from unalike.federation import Federation, QuorumError
+from unalike.forms import Declared, declared
 from unalike.ledger import Ledger
 from unalike.message import Value
 from unalike.privacy import Privacy, releases
@@ -55,6 +56,7 @@ class Run:
         self.carrier = engine_class(engine)
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
+        self.cost: dict[str, int] = {}          # releases of the last reply to each operation
         if not clients:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
@@ -93,11 +95,14 @@ class Run:
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay)
+                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
+                             self.declared, self.lengths)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
+                for event in self.folder.events("released"):        # also of the round that is done again now, with fresh noise
+                    fed.released[event["client"]] = max(fed.released[event["client"]], event["releases"])
             else:
                 engine.load(0, 0.0, [])
             self.serve(fed, lambda: before + time.time() - begun)
@@ -136,6 +141,7 @@ class Run:
 
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
+        self.count_again(fed)
         federation = fed.memory()
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
@@ -145,6 +151,7 @@ class Run:
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """What came of it, per client and in all."""
+        fed.manned()
         fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
         self.watch("sent", bytes={way: fed.ledger.total(way) for way in ("up", "down")})
@@ -160,6 +167,7 @@ class Run:
             guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
         settle(fed)
         about = fed.call("describe", clients=fed.everyone, quorum=0)
+        self.count_again(fed)
         fed.engine.save(fed.round + 1)
         clients = {}
         for id, card in fed.cards.items():
@@ -204,7 +212,7 @@ class Run:
         try:
             engine.load(0, 0.0, [])
             terms = Terms(evaluations=self.terms.evaluations, participation=self.terms.participation, dropout=self.terms.dropout, quorum=0)
-            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone)
+            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone, declared=self.declared, lengths=self.lengths)
             fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone, quorum=0, common=not self.algorithm.personal and all(
                 card.tested_on == "common" for card in fed.cards.values()))
             self.algorithm.alone(fed)
@@ -259,12 +267,35 @@ class Run:
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         side = partial(make_side, self.algorithm, self.training, self.seed, guarded, privacy)
-        return self.carrier(self.clients, side, place, alive=self.alive, **self.options)
+        limit = {"limit": self.terms.message_bytes} if self.terms.message_bytes is not None else {}
+        return self.carrier(self.clients, side, place, alive=self.alive, **limit, **self.options)
+
+    def declared(self, operation: str) -> Declared:
+        return declared(getattr(self.algorithm.Side, operation))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Fields of the method that may be lengths of axes."""
+        return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
     def releases(self, operation: str, reply: Value) -> int:
-        return releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
+        self.cost[operation] = releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
+        return self.cost[operation]
+
+    def count_again(self, fed: Federation) -> None:
+        """What a client did again, because its process died, it said again: with secret noise that is another release."""
+        while self.secret and fed.engine.repeated:
+            client, operation = fed.engine.repeated.pop()
+            if count := self.cost.get(operation, 0):
+                fed.release(client, count)
+
+    @property
+    def secret(self) -> bool:
+        return self.privacy is not None and self.privacy.entropy == "secret"
 
     def tell(self, event: str, **facts: Any) -> None:
+        if event == "released" and not self.secret:             # noise from the seed comes again: nothing new is said
+            return
         if event == "picture":
             leave(self.folder.path, **facts)
             return

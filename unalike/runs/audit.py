@@ -1,0 +1,104 @@
+"""What each client would send and be sent, to the byte, before it joins. Knows methods only by what all of them share.
+
+The whole run is rehearsed: the server's program with all its rounds, and each client's operations, each done once and answered the same
+when it is asked again with the same names, shapes and numbers. A message's size follows from these (message.py), so it is the run's.
+"""
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unalike.algorithm import Algorithm
+from unalike.client import Client
+from unalike.engines.host import Host
+from unalike.engines.local import LocalEngine
+from unalike.errors import UserError, unknown
+from unalike.federation import Terms
+from unalike.forms import described
+from unalike.ledger import FREE
+from unalike.message import Value, leaves, size
+from unalike.privacy import Privacy
+from unalike.runs.folder import Folder
+from unalike.runs.run import Run, make_side
+from unalike.training import Training
+
+
+class Rehearsing(Host):
+    """Does each operation once, and writes down what passes."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.done: dict[Any, dict[str, Any]] = {}
+        self.passed: dict[str, dict[tuple, dict[str, Any]]] = {client: {} for client in self.clients}
+
+    def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
+        reply = super().handle(client, message)
+        self.note(client, message, "down", message["body"], size(message))
+        self.note(client, message, "up", reply["body"] if "body" in reply else {"failure": reply["failure"]}, size(reply))
+        return reply
+
+    def note(self, client: str, message: dict[str, Any], way: str, body: Value, bytes: int) -> None:
+        form = described(body)
+        entry = self.passed[client].setdefault((message["operation"], way, repr(form), bytes), {
+            "operation": message["operation"], "way": way, "measuring": message["operation"] in FREE, "bytes": bytes, "rounds": {},
+            "holds": [{"name": path, "kind": kind, "shape": shape} for path, kind, shape in form]})
+        entry["rounds"][message["round"]] = entry["rounds"].get(message["round"], 0) + 1
+
+    def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
+        return []
+
+    def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
+        key = (client, message["operation"], *((path, leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else (path, leaf)
+                                               for path, leaf in leaves(message["body"])))
+        if key not in self.done:
+            self.done[key] = super()._run(client, message)
+        return dict(self.done[key])
+
+
+def audit(made: Run, clients: list[str] | None = None) -> dict[str, Any]:
+    """Of these clients of a run that is ready to go, or of all: what each tells at the door, every kind of message with what it holds, its
+    bytes and how many there are in each round, and the bytes in all. Nothing is left of the rehearsal."""
+    for client in clients or ():
+        if client not in made.cards:
+            raise UserError(unknown("client", client, made.cards))
+    hosts: list[Rehearsing] = []
+
+    def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
+        side = partial(make_side, made.algorithm, made.training, made.seed, guarded, privacy)
+        carrier = LocalEngine(made.clients, side, place, tick=made.terms.tick)
+        carrier.host = Rehearsing(made.clients, side, carrier.store, made.alive)
+        hosts.append(carrier.host)
+        return carrier
+
+    with tempfile.TemporaryDirectory() as folder:
+        made.folder, made.alone, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), False, engine    # type: ignore
+        made.go()
+    told = {client: {"card": made.cards[client].as_dict(), "messages": list(entries.values()), "bytes": totals(list(entries.values()))}
+            for client, entries in hosts[0].passed.items() if not clients or client in clients}
+    return {"scenario": made.name, "algorithm": made.method, "seed": made.seed, "rounds": made.training.rounds, "clients": told}
+
+
+def totals(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Bytes each way, of the method and of measuring, and of the method by round."""
+    def total(way: str, measuring: bool, round: int | None = None) -> int:
+        return sum(each["bytes"] * count for each in messages if each["way"] == way and each["measuring"] is measuring
+                   for number, count in each["rounds"].items() if round in (None, number))
+
+    rounds = sorted({number for each in messages if not each["measuring"] for number in each["rounds"]})
+    return {"up": total("up", False), "down": total("down", False), "measuring": {way: total(way, True) for way in ("up", "down")},
+            "by_round": {str(number): {way: total(way, False, number) for way in ("up", "down")} for number in rounds}}
+
+
+def alone(client: Client, algorithm: Algorithm, training: Training, terms: Terms | None = None, *, method: str, others: int | None = None,
+          seed: int = 0, privacy: Privacy | None = None, safeguard: bool = False) -> dict[str, Any]:
+    """The audit of one client that knows none of the others: they are played by copies of it, as few as the method does with."""
+    rows = len(client.public) if client.public is not None else 0
+    count = others if others is not None else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
+    copies = [client, *(replace(client, id=f"{client.id}'{i}") for i in range(1, count + 1))]
+    made = Run(None, algorithm, copies, training, terms or Terms(), name=client.id, method=method, seed=seed, alone=False,
+               privacy=privacy, safeguard=safeguard)
+    return audit(made, [client.id])
