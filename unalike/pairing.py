@@ -58,6 +58,7 @@ def train_tiny(out: Path | None = None, steps: int = 400, batch: int = 128, rate
     """The weights of vlm-tiny, whole, from scenes of the digits that are for training; scenes of the others say how good they are."""
     began = time.monotonic()
     table, draws = load_dataset("digits"), stream(seed, "scenes")
+    assert isinstance(table.x, Tensor)
     digits = [(table.x[rows].mul(255).byte(), table.targets["digit"][rows]) for rows in (table.train, table.test)]
     with scope(seed, "tiny"):
         model = TinyVLM((1, 16, 16), weights="none").requires_grad_(True)
@@ -126,8 +127,8 @@ def align(images: Tensor, captions: Tensor, width: int = 512, epochs: int = 30, 
                 slope.step()
     for layer, mean, spread in zip(layers, means, spreads):
         layer.requires_grad_(False)
-        layer.weight /= spread
-        layer.bias -= layer.weight @ mean
+        layer.weight.div_(spread)
+        layer.bias.sub_(layer.weight @ mean)
     return layers[0], layers[1], logs.exp().item()
 
 

@@ -19,7 +19,7 @@ from unalike.data.table import Table
 from unalike.tasks import MultiLabel
 
 Size = Annotated[int, Field(ge=8)]
-Rows = list[tuple[Path, Sequence[float]]]       # an image's file, and its labels: 1 present, 0 absent, -1 unknown
+Rows = Sequence[tuple[Path, Sequence[float]]]       # an image's file, and its labels: 1 present, 0 absent, -1 unknown
 SPLIT_SEED, TRAIN_SHARE = 60, 0.8               # MLRSNet has no official split
 
 
@@ -95,7 +95,7 @@ def multiscene(folder: str | None = None, size: Size = 224, broken: Broken = "re
 def mlrsnet(folder: str | None = None, size: Size = 224, broken: Broken = "refuse") -> Table:
     """MLRSNet: 109161 aerial photographs, 60 labels; 80 % of each of its 46 folders to train; needs MLRSNet with Labels and Images."""
     home = placed("mlrsnet", folder, ("MLRSNet", "mlrsnet"), ("Labels", "Images"), "https://data.mendeley.com/datasets/7j9bv9vwsx/3")
-    parts: list[Rows] = [[], []]
+    parts: list[list[tuple[Path, Sequence[float]]]] = [[], []]
     classes: list[str] = []
     for file in sorted((home / "Labels").glob("*.csv")):
         columns, rows = marked(file, lambda image, file=file: home / "Images" / file.stem / image)     # type: ignore[misc]
@@ -154,7 +154,8 @@ def table(name: str, parts: Sequence[Rows], classes: Sequence[str], size: int, b
         if len(marks) != len(classes):
             raise ValueError(f"{name}: {file.name} has {len(marks)} labels, there are {len(classes)} classes")
     x = np.empty((len(rows), size, size, 3), np.uint8)
-    wrong, good = [], []
+    wrong: list[str] = []
+    good: list[int] = []
     for i, (file, _, _) in enumerate(rows):
         try:
             x[len(good)] = squeezed(file, size)

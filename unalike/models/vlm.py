@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -110,8 +111,10 @@ class Towers(VisionLanguage):
 
     def __init__(self, eye: nn.Module, reader: nn.Module, seen: nn.Module, told: nn.Module, shape: Sequence[int], scale: float):
         super().__init__()
-        self.eye, self.reader, self.seen, self.told, self.scale = eye, reader, seen, told, scale
-        self.word, self.context, self.begin, self.end = reader.word, reader.context, reader.begin, reader.end
+        self.eye: Any = eye
+        self.reader: Any = reader
+        self.seen, self.told, self.scale = seen, told, scale
+        self.word, self.context, self.begin, self.end = (getattr(reader, name) for name in ("word", "context", "begin", "end"))
         self.requires_grad_(False).eval()
         with torch.no_grad():
             places, whole = self.see(torch.zeros(1, *shape))
