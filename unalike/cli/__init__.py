@@ -177,6 +177,49 @@ def bench(
               data_dir=data_dir)
 
 
+@app.command(name="train-vlm")
+def train_vlm(
+    model: Annotated[str, typer.Argument(help="small (Flickr8k; EfficientNet-lite0 and MiniLM) or tiny (scenes of digits).")] = "small",
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="File for the weights; without it they are only judged.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Number all randomness comes from.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make a small model that sees and reads, and say how good it is."""
+    from unalike.errors import UserError, unknown
+    from unalike.pairing import train_small, train_tiny
+    if model not in ("small", "tiny"):
+        raise UserError(unknown("model to train", model, ("small", "tiny")))
+    result = train_tiny(out, seed=seed) if model == "tiny" else train_small(data_dir, out, device, seed=seed)
+    if as_json:
+        print_json(result)
+        return
+    for about, numbers in result.items():
+        if isinstance(numbers, dict):
+            told = {k: v for k, v in numbers.items()} if not all(isinstance(v, dict) for v in numbers.values()) else {
+                f"{name}, {k}": v for name, each in numbers.items() for k, v in each.items()}
+            typer.echo(f"{about}: " + ", ".join(f"{k} {v:.1f}" for k, v in told.items()))
+
+
+@app.command()
+def conditions(
+    classes: Annotated[str, typer.Option(help="Names with commas between.")],
+    endpoint: Annotated[str, typer.Option(metavar="URL", help="An OpenAI-compatible server, up to /v1; its key in UNALIKE_API_KEY.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model that server has.")],
+    count: Annotated[int, typer.Option(min=1, help="How many conditions.")] = 5,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="YAML file, with where they come from.")] = None,
+) -> None:
+    """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
+    from unalike.conditions import asked, write
+    made = asked(classes.split(","), endpoint, model, count, timeout, watch=lambda line: typer.echo(line, err=True))
+    if out is not None:
+        write(out, made)
+    for name in made["conditions"]:
+        typer.echo(name)
+
+
 def tell(results: dict, as_json: bool) -> None:
     from unalike.report import show
     if as_json:
