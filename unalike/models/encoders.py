@@ -14,6 +14,8 @@ from unalike.models.autoencoder import Autoencoder, Size
 from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
+from unalike.models.minilm import MiniLM
+from unalike.models.words import TinyVLM
 
 
 class MLP(nn.Module):
@@ -130,7 +132,7 @@ class Block(nn.Module):
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
-    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText,
+    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "vlm-tiny": TinyVLM,
 }
 
 
