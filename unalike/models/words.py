@@ -10,8 +10,7 @@ from unalike.models.vlm import Towers
 
 PAD, BEGIN, END, STRANGE = range(4)         # tokens that are no word; every word that is not known is the same stranger
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-WORDS = (*DIGITS, "a", "and", "at", "bottom", "digit", "digits", "four", "in", "left", "of", "only", "photo", "right", "scene", "the", "top",
-         "two", "three", "with")
+WORDS = (*DIGITS, "a", "and", "at", "bottom", "digit", "digits", "in", "left", "of", "only", "right", "scene", "the", "top", "with")
 
 
 class Words(nn.Module):
@@ -45,8 +44,9 @@ class Eye(nn.Module):
 
     def __init__(self, width: int = 64):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, width, 3, padding=1), nn.ReLU(),
-                                    nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(32, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
 
     def grid(self, x: Tensor) -> Tensor:
         return self.layers(x.mean(1, keepdim=True))
