@@ -48,6 +48,7 @@ MAY = {
     "message": set(),
     "randomness": set(),
     "errors": set(),
+    "conditions": {"errors"},
     "ledger": {"errors"},
     "training": set(),
     "losses": {"losses"},

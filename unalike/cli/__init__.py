@@ -150,6 +150,24 @@ def bench(
               data_dir=data_dir)
 
 
+@app.command()
+def conditions(
+    classes: Annotated[str, typer.Option(help="Names with commas between.")],
+    endpoint: Annotated[str, typer.Option(metavar="URL", help="An OpenAI-compatible server, up to /v1; its key in UNALIKE_API_KEY.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="The model that server has.")],
+    count: Annotated[int, typer.Option(min=1, help="How many conditions.")] = 5,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 60.0,
+    out: Annotated[Path | None, typer.Option(help="YAML file, with where they come from.")] = None,
+) -> None:
+    """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
+    from unalike.conditions import asked, write
+    made = asked(classes.split(","), endpoint, model, count, timeout, watch=lambda line: typer.echo(line, err=True))
+    if out is not None:
+        write(out, made)
+    for name in made["conditions"]:
+        typer.echo(name)
+
+
 def tell(results: dict, as_json: bool) -> None:
     from unalike.report import show
     if as_json:

@@ -1,0 +1,95 @@
+"""`unalike conditions` against a stand-in server that checks what it is asked; and servers that answer rubbish, slowly or not at all."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from unalike.cli import app
+from unalike.conditions import SHIPPED, asked, listed, read
+from unalike.errors import UserError
+
+
+class Stand(BaseHTTPRequestHandler):
+    """Keeps what it was asked and answers as `server.says(question)` tells: a text, raw bytes, or a number for an error."""
+
+    def do_POST(self):
+        held = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers.get("Authorization"), held))
+        said = self.server.says(held["messages"][-1]["content"])
+        body = said if isinstance(said, bytes) else json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        self.send_response(said if isinstance(said, int) else 200)
+        self.end_headers()
+        self.wfile.write(b"try later" if isinstance(said, int) else body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def stand():
+    server = HTTPServer(("127.0.0.1", 0), Stand)
+    server.asked = []
+    server.says = lambda question: "1. Spatial layout\n2. Object pose" if "summarize" in question else "cat-dog: Both sleep."
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_port}/v1"
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, monkeypatch):
+    monkeypatch.setenv("UNALIKE_API_KEY", "secret")
+    words = ["--classes", "cat, dog,sofa", "--endpoint", stand.url, "--model", "small", "--count", "2", "--out", str(tmp_path / "c.yaml")]
+    result = CliRunner().invoke(app, ["conditions", *words])
+    assert result.exit_code == 0 and result.stdout.splitlines() == ["spatial layout", "object pose"]
+    first, second, last = (held["messages"][0]["content"] for _, _, held in stand.asked)
+    assert "each possible combination" in first and "cat with each of: dog, sofa" in first and "dog with each of: sofa" in second
+    assert "summarize 2 distinct and general conditions" in last and last.count("cat-dog: Both sleep.") == 2
+    assert {(path, key, held["model"]) for path, key, held in stand.asked} == {("/v1/chat/completions", "Bearer secret", "small")}
+    told = yaml.safe_load((tmp_path / "c.yaml").read_text())
+    assert read(tmp_path / "c.yaml") == ("spatial layout", "object pose") and told["provenance"]["model"] == "small"
+    assert told["provenance"]["classes"] == ["cat", "dog", "sofa"] and "secret" not in (tmp_path / "c.yaml").read_text()
+
+
+@pytest.mark.parametrize(("says", "sentence"), [
+    (lambda question: b"<html>hello", "gave no chat completion but '<html>hello'"),
+    (lambda question: b'{"choices": []}', "gave no chat completion"),
+    (lambda question: 401, "answered 401 .* put its key in UNALIKE_API_KEY: try later"),
+    (lambda question: "" if "summarize" not in question else "1. pose", "described nothing"),
+    (lambda question: "1. pose\n2. Pose", "asked for 2 conditions and gave 1 that can be read .pose."),
+    (lambda question: "I am sorry, but as a language model I really cannot answer this.", "gave 0|gave 1"),
+    (lambda question: time.sleep(1) or "late", "did not answer within 0.2 s"),
+])
+def test_rubbish_and_silence_are_told(stand, says, sentence):
+    stand.says = says
+    with pytest.raises(UserError, match=sentence):
+        asked(["cat", "dog"], stand.url, "small", 2, timeout=0.2)
+
+
+def test_a_busy_server_is_asked_again(stand, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    fine = stand.says
+    stand.says = lambda question: 503 if len(stand.asked) == 1 else fine(question)
+    assert asked(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"] and len(stand.asked) == 3
+
+
+def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
+    for classes, endpoint, sentence in ((["cat"], "http://x/v1", "two or more, got cat"), (["a", "b"], "localhost", "is a URL such as")):
+        with pytest.raises(UserError, match=sentence):
+            asked(classes, endpoint, "small")
+    with pytest.raises(UserError, match="cannot be reached"):
+        asked(["a", "b"], "http://127.0.0.1:9/v1", "small", timeout=2)
+    (tmp_path / "c.yaml").write_text("conditions: []")
+    with pytest.raises(UserError, match="one or more names"):
+        read(tmp_path / "c.yaml")
+
+
+def test_answers_in_many_shapes_are_read():
+    assert listed("- **Background** (where)\n* Scene type – indoors", 2, "m") == ["background", "scene type"]
+    assert listed("Spatial layout, object pose, lighting/weather.", 3, "m") == ["spatial layout", "object pose", "lighting/weather"]
+    assert len(SHIPPED) == 5
