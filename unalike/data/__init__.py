@@ -6,6 +6,7 @@ from typing import Any
 from unalike.data.benchmarks import agnews, cifar10, pacs
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import load_digits_table
+from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
 from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
 from unalike.data.partitions import PARTITIONS
 from unalike.data.pictures import caltech101, voc2012
@@ -26,6 +27,11 @@ DATASETS = {
     "caltech_composites": caltech_composites,
     "caltech101": caltech101,
     "voc2012": voc2012,
+    "voc2007": voc2007,
+    "coco2014": coco2014,
+    "nuswide_images": nuswide_images,
+    "multiscene": multiscene,
+    "mlrsnet": mlrsnet,
     "cifar10": cifar10,
     "pacs": pacs,
     "agnews": agnews,
