@@ -150,6 +150,31 @@ def bench(
               data_dir=data_dir)
 
 
+@app.command(name="train-vlm")
+def train_vlm(
+    model: Annotated[str, typer.Argument(help="small (Flickr8k; EfficientNet-lite0 and MiniLM) or tiny (scenes of digits).")] = "small",
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="File for the weights; without it they are only judged.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Number all randomness comes from.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make a small model that sees and reads, and say how good it is."""
+    from unalike.errors import UserError, unknown
+    from unalike.pairing import train_small, train_tiny
+    if model not in ("small", "tiny"):
+        raise UserError(unknown("model to train", model, ("small", "tiny")))
+    result = train_tiny(out, seed=seed) if model == "tiny" else train_small(data_dir, out, device, seed=seed)
+    if as_json:
+        print_json(result)
+        return
+    for about, numbers in result.items():
+        if isinstance(numbers, dict):
+            told = {k: v for k, v in numbers.items()} if not all(isinstance(v, dict) for v in numbers.values()) else {
+                f"{name}, {k}": v for name, each in numbers.items() for k, v in each.items()}
+            typer.echo(f"{about}: " + ", ".join(f"{k} {v:.1f}" for k, v in told.items()))
+
+
 @app.command()
 def conditions(
     classes: Annotated[str, typer.Option(help="Names with commas between.")],

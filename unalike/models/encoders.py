@@ -16,6 +16,7 @@ from unalike.models.clip import Clip, Siglip
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
 from unalike.models.minilm import MiniLM
+from unalike.models.small import SmallVLM
 from unalike.models.words import TinyVLM
 
 
@@ -134,6 +135,7 @@ class Block(nn.Module):
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
     "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "clip": Clip, "siglip": Siglip, "vlm-tiny": TinyVLM,
+    "vlm-small": SmallVLM,
 }
 
 

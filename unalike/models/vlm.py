@@ -1,8 +1,10 @@
 """Models that see and read: images and texts as vectors of one space, compared by cosine. Knows nothing of learnt prompts or clients."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -127,3 +129,12 @@ class Towers(VisionLanguage):
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         return self.told(self.reader.read(embeddings, mask))
+
+
+def stored(path: Path, model: str) -> dict[str, Tensor]:
+    """Weights that `unalike train-vlm` wrote, in full precision."""
+    try:
+        return {name: tensor.float() for name, tensor in load_file(path).items()}
+    except Exception as problem:        # safetensors has kinds of its own
+        raise ValueError(f"{path} cannot be read as weights of vlm-{model} ({problem}): `unalike train-vlm {model} --out FILE` makes "
+                         "them") from None

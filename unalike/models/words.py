@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from unalike.models.vlm import Towers
+from unalike.models.vlm import Towers, stored
 
+SHIPPED, SCALE = Path(__file__).parent / "weights" / "vlm-tiny.safetensors", 20.0
 PAD, BEGIN, END, STRANGE = range(4)         # tokens that are no word; every word that is not known is the same stranger
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 WORDS = (*DIGITS, "a", "and", "at", "bottom", "digit", "digits", "in", "left", "of", "only", "right", "scene", "the", "top", "with")
@@ -53,7 +55,12 @@ class Eye(nn.Module):
 
 
 class TinyVLM(Towers):
-    """A model of 0.1 million parameters that sees and reads, for grey images of digits and scenes of them."""
+    """A model of 0.1 million parameters that sees and reads scenes of handwritten digits, made by `unalike train-vlm tiny`.
 
-    def __init__(self, shape: Sequence[int], width: int = 64):
-        super().__init__(Eye(), Words(), nn.Linear(64, width), nn.Linear(64, width), shape, scale=20.0)
+    `weights` is "shipped", "none" for random ones, or a file.
+    """
+
+    def __init__(self, shape: Sequence[int], weights: str = "shipped"):
+        super().__init__(Eye(), Words(), nn.Linear(64, 64), nn.Linear(64, 64), shape, scale=SCALE)
+        if weights != "none":
+            self.load_state_dict(stored(SHIPPED if weights == "shipped" else Path(weights), "tiny"))
