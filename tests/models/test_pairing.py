@@ -78,7 +78,7 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
     torch.testing.assert_close(model.told(told(model.reader, texts, "cpu")), model.texts(texts), rtol=1e-4, atol=1e-5)
     write(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
     torch.testing.assert_close(build_encoder("vlm-small", (3, 32, 32), {"size": 64, "weights": str(tmp_path / "w.safetensors")})(x), whole)
-    with pytest.raises(ValueError, match="has no scale|has no seen"):
+    with pytest.raises(ValueError, match=r"has no scale|has no seen"):
         build_encoder("vlm-small", (3, 32, 32), {"weights": str(Path(__file__).parents[2] / "unalike/models/weights/vlm-tiny.safetensors")})
 
 
