@@ -23,7 +23,7 @@ def toys(toys, name):
     """Clients whose task the method serves, and the method with fields under which nothing leaves unprotected."""
     made = ALGORITHMS[name]
     open_fields = {"weights": "uniform"} if "weights" in {field.name for field in dataclasses.fields(made)} else {}
-    own = toys.toys_for(made.tasks) | {"private": lambda: toys.method(name, **open_fields)}
+    own = toys.toys_for(made) | {"private": lambda: toys.method(name, **open_fields)}
     return SimpleNamespace(**(vars(toys) | own))
 
 
