@@ -40,6 +40,8 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     part = "".join(f"-{re.sub('[^a-z0-9]+', '-', word.lower())}" for word in study.only)        # some rows never pass for all
     path = out / f"{name}{part}{'-quick' if study.quick else ''}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
+    if "curves" in told:
+        draw(told["curves"], path.with_suffix(".svg"))
     show(told)
     Console().print(f"written to {path}", highlight=False)
 
@@ -62,6 +64,21 @@ def show(told: dict) -> None:
     for line in cells[1:]:
         table.add_row(*line)
     Console().print(table)
+
+
+def draw(curves: dict, path: Path) -> None:
+    """A line for each of `lines`, {what is across: what is up}, as an SVG beside the JSON."""
+    from unalike.report.canvas import CLIENTS, colour, figure, settings
+    with settings():
+        drawn, ((axis,),) = figure(4.0)
+        for i, (name, line) in enumerate(curves["lines"].items()):
+            style = {"color": colour(CLIENTS[i % len(CLIENTS)]), "linestyle": "-" if i < len(CLIENTS) else "--"}
+            axis.plot([float(at) for at in line], list(line.values()), marker="o", markersize=3, label=name, **style)
+        axis.set_xlabel(curves["across"])
+        axis.set_ylabel(curves["up"])
+        axis.legend(frameon=False, fontsize=8)
+        drawn.set_facecolor("white")
+        drawn.savefig(path, format="svg", metadata={"Date": None})
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -104,8 +104,9 @@ class Prompted(Model):
         return super()._apply(fn, recurse)
 
     def look(self, images: Tensor) -> dict[str, Tensor]:
-        with torch.no_grad():
-            return dict(zip(("patches", "whole"), self.encoder.patches(images), strict=True))
+        """On CUDA in half precision, which has the digits that convolutions have there anyway."""
+        with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=images.is_cuda and images.dtype == torch.float32):
+            return {name: part.to(images.dtype) for name, part in zip(("patches", "whole"), self.encoder.patches(images), strict=True)}
 
     def features(self, x: Tensor | dict) -> Tensor:
         return (x if isinstance(x, dict) else self.look(x))["whole"]
