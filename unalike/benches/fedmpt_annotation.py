@@ -10,4 +10,6 @@ def run(study: Study) -> dict:
     """A row for each method and share, curves of mAP, and the lead on PromptFL at the last."""
     told = swept(study, "labels that are not told, %", {share: [f"clients.0.masked={share / 100}"] for share in SHARES})
     ours, theirs = (told["rows"].get(f"{method}, {SHARES[-1]} %") for method in ("fedmpt", "promptfl"))
-    return told | ({"mAP_lead_on_promptfl": round(ours["mAP"] - theirs["mAP"], 3), "mAP_lead_on_promptfl_bar": 5.0} if ours and theirs else {})
+    if ours and theirs:
+        told |= {"mAP_lead_on_promptfl": round(ours["mAP"] - theirs["mAP"], 3), "mAP_lead_on_promptfl_bar": 5.0}
+    return told
