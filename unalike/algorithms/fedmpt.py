@@ -12,12 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from unalike.algorithm import question
+from unalike.averaging import Parameters
+from unalike.conditions import SHIPPED, read
+from unalike.errors import UserError
+from unalike.federation import Federation, Replies
 from unalike.losses.transport import transport
+from unalike.message import Value
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
+from unalike.prompting import Prompting, PromptingSide
 
-CONDITIONS = ("color", "background", "scene type", "spatial layout", "pose")        # those of the authors' code
+SHOWN = 256             # test images that pictures are made of
 
 
 @dataclass
@@ -25,7 +31,7 @@ class FedMPT(Prompting):
     """Its ablation: prompts, adapters, transport and gate can each be switched off (Table 4)."""
 
     mean: Literal["uniform", "samples"] = "uniform"         # eq. 13
-    conditions: tuple[str, ...] = CONDITIONS
+    conditions: tuple[str, ...] | str = SHIPPED             # their names, or a file that `unalike conditions` wrote
     condition_tokens: int = 4                               # learnt, before the condition; each has its own
     class_tokens: int = 4                                   # learnt, before the class; shared
     rank: int = 32                                          # D_s, of adapters and gate
@@ -43,13 +49,51 @@ class FedMPT(Prompting):
         problems = [(name, f"must be above 0, got {value:g}.") for name, value in positive.items() if not value > 0]
         if self.condition_tokens < 0:
             problems.append(("condition_tokens", f"must be at least 0, got {self.condition_tokens}."))
-        if not self.conditions:
+        try:
+            names = self.named
+        except UserError as error:
+            return [*problems, ("conditions", f"{error}.")]
+        if not names:
             problems.append(("conditions", "must name one condition or more; prompts=false does without."))
-        twice = sorted({one for one in self.conditions if self.conditions.count(one) > 1})
+        twice = sorted({one for one in names if names.count(one) > 1})
         return problems + [("conditions", f"must differ, got more than once: {', '.join(twice)}.")] * bool(twice)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The conditions by name."""
+        return read(self.conditions) if isinstance(self.conditions, str) else tuple(self.conditions)
 
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> "Conditioned":
         return Conditioned(self, model, labels)
+
+    def evaluate(self, fed: Federation) -> Replies:
+        """And two pictures from one client's test images: which conditions fire for which label, and where the surest label was seen."""
+        replies = super().evaluate(fed)
+        for client in [c for c in fed.everyone if c in fed.state["group"]][:1]:
+            for told in fed.call("explain", clients=[client], quorum=0, each=self.messages(fed, [client])).values():
+                labels = fed.cards[client].labels
+                fed.keep("conditions by label", matrix=told["fired"], rows=list(labels), columns=list(self.named))
+                fed.keep("places of the surest label", matrix=told["places"])
+        return replies
+
+    class Side(PromptingSide):
+        @question
+        def explain(self, parameters: Parameters) -> Value:
+            """Of the first test images: the mean weight of each condition by label (labels, conditions), and the plan of the label that is
+            surest, as a map (rows, columns)."""
+            data = self.held("common" if self.client.common is not None else "test")
+            if data is None or not len(data):
+                raise ValueError("there are no test images to explain")
+            own = {name: tensor.clone() for name, tensor in self.shared().items()}
+            self.model.load_state_dict(parameters, strict=False)
+            x, y = data.labelled(torch.arange(min(len(data), SHOWN)))
+            with torch.no_grad():
+                x = self.client.place(x)
+                logits, told = self.model(x), self.model.explain(x)
+            self.model.load_state_dict(own, strict=False)
+            image, label = divmod(int(logits.argmax()), logits.shape[1])
+            there = (self.client.place(y) == 1).to(logits.dtype)
+            return {"fired": there.mT @ told["fired"] / there.sum(0)[:, None].clamp(min=1), "places": told["plan"][image, ..., label]}
 
 
 class Conditioned(nn.Module):
@@ -57,11 +101,11 @@ class Conditioned(nn.Module):
 
     def __init__(self, how: FedMPT, model: VisionLanguage, labels: Sequence[str]):
         super().__init__()
-        self.how, self.labels = how, len(labels)
-        count = len(how.conditions)
+        self.how, self.labels, self.conditions = how, len(labels), how.named
+        count = len(self.conditions)
         rows: list[list[str | int]]
         if how.prompts:
-            rows = [[how.condition_tokens, condition, how.class_tokens, label] for condition in how.conditions for label in labels]
+            rows = [[how.condition_tokens, condition, how.class_tokens, label] for condition in self.conditions for label in labels]
             self.condition_tokens = tokens(model, count, how.condition_tokens) if how.condition_tokens else None
         else:
             rows = [[how.class_tokens, label] for label in labels]
@@ -77,7 +121,7 @@ class Conditioned(nn.Module):
         """Unit vectors of the labels under each condition (conditions or 1, labels, width)."""
         learnt: Tensor = self.class_tokens
         if self.how.prompts:
-            learnt = learnt.expand(len(self.how.conditions), -1, -1)
+            learnt = learnt.expand(len(self.conditions), -1, -1)
             if self.condition_tokens is not None:
                 learnt = torch.cat([self.condition_tokens, learnt], 1)
             learnt = learnt.repeat_interleave(self.labels, 0)
@@ -98,10 +142,16 @@ class Conditioned(nn.Module):
 
     def fired(self, patches: Tensor) -> Tensor:
         """How much each condition counts for each image (n, conditions)."""
-        count = len(self.how.conditions)
+        count = len(self.conditions)
         if not self.how.gate:
             return patches.new_full((len(patches), count), 1 / count)
         return self.route(normalize(patches, dim=-1).mean(1)).softmax(-1)
+
+    def explain(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> dict[str, Tensor]:
+        """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels)."""
+        fired = self.fired(patches)
+        plan = self.plan(self.similarity(model, patches))                              # (n, conditions or 1, places, labels)
+        return {"fired": fired, "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places)}
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         similarity = self.similarity(model, patches)

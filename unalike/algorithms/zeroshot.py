@@ -12,8 +12,8 @@ from unalike.prompting import Prompting
 
 @dataclass
 class ZeroShot(Prompting):
-    """Cosine of the whole image with `template`. A gain and a bias are learnt: they order no label's images anew, so mAP is what the
-    frozen model has."""
+    """Cosine of the whole image with `template`. The gain and bias that are learnt leave the images of a label in their order, so mAP is
+    what the frozen model has."""
 
     template: str = "a photo of a {}"
 
@@ -32,7 +32,7 @@ class Told(nn.Module):
     def __init__(self, texts: Tensor):
         super().__init__()
         self.register_buffer("texts", texts, persistent=False)
-        self.verdict = Verdict(standard=False)
+        self.verdict = Verdict()
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         return self.verdict(model.similarity(whole, self.texts))

@@ -53,7 +53,7 @@ def run(study: Study) -> dict:
     told = {name: [milliseconds(given) for _ in range(turns + 3)][3:] for name, given in (("step_ms", x), ("seen_step_ms", seen))}
     counts: Any = made.describe()
     return {name: median(times) for name, times in told.items()} | {
-        "batch": BATCH, "labels": len(LABELS), "conditions": len(method.conditions), "step_ms_bar": 40.0,
+        "batch": BATCH, "labels": len(LABELS), "conditions": len(method.named), "step_ms_bar": 40.0,
         "parameters": counts["parameters"], "trainable": counts["trainable"],
         "trainable_percent": 100 * counts["trainable"] / counts["parameters"]}
 
@@ -63,7 +63,7 @@ def shaped(folder: Path, small: bool) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-    known = ["<|begin|>", "<|end|>", *dict.fromkeys(" ".join((START, *LABELS, *FedMPT().conditions)).split())]
+    known = ["<|begin|>", "<|end|>", *dict.fromkeys(" ".join((START, *LABELS, *FedMPT().named)).split())]
     words = known + [f"word{i}" for i in range(len(known), 100 if small else 49408)]
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2} if small else {}
     eye = size | {"image_size": 32, "patch_size": 8} if small else {"image_size": 224, "patch_size": 16}

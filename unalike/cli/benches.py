@@ -68,17 +68,16 @@ def show(told: dict) -> None:
 
 def draw(curves: dict, path: Path) -> None:
     """A line for each of `lines`, {what is across: what is up}, as an SVG beside the JSON."""
-    from unalike.report.canvas import CLIENTS, colour, figure, settings
-    with settings():
-        drawn, ((axis,),) = figure(4.0)
-        for i, (name, line) in enumerate(curves["lines"].items()):
-            style = {"color": colour(CLIENTS[i % len(CLIENTS)]), "linestyle": "-" if i < len(CLIENTS) else "--"}
-            axis.plot([float(at) for at in line], list(line.values()), marker="o", markersize=3, label=name, **style)
-        axis.set_xlabel(curves["across"])
-        axis.set_ylabel(curves["up"])
-        axis.legend(frameon=False, fontsize=8)
-        drawn.set_facecolor("white")
-        drawn.savefig(path, format="svg", metadata={"Date": None})
+    from unalike.report.canvas import CLIENTS, COLOURS, figure
+    drawn, ((axis,),) = figure(4.0)
+    drawn.set_facecolor("white")
+    for i, (name, line) in enumerate(curves["lines"].items()):
+        axis.plot([float(at) for at in line], list(line.values()), "o-" if i < len(CLIENTS) else "o--", markersize=3, label=name,
+                  color=COLOURS[CLIENTS[i % len(CLIENTS)]][0])
+    axis.set_xlabel(curves["across"])
+    axis.set_ylabel(curves["up"])
+    axis.legend(frameon=False, fontsize=8)
+    drawn.savefig(path, format="svg", metadata={"Date": None})
 
 
 def numbers(text: str) -> tuple[int, ...]:

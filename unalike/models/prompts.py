@@ -69,19 +69,18 @@ def still(before: int, after: int) -> nn.Linear:
 
 
 class Verdict(nn.Module):
-    """From scores to logits: a gain and a bias, learnt, after the scores of an image are brought to mean 0 and spread 1 (`standard`).
+    """From scores to logits: a gain and a bias, learnt, after the scores of an image are brought to mean 0 and spread 1.
 
     Similarities of any model are far from 0 and near each other; this makes an image's labels comparable, and leaves two numbers to learn
     where "present" begins. One label has nothing to be compared with: its score is taken as it is.
     """
 
-    def __init__(self, gain: float = 1.0, bias: float = -1.0, standard: bool = True):
+    def __init__(self, gain: float = 1.0, bias: float = -1.0):
         super().__init__()
-        self.standard = standard
         self.gain, self.bias = nn.Parameter(torch.tensor(gain)), nn.Parameter(torch.tensor(bias))
 
     def forward(self, scores: Tensor) -> Tensor:
-        if self.standard and scores.shape[-1] > 1:
+        if scores.shape[-1] > 1:
             scores = (scores - scores.mean(-1, keepdim=True)) / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
         return self.gain * scores + self.bias
 
@@ -107,6 +106,11 @@ class Prompted(Model):
         """On CUDA in half precision, which has the digits that convolutions have there anyway."""
         with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=images.is_cuda and images.dtype == torch.float32):
             return {name: part.to(images.dtype) for name, part in zip(("patches", "whole"), self.encoder.patches(images), strict=True)}
+
+    def explain(self, x: Tensor | dict) -> dict[str, Tensor]:
+        """What the head can tell of how it came to its guess; nothing where it cannot."""
+        told = getattr(self.head, "explain", None)
+        return told(self.encoder, **(x if isinstance(x, dict) else self.look(x))) if told else {}
 
     def features(self, x: Tensor | dict) -> Tensor:
         return (x if isinstance(x, dict) else self.look(x))["whole"]
