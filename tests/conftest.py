@@ -183,7 +183,7 @@ def hashes(results):
 def toys():
     return SimpleNamespace(blobs=blobs, mlp=mlp, noisy=noisy, client=client, clients=clients, method=method, training=training,
                            execute=execute, federation=federation, serve=serve, states=states, apart=apart, hashes=hashes,
-                           partial=partial, classes=CLASSES, toys_for=toys_for)
+                           partial=partial, classes=CLASSES, toys_for=toys_for, Telling=Telling)
 
 
 @pytest.fixture(autouse=True)

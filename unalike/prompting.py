@@ -35,6 +35,7 @@ class PromptingSide(AveragingSide):
         if not isinstance(encoder, VisionLanguage):
             raise ValueError(f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
                              f"{type(encoder).__name__} does not")
+        encoder.tokens(labels)                  # a label without a word is told, though a template around it has some
         return Prompted(encoder, how.head(encoder, labels))
 
     def held(self, part: str) -> Samples | None:

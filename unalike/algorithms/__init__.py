@@ -16,6 +16,7 @@ from unalike.algorithms.fedtpg import FedTPG
 from unalike.algorithms.flexfl import FlexFL
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.algorithms.heterofl import HeteroFL
+from unalike.algorithms.linearprobe import LinearProbe
 from unalike.algorithms.local import Local
 from unalike.algorithms.promptfl import PromptFL
 from unalike.algorithms.subflot import SubFLOT
@@ -42,4 +43,5 @@ ALGORITHMS = {
     "fedtpg": FedTPG,
     "fedmvp": FedMVP,
     "fedram": FedRAM,
+    "linearprobe": LinearProbe,
 }

@@ -13,8 +13,8 @@ METHODS: dict[str, list[str]] = {
     "fedtpg": ["algorithm={name: fedtpg}"],
     "fedmvp": ["algorithm={name: fedmvp}"],
     "fedram": ["algorithm={name: fedram}"],
-    "linear probe": ["algorithm={name: fedavg}"],
-    "zero-shot": ["algorithm={name: zeroshot}"],
+    "linearprobe": ["algorithm={name: linearprobe}"],
+    "zeroshot": ["algorithm={name: zeroshot}"],
 }
 CLASSES = 20
 SHOWN = ("mAP", "CF1", "OF1")
