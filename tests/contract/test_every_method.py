@@ -14,8 +14,6 @@ from unalike.errors import UserError
 from unalike.federation import QuorumError
 from unalike.ledger import FREE
 
-pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
-
 
 @pytest.fixture
 def toys(toys, name):

@@ -10,7 +10,6 @@ from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.errors import UserError
 
-pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
 NOISY = Privacy(noise=0.01, bound=1.0)
 
 
