@@ -10,7 +10,7 @@ from unalike.models.prompts import Prompted, Prompts, Verdict, tokens
 
 @pytest.fixture
 def tiny():
-    return build_encoder("vlm-tiny", (1, 16, 16), {})
+    return build_encoder("vlm-tiny", (1, 16, 16), {"weights": "none"})
 
 
 def test_gaps_filled_with_words_read_as_the_text(tiny):
