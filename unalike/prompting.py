@@ -18,7 +18,7 @@ from unalike.data import Samples, Tensors
 from unalike.federation import Replies
 from unalike.message import Value
 from unalike.models.prompts import Prompted
-from unalike.models.vlm import VisionLanguage
+from unalike.models.vlm import SPELLED, VisionLanguage
 from unalike.training import batches
 
 LARGEST = 8 * 2**30         # bytes of what was seen that a client keeps; beyond, it looks again each time
@@ -31,7 +31,7 @@ class PromptingSide(AveragingSide):
     model: Prompted
 
     def build(self, encoder: nn.Module) -> Prompted:
-        how, labels = self.algorithm, self.client.task.labels
+        how, labels = self.algorithm, [SPELLED.get(label, label) for label in self.client.task.labels]
         if not isinstance(encoder, VisionLanguage):
             raise ValueError(f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
                              f"{type(encoder).__name__} does not")
