@@ -37,11 +37,11 @@ ALGORITHMS = {
     "fmcsc": FMCSC,
     "fednca": FedNCA,
     "fedmpt": FedMPT,
-    "zeroshot": ZeroShot,
     "promptfl": PromptFL,
     "feddualcoop": FedDualCoOp,
     "fedtpg": FedTPG,
     "fedmvp": FedMVP,
     "fedram": FedRAM,
     "linearprobe": LinearProbe,
+    "zeroshot": ZeroShot,
 }
