@@ -15,6 +15,8 @@ from unalike.engines.local import LocalEngine
 from unalike.engines.store import Store
 from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
+from unalike.models.vlm import VisionLanguage
+from unalike.prompting import Prompting
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
 from unalike.tasks import Clustering, MultiLabel
@@ -22,7 +24,8 @@ from unalike.tasks import Clustering, MultiLabel
 collect_ignore = ["engines/on_ray.py"]            # a program that test_ray.py runs
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"peers": 2, "width": 8, "batch": 8, "pretraining": 45}      # fields of methods, by name: as small as the toy
+# fields of methods, by name: as small as the toy
+SMALL = {"conditions": ("pose", "layout"), "rank": 4, "peers": 2, "width": 8, "batch": 8, "pretraining": 45}
 
 
 def blobs(rows, seed):
@@ -62,6 +65,33 @@ class Seeing(nn.Module):
         return self.grid(x).mean((-2, -1))
 
 
+class Telling(VisionLanguage):
+    """A model that sees and reads, of one linear step each: an image's patches are its six numbers and noise, a label's word its centre."""
+
+    width, word, context, scale, places, begin, end = 8, 6, 40, 20.0, (2, 2), (), ()
+
+    def __init__(self):
+        super().__init__()
+        draw = torch.Generator().manual_seed(1)
+        self.joint = nn.Parameter(torch.randn(6, 8, generator=draw) / 6**0.5)
+        self.shifts = nn.Parameter(0.3 * torch.randn(4, 6, generator=draw))
+        self.words = nn.Parameter(torch.cat([CENTRES, 0.1 * torch.randn(9, 6, generator=draw)]))
+        self.requires_grad_(False).eval()
+
+    def see(self, images):
+        patches = (images[:, None] + self.shifts) @ self.joint
+        return patches.mT.unflatten(-1, (2, 2)), patches.mean(1)
+
+    def split(self, text):
+        return [int(word) if word.isdigit() else CLASSES + len(word) % 9 for word in text.split()]
+
+    def embed(self, ids):
+        return self.words[ids]
+
+    def read(self, embeddings, mask):
+        return (embeddings * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) @ self.joint
+
+
 def several(id, rows=20, model=None, noisy=False, **about):
     """A client with one of several labels a row; classes that are given as numbers become such labels."""
     number = sum(map(ord, id))
@@ -70,8 +100,13 @@ def several(id, rows=20, model=None, noisy=False, **about):
     return client(id, model=model or partial(Seeing, noisy=noisy), **(about | {"task": MultiLabel(CLASSES)} | marked))
 
 
-def toys_for(tasks):
+def toys_for(method):
     """The same toys for methods that serve other tasks than classification."""
+    tasks = method.tasks
+    if issubclass(method, Prompting):
+        telling = lambda id, model=None, **about: several(id, model=Telling, **about)
+        return {"client": telling, "noisy": Telling,
+                "clients": lambda count=3, **about: [telling("abcdefgh"[i], **about) for i in range(count)]}
     if tasks[0] == "multilabel":
         return {"client": several, "noisy": partial(Seeing, noisy=True),
                 "clients": lambda count=3, **about: [several("abcdefgh"[i], noisy=i == 2, **about) for i in range(count)]}
@@ -149,7 +184,7 @@ def hashes(results):
 def toys():
     return SimpleNamespace(blobs=blobs, mlp=mlp, noisy=noisy, client=client, clients=clients, method=method, training=training,
                            execute=execute, federation=federation, serve=serve, states=states, apart=apart, hashes=hashes,
-                           partial=partial, classes=CLASSES, toys_for=toys_for)
+                           partial=partial, classes=CLASSES, toys_for=toys_for, Telling=Telling)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unalike.client import Client
 from unalike.clusters import all_cluster, judged, unfit
-from unalike.data.samples import unreal
+from unalike.data.samples import Samples, unreal
 from unalike.forms import Shape, entering
 from unalike.ledger import FREE
 from unalike.message import Value
@@ -140,6 +140,10 @@ class ClientSide:
         task, encoder = self.client.task, self.model.encoder
         return encoder.error(x) if not task.labelled and isinstance(encoder, Autoencoder) else task.loss(self.model(x), y)
 
+    def held(self, part: str) -> Samples | None:
+        """Its `train`, `test` or `common` samples, as its model takes them; None where there are none."""
+        return getattr(self.client, part)
+
     # what it has to build with
 
     def head(self, width: int) -> nn.Module:
@@ -165,7 +169,8 @@ class ClientSide:
     def learn(self, epochs: int | None = None, optimiser: torch.optim.Optimizer | None = None,
               loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
-        data, loss = self.client.train, loss or self.loss
+        data, loss = self.held("train"), loss or self.loss
+        assert data is not None
         orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
         self.work += len(data) * len(orders)
 
@@ -218,7 +223,7 @@ class ClientSide:
         if not self.client.task.labelled:
             told = self.embed()
             return clustering_scores(self.groups(told["features"])[0], told["y"])
-        data = self.client.common if common else self.client.test
+        data = self.held("common" if common else "test")
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
     @question

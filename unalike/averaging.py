@@ -62,7 +62,7 @@ class AveragingSide(ClientSide):
     @question
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
-        data = self.client.train if not self.client.task.labelled else self.client.common if common else self.client.test
+        data = self.held("train" if not self.client.task.labelled else "common" if common else "test")
         if data is None or not len(data):
             return {}
         own = {name: tensor.clone() for name, tensor in self.shared().items()}

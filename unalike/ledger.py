@@ -9,7 +9,7 @@ from unalike.errors import UserError
 
 Key = tuple[int, str, str, str]          # round, client, direction, operation
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
-FREE = ("evaluate", "appraise", "embed", "describe", "safeguard", "grouped")   # looking at the outcome is no part of a method's traffic
+FREE = ("evaluate", "appraise", "explain", "embed", "describe", "safeguard", "grouped")   # looking at the outcome is no traffic of a method
 
 
 @dataclass

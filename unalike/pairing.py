@@ -20,7 +20,7 @@ from unalike.data.composites import compose
 from unalike.data.pairs import flickr8k_pairs
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
-from unalike.models.vlm import Towers, VisionLanguage
+from unalike.models.vlm import SPELLED, Towers, VisionLanguage
 from unalike.models.words import DIGITS, TinyVLM
 from unalike.randomness import scope, stream
 from unalike.tasks import MultiLabel
@@ -29,7 +29,6 @@ from unalike.training import batches
 AT = (1, 5, 10)
 FORMS = ("{}", "a scene with {}", "digits in a scene {}", "the digits {}", "a scene of {}")
 TEMPLATE = "a photo of a {}."
-SPELLED = {"aeroplane": "airplane", "diningtable": "dining table", "pottedplant": "potted plant", "tvmonitor": "tv monitor"}
 
 
 def train_small(folder: str | None = None, out: Path | None = None, device: str = "cpu", size: int = 224, seed: int = 0) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from unalike.report import Run
 from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
-           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep"]
+           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation", "fedmpt-annotation",
+           "fedmpt-heterogeneity", "fedmpt-participation"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -99,6 +100,15 @@ def test_leads_are_told_of_the_rows_that_were_run(asked):
     assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
 
 
+def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
+    command.run("fedmpt-heterogeneity", tmp_path, "0", only=("fedmpt", "promptfl"))
+    told = json.loads((tmp_path / "fedmpt-heterogeneity-fedmpt-promptfl.json").read_text())
+    assert told["mAP_drop"] == {"fedmpt": 0, "promptfl": 0}
+    assert list(told["curves"]["lines"]["fedmpt"]) == ["10", "20", "40", "60", "80", "100"]
+    assert {settings[4] for _, settings, _ in asked} == {f"clients.0.count={count}" for count in (2, 4, 8, 12, 16, 20)}
+    assert "<svg" in (tmp_path / "fedmpt-heterogeneity-fedmpt-promptfl.svg").read_text()
+
+
 def test_mean_and_spread():
     runs = [Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0 + seed}) for seed in (0, 1)]
     told = averages(runs, lambda run: {"acc": 10.0 + 2 * run.seed})
@@ -142,4 +152,4 @@ def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server"} <= set(bench_names())
+    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step"} <= set(bench_names())

@@ -14,13 +14,11 @@ from unalike.errors import UserError
 from unalike.federation import QuorumError
 from unalike.ledger import FREE
 
-pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
-
 
 @pytest.fixture
 def toys(toys, name):
     """Clients whose task the method serves."""
-    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
+    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
 
 
 class Stopped(BaseException):

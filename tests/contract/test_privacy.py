@@ -10,7 +10,6 @@ from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.errors import UserError
 
-pytestmark = pytest.mark.parametrize("name", list(ALGORITHMS))
 NOISY = Privacy(noise=0.01, bound=1.0)
 
 
@@ -23,7 +22,7 @@ def toys(toys, name):
     """Clients whose task the method serves, and the method with fields under which nothing leaves unprotected."""
     made = ALGORITHMS[name]
     open_fields = {"weights": "uniform"} if "weights" in {field.name for field in dataclasses.fields(made)} else {}
-    own = toys.toys_for(made.tasks) | {"private": lambda: toys.method(name, **open_fields)}
+    own = toys.toys_for(made) | {"private": lambda: toys.method(name, **open_fields)}
     return SimpleNamespace(**(vars(toys) | own))
 
 

@@ -69,6 +69,7 @@ MAY = {
     "algorithm": {"client", "clusters", "data", "forms", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks",
                   "training"},
     "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
+    "prompting": {"algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
     "narrowing": {"algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "training"},
     "engines": {"engines", "forms", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},

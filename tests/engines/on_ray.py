@@ -35,7 +35,7 @@ SAME = ("clients", "bytes", "failures", "metrics", "rounds")
 
 def there(name):
     """Toys for a method."""
-    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
+    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
 
 
 @dataclass

@@ -4,15 +4,23 @@ from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.feddropout import FedDropout
 from unalike.algorithms.feddse import FedDSE
+from unalike.algorithms.feddualcoop import FedDualCoOp
+from unalike.algorithms.fedmpt import FedMPT
 from unalike.algorithms.fedmuscle import FedMuscle
+from unalike.algorithms.fedmvp import FedMVP
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fedprox import FedProx
+from unalike.algorithms.fedram import FedRAM
 from unalike.algorithms.fedrolex import FedRolex
+from unalike.algorithms.fedtpg import FedTPG
 from unalike.algorithms.flexfl import FlexFL
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.algorithms.heterofl import HeteroFL
+from unalike.algorithms.linearprobe import LinearProbe
 from unalike.algorithms.local import Local
+from unalike.algorithms.promptfl import PromptFL
 from unalike.algorithms.subflot import SubFLOT
+from unalike.algorithms.zeroshot import ZeroShot
 
 ALGORITHMS = {
     "local": Local,
@@ -28,4 +36,12 @@ ALGORITHMS = {
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
     "fednca": FedNCA,
+    "fedmpt": FedMPT,
+    "promptfl": PromptFL,
+    "feddualcoop": FedDualCoOp,
+    "fedtpg": FedTPG,
+    "fedmvp": FedMVP,
+    "fedram": FedRAM,
+    "linearprobe": LinearProbe,
+    "zeroshot": ZeroShot,
 }

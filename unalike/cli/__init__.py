@@ -160,6 +160,28 @@ def export(
 
 
 @app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(metavar="RUN")],
+    image: Annotated[str, typer.Argument(help="A file, or the number of a test image.")],
+    client: Annotated[str | None, typer.Option(help="Whose model; the first client's if not said.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many labels.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="The picture's file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """What a trained model sees on an image; with FedMPT also where, and under which conditions."""
+    from unalike.runs.explain import explain as explained
+    told = explained(path, image, client, top, out)
+    if as_json:
+        print_json(told)
+        return
+    for key in ("labels", "conditions"):
+        for name, share in told.get(key, {}).items():
+            typer.echo(f"{key if name == next(iter(told[key])) else '':12}{name:24}{100 * share:5.1f} %")
+    if "picture" in told:
+        typer.echo(told["picture"])
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="One of those in `unalike list`.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, to see that it works.")] = False,

@@ -40,6 +40,8 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     part = "".join(f"-{re.sub('[^a-z0-9]+', '-', word.lower())}" for word in study.only)        # some rows never pass for all
     path = out / f"{name}{part}{'-quick' if study.quick else ''}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
+    if "curves" in told:
+        draw(told["curves"], path.with_suffix(".svg"))
     show(told)
     Console().print(f"written to {path}", highlight=False)
 
@@ -62,6 +64,20 @@ def show(told: dict) -> None:
     for line in cells[1:]:
         table.add_row(*line)
     Console().print(table)
+
+
+def draw(curves: dict, path: Path) -> None:
+    """A line for each of `lines`, {what is across: what is up}, as an SVG beside the JSON."""
+    from unalike.report.canvas import CLIENTS, COLOURS, figure
+    drawn, ((axis,),) = figure(4.0)
+    drawn.set_facecolor("white")
+    for i, (name, line) in enumerate(curves["lines"].items()):
+        axis.plot([float(at) for at in line], list(line.values()), "o-" if i < len(CLIENTS) else "o--", markersize=3, label=name,
+                  color=COLOURS[CLIENTS[i % len(CLIENTS)]][0])
+    axis.set_xlabel(curves["across"])
+    axis.set_ylabel(curves["up"])
+    axis.legend(frameon=False, fontsize=8)
+    drawn.savefig(path, format="svg", metadata={"Date": None})
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -272,7 +272,7 @@ def flops(model: nn.Module, x: Tensor | dict) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    with as_written(model), torch.no_grad(), counter:
+    with as_written(model), torch.enable_grad(), counter:       # without gradients it stumbles over views of parameters
         model(x)
     return counter.get_total_flops()
 

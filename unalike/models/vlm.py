@@ -11,6 +11,9 @@ from torch.nn.functional import normalize
 
 Part = tuple[Tensor, Tensor]        # embeddings (n, L, word), and which of them are there (n, L)
 
+# labels of VOC in words that models have read
+SPELLED = {"aeroplane": "airplane", "diningtable": "dining table", "pottedplant": "potted plant", "tvmonitor": "tv monitor"}
+
 
 class VisionLanguage(nn.Module):
     """Images in [0, 1] and texts to vectors (n, `width`); similarity is `scale` times their cosine. All of it is frozen.

@@ -60,6 +60,16 @@ def rebuild(folder: str | Path, clients: Iterable[Client] | None = None, algorit
     return side.model.eval()
 
 
+def finished(run: str | Path, client: str | None = None) -> ClientSide:
+    """A client's side as the run left it, on the CPU; without a name, the first that has a model."""
+    folder = Folder.open(Path(run))
+    sides = _sides(folder.config, folder.path, None, None)
+    named = client or next((id for id, told in (folder.results or {"clients": {}})["clients"].items() if told["hash"]), next(iter(sides)))
+    side = _side(named, sides)
+    _learnt(folder, side)
+    return side
+
+
 def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | None,
            algorithm: Algorithm | None) -> dict[str, Callable[[], ClientSide]]:
     """What makes each client's side as the run's config has it, untrained."""

@@ -161,9 +161,10 @@ def _features(scenario: Scenario, table: Table, rows: Tensor, encoder: str | Non
     held = Tensors(table.x, None, rows)
     if encoder is None:
         return torch.cat([x[rows].flatten(1) for x in (table.x.values() if isinstance(table.x, dict) else [table.x])], 1)
+    device = scenario.device if scenario.workers == 0 and scenario.engine.name == "local" else "cpu"      # CUDA is left alone: workers fork
     with scope(scenario.seed, "partition"):
-        frozen = build_encoder(encoder, held.shape, {}).eval()
-    eye = Client(id="partition", model=frozen, task=next(iter(table.tasks.values())), train=held)     # inputs as a client sees them
+        frozen = build_encoder(encoder, held.shape, {}).eval().to(device)
+    eye = Client(id="partition", model=frozen, task=next(iter(table.tasks.values())), train=held, device=device)     # as a client sees them
     with torch.no_grad():
         return torch.cat([frozen(eye.place(held.rows(few)[0])) for few in batches(len(rows), 256)])
 
@@ -180,6 +181,8 @@ def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], pr
     else:
         options, wrong = task_options(f"{at}.task", table.tasks[target], group.task)
         problems += wrong
+        if group.masked and table.tasks[target].name != "multilabel":
+            problems.append((f"{at}.masked", f"hides some of a row's labels; {target} is one label a row, leave it out."))
         try:
             replace(table.tasks[target], **options)
         except ValueError as error:
@@ -227,6 +230,9 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
     x = {name: table.x[name] for name in _modalities(scenario, group, id, list(table.x))} if isinstance(table.x, dict) else table.x
     common = Tensors(x, y, test) if scenario.test == "common" else None
     train = Tensors(x, y, rows)
+    if group.masked:
+        hidden = torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id)) < group.masked
+        train = Tensors(each(x, lambda part: part[rows]), torch.where(hidden, -1.0, y[rows]))
     if group.missing and isinstance(x, dict):
         train = thinned(train, group.missing, stream(scenario.seed, "missing", id))
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored

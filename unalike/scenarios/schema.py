@@ -62,6 +62,7 @@ class Group(Settings):
     modalities: Annotated[list[str], Field(min_length=1)] | None = None     # which it owns; all if not said
     mix: Mix | None = None                # instead: drawn for each client of the group
     missing: Annotated[float, Field(ge=0, lt=1)] = 0      # share of its samples' modalities that are not there; each sample keeps one
+    masked: Annotated[float, Field(ge=0, lt=1)] = 0       # share of the labels in its training rows that it is not told (multilabel)
     train: Count | None = None            # how many labelled rows it has at most
     test: Count | None = None
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0

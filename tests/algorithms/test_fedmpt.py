@@ -1,0 +1,207 @@
+"""FedMPT and its rivals: the head written out, switches, what travels and what stays, what is looked at once, and bad input."""
+
+import json
+import math
+from dataclasses import replace
+
+import ot
+import pytest
+import torch
+import yaml
+
+from unalike import prompting
+from unalike.algorithms import ALGORITHMS
+from unalike.algorithms.fedmpt import FedMPT
+from unalike.errors import Problems, UserError
+from unalike.runs.explain import explain
+from unalike.scenarios import build, load
+from unalike.tasks import MultiLabel
+
+TWO = ("pose", "a background")
+
+
+@pytest.fixture
+def side(toys):
+    def made(method=None, **about):
+        method = method or FedMPT(conditions=TWO, rank=3)
+        client = toys.toys_for(FedMPT)["client"]("a", **about)
+        return method.Side(client, method, toys.training(), 0)
+    return made
+
+
+def stir(model):
+    """Other parameters than the first, which say little."""
+    draw = torch.Generator().manual_seed(5)
+    for p in model.parameters():
+        p.data += 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype)
+
+
+def unit(v):
+    return v / v.norm()
+
+
+def test_the_head_is_equations_6_to_11(side):
+    made = side()
+    stir(made.model)
+    head, model = made.model.head, made.model.encoder
+    x = made.client.place(made.client.train.rows(torch.arange(2))[0])
+    patches, _ = model.patches(x)
+    word = lambda text: model.embed(model.tokens([text])[0])[0]
+    for image in range(2):
+        gate = (torch.stack([unit(f) for f in patches[image]]).mean(0) @ head.route[0].weight.T @ head.route[1].weight.T
+                + head.route[1].bias).softmax(0)
+        mixed = torch.zeros(4, dtype=torch.float64)
+        for n, condition in enumerate(TWO):
+            texts = []
+            for label in "0123":
+                whole = torch.cat([head.condition_tokens[n], word(condition), head.class_tokens, word(label)])
+                texts.append(unit(model.read(whole[None], torch.ones(1, len(whole), dtype=torch.bool))[0]))
+            adapted = [unit(unit(f) + head.up[n].T @ (head.down[n].T @ unit(f))) for f in patches[image]]
+            s = 20 * torch.stack([torch.stack([f @ t for t in texts]) for f in adapted]).detach()
+            cost = 1 - (s / 4).softmax(0)
+            entropy = torch.stack([-(p * p.log()).sum() for p in s.softmax(1)])
+            plan = ot.sinkhorn((entropy / 4).softmax(0).numpy(), [0.25] * 4, cost.numpy(), 0.2, stopThr=1e-13)
+            mixed += gate[n].detach() * 4 * (torch.from_numpy(plan) * s).sum(0)
+        wanted = head.verdict((mixed)[None])[0]
+        torch.testing.assert_close(made.model(x)[image], wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("off", "gone"), [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)])
+def test_each_part_can_be_switched_off(side, off, gone):
+    whole, less = side(), side(FedMPT(conditions=TWO, rank=3, **{off: False}))
+    names = {name.split(".")[1] for name in whole.model.state_dict()} - {name.split(".")[1] for name in less.model.state_dict()}
+    assert (gone in names) if gone else not names
+    stir(whole.model)
+    stir(less.model)
+    x = whole.client.place(whole.client.train.rows(torch.arange(2))[0])
+    assert (whole.model(x) - less.model(x)).abs().max() > 1e-6
+    told = less.model.explain(x)
+    torch.testing.assert_close(told["plan"].sum((1, 2)), torch.ones(2, 4, dtype=torch.float64))
+    assert off != "gate" or (told["fired"] == 0.5).all()
+
+
+def test_only_what_is_learnt_travels_and_is_kept(toys, tmp_path):
+    clients = toys.toys_for(FedMPT)["clients"](dtype=torch.float32)
+    results = toys.execute(tmp_path / "run", FedMPT(), clients, rounds=2)
+    told = results["clients"]["a"]
+    assert told["trainable"] < told["parameters"] and told["parameters"] - told["trainable"] == sum(
+        p.numel() for p in toys.Telling().parameters())
+    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
+    sizes = {int(size) for _, _, _, operation, _, size in rows if operation == "update"}
+    assert all(0 < size - 4 * told["trainable"] < 2048 for size in sizes)
+    assert not any("joint" in name or "base" in name for state in toys.states(tmp_path / "run").values() for name in state)
+
+
+def test_clients_count_the_same_and_in_rivals_by_their_samples():
+    replies = {"a": {"samples": 10}, "b": {"samples": 30}}
+    assert FedMPT().weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS["promptfl"]().weights(replies) == {"a": 10.0, "b": 30.0}
+
+
+def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_path, monkeypatch):
+    rows, see = [], toys.Telling.see
+    monkeypatch.setattr(toys.Telling, "see", lambda self, images: (rows.append(len(images)), see(self, images))[1])
+    clients = lambda: toys.toys_for(FedMPT)["clients"](1)
+    toys.execute(tmp_path / "once", FedMPT(conditions=TWO), clients(), rounds=3)
+    assert rows == [2, 20, 40, 1]                                     # two to see that it fits, to train, to test, one to count operations
+    monkeypatch.setattr(prompting, "LARGEST", 0)
+    toys.execute(tmp_path / "again", FedMPT(conditions=TWO), clients(), rounds=3)
+    assert sum(rows) > 200 and toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / "again")) < 1e-9
+
+
+def test_rows_without_any_label_are_borne(side):
+    made = side(FedMPT(conditions=("pose",)))                                         # and a list of one condition
+    x = made.client.place(made.client.train.rows(torch.arange(4))[0])
+    for y in (torch.zeros(4, 4), torch.full((4, 4), -1.0), torch.full((4, 4), math.nan)):
+        loss = made.loss(x, y)
+        loss.backward()
+        assert loss.isfinite() and all(p.grad is None or p.grad.isfinite().all() for p in made.model.parameters())
+
+
+@pytest.mark.parametrize(("fields", "told"), [
+    ({"conditions": ()}, "must name one condition or more"), ({"conditions": ("pose", "pose")}, "must differ, got more than once: pose"),
+    ({"conditions": "nowhere.yaml"}, "nowhere.yaml cannot be read"), ({"temperature": 0.0}, "must be above 0"),
+    ({"condition_tokens": -1}, "must be at least 0")])
+def test_fields_that_make_no_sense_are_told(fields, told):
+    assert any(told in said for _, said in FedMPT(**fields).check(3, 0))
+
+
+def test_conditions_from_a_file(tmp_path):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"conditions": ["weather", "pose"]}))
+    assert FedMPT(conditions=str(tmp_path / "c.yaml")).named == ("weather", "pose") and not FedMPT(conditions=("pose",)).check(3, 0)
+
+
+@pytest.mark.parametrize("name", ["fedmpt", "promptfl", "zeroshot"])
+def test_labels_that_cannot_be_read_and_models_that_cannot_read(toys, side, name, tmp_path):
+    method = ALGORITHMS[name]()
+    blank = MultiLabel(("0", " ", "2", "3"))
+    with pytest.raises(UserError, match=r"' ' has no word|has no word this model can read"):
+        toys.execute(tmp_path / "blank", method, [replace(side(method).client, task=blank)])
+    mute = toys.toys_for(ALGORITHMS["fednca"])["client"]("a")
+    with pytest.raises(UserError, match="needs a model that sees and reads, such as clip"):
+        toys.execute(tmp_path / "mute", method, [mute])
+
+
+@pytest.mark.parametrize("name", ["fedmvp", "fedtpg", "promptfl"])
+def test_rivals_begin_as_the_frozen_model_does(side, name):
+    """What they add says nothing at first: the order of labels is that of a hand-written prompt, but for a little noise of tokens."""
+    x = side().client.place(side().client.train.rows(torch.arange(8))[0])
+    ours, plain = side(ALGORITHMS[name]()).model(x), side(ALGORITHMS["zeroshot"]()).model(x)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=0.1)
+
+
+def test_dualcoop_weighs_evidence_for_against_evidence_against(side):
+    made = side(ALGORITHMS["feddualcoop"](tokens=2))
+    stir(made.model)
+    x = made.client.place(made.client.train.rows(torch.arange(3))[0])
+    head, model = made.model.head, made.model.encoder
+    texts = model.read(*head.texts(head.tokens.flatten(0, 1)))
+    patches, _ = model.patches(x)
+    for image, label in ((0, 1), (2, 3)):
+        there, absent = (20 * torch.cosine_similarity(patches[image], texts[row], dim=-1) for row in (label, 4 + label))
+        wanted = 5 * (there.softmax(0) * (there - absent)).sum()
+        assert made.model(x)[image, label].item() == pytest.approx(wanted.item(), rel=1e-9)
+
+
+def test_ram_without_knowledge_is_plain_transport_and_with_it_heeds_the_frozen_model(side):
+    method = ALGORITHMS["fedram"]
+    x = side().client.place(side().client.train.rows(torch.arange(3))[0])
+    made = side(method(knowledge=0.0))
+    patches, _ = made.model.encoder.patches(x)
+    head = made.model.head
+    cosine = torch.nn.functional.normalize(patches, dim=-1) @ head.texts.mT
+    plan = ot.sinkhorn([0.25] * 4, [0.25] * 4, (1 - cosine[0]).numpy(), 0.1, stopThr=1e-13)
+    wanted = head.verdict((20 * 4 * (torch.from_numpy(plan) * cosine[0]).sum(0))[None])[0]
+    torch.testing.assert_close(made.model(x)[0], wanted, rtol=1e-6, atol=1e-6)
+    assert (side(method(knowledge=5.0)).model(x) - made.model(x)).abs().max() > 1e-3
+
+
+def test_labels_can_be_withheld_at_random():
+    told, _ = load("fedmpt-digits", settings=["clients.0.masked=0.7", "data.options={train: 100, test: 20}", "data.partition={name: iid}"])
+    first, again = (build.clients(told)[0] for _ in range(2))
+    y = first.train.y[first.train.index]
+    assert 0.6 < (y < 0).float().mean() < 0.8 and torch.equal(y, again.train.y[again.train.index])
+    assert (first.common.labelled(torch.arange(20))[1] >= 0).all()
+    with pytest.raises(Problems, match=r"masked .*hides some of a row's labels"):
+        build.clients(load("digits", settings=["clients.0.masked=0.5"])[0])
+
+
+def test_a_run_is_explained(tmp_path):
+    from PIL import Image
+
+    from unalike.runs import run_scenario
+    made, method = load("fedmpt-digits", settings=["data.options={train: 40, test: 20}", "rounds=1", "epochs=1", "alone=false",
+                                                   "clients.0.count=2", "algorithm.conditions=[pose, background]"])
+    _, folder = run_scenario(made, method, out=tmp_path / "run")
+    told = explain(folder, "3", top=2)
+    assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(1, abs=1e-3)
+    assert (folder / "explained" / "3.png").stat().st_size > 1000 and json.dumps(told)
+    Image.new("RGB", (40, 30), "white").save(tmp_path / "white.jpg")
+    assert explain(folder, str(tmp_path / "white.jpg"), client="c-1")["client"] == "c-1"
+    for image, said in (("20", "numbered 0 to 19, got 20"), ("no.png", "there is no image no.png")):
+        with pytest.raises(UserError, match=said):
+            explain(folder, image)
+    (tmp_path / "bad.png").write_text("rubbish")
+    with pytest.raises(UserError, match="is no image"):
+        explain(folder, str(tmp_path / "bad.png"))
+    page = (folder / "report.html").read_text()
+    assert "Conditions by label" in page and "Places of the surest label" in page

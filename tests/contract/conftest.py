@@ -1,0 +1,20 @@
+"""Which methods the contract is tested on: all of them; where two run the same code but for what learns in it, long tests take one."""
+
+import dataclasses
+
+from unalike.algorithms import ALGORITHMS
+
+ALL = ("test_fits_the_toy", "test_learns", "test_same_seed_same_bytes_another_seed_others")
+
+
+def program(method):
+    """All of a method but its fields, what it refuses, and its head on a frozen model."""
+    own = {"head", "check", *(field.name for field in dataclasses.fields(method))}
+    return frozenset((name, id(getattr(method, name))) for name in dir(method) if not name.startswith("_") and name not in own)
+
+
+PROGRAMS = sorted({program(method): name for name, method in reversed(ALGORITHMS.items())}.values(), key=list(ALGORITHMS).index)
+
+
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize("name", ALGORITHMS if metafunc.function.__name__ in ALL else PROGRAMS)

@@ -1,0 +1,47 @@
+"""FedTPG (Qiu 2024): a small network writes the context from the class names, and the network is averaged like FedAvg."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unalike.models.prompts import Prompts, Verdict, still, tokens
+from unalike.models.vlm import VisionLanguage
+from unalike.prompting import Prompting
+
+
+@dataclass
+class FedTPG(Prompting):
+    """Learnt queries look at all class names. Left out: classes that differ from client to client; here all have them all."""
+
+    tokens: int = 4
+    heads: int = 4
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        return [(name, f"must be above 0, got {getattr(self, name)}.") for name in ("tokens", "heads") if not getattr(self, name) > 0]
+
+    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+        if model.width % self.heads:
+            raise ValueError(f"FedTPG shares {model.width} channels among its heads: {self.heads} do not divide them")
+        return Writer(self, model, labels)
+
+
+class Writer(nn.Module):
+    """Context tokens from the class names by one layer of attention and two linear ones; the whole image against what that reads."""
+
+    names: Tensor
+
+    def __init__(self, how: FedTPG, model: VisionLanguage, labels: Sequence[str]):
+        super().__init__()
+        width = model.width
+        self.texts = Prompts(model, [[how.tokens, label] for label in labels])
+        self.register_buffer("names", nn.functional.normalize(model.texts(labels), dim=-1), persistent=False)
+        self.start, self.queries = tokens(model, how.tokens), nn.Parameter(torch.randn(how.tokens, width) / width**0.5)
+        self.attention = nn.MultiheadAttention(width, how.heads, batch_first=True)
+        self.write = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, model.word))
+        self.verdict = Verdict()
+
+    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+        found = self.queries + self.attention(self.queries, self.names, self.names, need_weights=False)[0]
+        return self.verdict(model.similarity(whole, model.read(*self.texts(self.start + self.write(found)))))

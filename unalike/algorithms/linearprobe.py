@@ -1,0 +1,25 @@
+"""A linear probe: one linear layer on what the frozen model sees of the whole image, averaged like FedAvg. Reads no text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from unalike.models.vlm import VisionLanguage
+from unalike.prompting import Prompting
+
+
+@dataclass
+class LinearProbe(Prompting):
+    """What labels alone teach; `fedavg` on the same model adds a hidden layer, and looks at every image anew."""
+
+    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+        return Probe(model.width, len(labels))
+
+
+class Probe(nn.Linear):
+    """On vectors of length sqrt(width), whose entries are about 1."""
+
+    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:     # type: ignore[override]
+        return super().forward(normalize(whole, dim=-1) * self.in_features**0.5)
