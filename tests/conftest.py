@@ -22,7 +22,7 @@ from unalike.tasks import Clustering, MultiLabel
 collect_ignore = ["engines/on_ray.py"]            # a program that test_ray.py runs
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
-SMALL = {"peers": 2, "width": 8, "batch": 8, "pretraining": 45}      # fields of methods, by name: as small as the toy
+SMALL = {"peers": 2, "width": 8, "batch": 8, "pretraining": 45, "threshold": 0.3}      # fields of methods, by name: as small as the toy
 
 
 def blobs(rows, seed):

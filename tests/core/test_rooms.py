@@ -64,6 +64,7 @@ MAY = {
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
     "algorithm": {"client", "clusters", "ledger", "message", "models", "privacy", "randomness", "safeguard", "tasks", "training"},
     "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
+    "unlabelled": {"algorithm", "data", "federation", "randomness", "tasks", "training"},
     "narrowing": {"algorithm", "averaging", "client", "errors", "federation", "message", "models", "training"},
     "engines": {"engines", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},

@@ -1,17 +1,24 @@
 """The list of methods. A new method is one file and one line here; the command, the docs table and the contract tests follow."""
 
 from unalike.algorithms.afmcc import AFMCC
+from unalike.algorithms.cofed import CoFED
 from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.feddf import FedDF
 from unalike.algorithms.feddropout import FedDropout
 from unalike.algorithms.feddse import FedDSE
+from unalike.algorithms.fedhenn import FedHeNN
 from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fedprox import FedProx
+from unalike.algorithms.fedrcl import FedRCL
 from unalike.algorithms.fedrolex import FedRolex
 from unalike.algorithms.flexfl import FlexFL
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.local import Local
+from unalike.algorithms.pseudolabel import PseudoLabel
+from unalike.algorithms.sage import SAGE
+from unalike.algorithms.simclr import SimCLR
 from unalike.algorithms.subflot import SubFLOT
 
 ALGORITHMS = {
@@ -25,6 +32,13 @@ ALGORITHMS = {
     "flexfl": FlexFL,
     "subflot": SubFLOT,
     "fedmuscle": FedMuscle,
+    "fedhenn": FedHeNN,
+    "feddf": FedDF,
+    "cofed": CoFED,
+    "fedrcl": FedRCL,
+    "sage": SAGE,
+    "simclr": SimCLR,
+    "pseudolabel": PseudoLabel,
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
     "fednca": FedNCA,
