@@ -17,7 +17,7 @@ from unalike.report import Run
 from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
-           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep"]
+           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "rivals"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -131,4 +131,4 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server"} <= set(bench_names())
+    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "rivals-flops"} <= set(bench_names())
