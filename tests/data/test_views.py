@@ -42,6 +42,9 @@ def test_texts_only_lack_words_and_marks_stay():
     weak, strong = view(x, strong=False), view(x)
     assert ((weak == x) | (weak == 0)).all() and ((strong == x) | (strong == 0)).all()
     assert 0.05 < float((weak == 0).float().mean()) < 0.15 < float((strong == 0).float().mean()) < 0.25
+    letters = torch.tensor([[ord(letter) for letter in "one two three four five"]] * 50, dtype=torch.int32)
+    texts = {"".join(map(chr, filter(None, row))).strip() for row in view(letters).tolist()}
+    assert len(texts) > 5 and all(set(text.split()) <= {"one", "two", "three", "four", "five"} for text in texts)
     mark = torch.tensor([True, False])
     seen = view({"left": torch.rand(2, 3), "left?": mark})
     assert torch.equal(seen["left?"], mark) and seen["left"].shape == (2, 3)

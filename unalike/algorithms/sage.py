@@ -48,7 +48,7 @@ class SAGE(Unlabelled):
             how, moves = self.algorithm, not self.client.task.dense
 
             def loss(rows: Tensor) -> Tensor:
-                x = self.public_rows(rows)
+                x = self.public_rows(rows, as_came=True)
                 with torch.no_grad():
                     own = self.probabilities(self.model(view(x, strong=False, moves=moves, flips=how.flips)))
                     all_ = others[rows].to(own)

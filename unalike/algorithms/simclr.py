@@ -47,7 +47,7 @@ class SimCLR(Unlabelled):
         @operation
         def contrast(self) -> Value:
             def loss(rows: Tensor) -> Tensor:
-                how, x = self.algorithm, self.public_rows(rows)
+                how, x = self.algorithm, self.public_rows(rows, as_came=True)
                 one, other = (self.compared(view(x, flips=how.flips)) for _ in range(2))
                 return nt_xent(one, other, how.temperature)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 NOISE = 0.1        # of a view of features, in their standard deviations
+SPACE = ord(" ")
 WORDS = 0.2        # share of words a strong view of a text lacks; a weak one half of it
 
 
@@ -15,8 +16,8 @@ def view(x: Tensor | dict, strong: bool = True, moves: bool = True, flips: bool 
     """A look at each sample of a batch; weak: hardly changed. `moves` false: everything stays in its place, as dense labels need.
 
     Images (n, channels, height, width) are cropped, shifted and perhaps mirrored, strong ones have other brightness and contrast and lack
-    a square; texts, (n, words) of whole numbers, lack some words (0); other numbers get noise, and strong ones lack some (0). Modalities
-    by name each get their own, truth values stay.
+    a square; texts, (n, words) of whole numbers or (n, letters) of int32 code points, lack some words (0); other numbers get noise, and
+    strong ones lack some (0). Modalities by name each get their own, truth values stay.
 
     >>> torch.manual_seed(0) and view(torch.ones(2, 3, 8, 8)).shape
     torch.Size([2, 3, 8, 8])
@@ -26,7 +27,8 @@ def view(x: Tensor | dict, strong: bool = True, moves: bool = True, flips: bool 
     if x.dtype == torch.bool:
         return x
     if not x.is_floating_point():
-        return x * (_chances(x) >= (WORDS if strong else WORDS / 2))
+        word = (x == SPACE).cumsum(1) if x.dtype == torch.int32 else torch.arange(x.shape[1], device=x.device).expand_as(x)
+        return x * (_chances(x).gather(1, word) >= (WORDS if strong else WORDS / 2))
     if x.dim() == 4:
         return image_view(x, strong, moves, flips)
     noisy = x + NOISE * (1 + strong) * x.std() * torch.randn(x.shape).to(x) if len(x) > 1 else x
