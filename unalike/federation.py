@@ -91,6 +91,7 @@ class Federation:
     archive: Any = field(default_factory=dict)      # large things the server keeps, by name: in a run they are on disk, not in memory
     counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
     replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
+    server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()
@@ -374,11 +375,18 @@ class Federation:
         self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
                     lasting=failure.lasting)
 
+    def itself(self, operation: str, **body: Value) -> Any:
+        """An operation of the server's own side: nothing travels."""
+        key = (self.round, "", operation)
+        turn = self.turns[key] = self.turns.get(key, -1) + 1
+        return self.server.perform(operation, self.round, turn, body)
+
     # what is saved after a round
 
     def memory(self) -> dict[str, Any]:
         pending = self._pending()
-        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
+        own = {"server": self.server.state()} if self.server is not None else {}
+        return own | {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
                 "lost": self.lost, "released": self.released,
                 "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
@@ -394,4 +402,6 @@ class Federation:
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
+        if self.server is not None:
+            self.server.restore(saved["server"])
         self.engine.load(self.finished, self.clock, saved["pending"])

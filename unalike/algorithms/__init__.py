@@ -2,6 +2,7 @@
 
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.cofed import CoFED
+from unalike.algorithms.creamfl import CreamFL
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.feddf import FedDF
 from unalike.algorithms.feddropout import FedDropout
@@ -39,6 +40,7 @@ ALGORITHMS = {
     "sage": SAGE,
     "simclr": SimCLR,
     "pseudolabel": PseudoLabel,
+    "creamfl": CreamFL,
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
     "fednca": FedNCA,

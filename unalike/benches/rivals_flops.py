@@ -42,7 +42,7 @@ def round_of(scenario: str, method: str, settings: tuple[str, ...] = (), folder:
         return count
 
     def side(client: Any) -> Any:
-        made = algorithm.Side(client, algorithm, told.training, told.seed)
+        made: Any = algorithm.Side(client, algorithm, told.training, told.seed)
         made.perform = counted(client.id, made.perform)
         return made
 

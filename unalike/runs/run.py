@@ -42,13 +42,14 @@ class Run:
                  name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
                  replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
-                 watch: Watch = lambda event, **facts: None):
+                 server: Client | None = None, watch: Watch = lambda event, **facts: None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.alone, self.guarded, self.cache, self.watch, self.alive = privacy, alone, safeguard, cache, watch, alive
+        self.server = server                    # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
@@ -66,7 +67,11 @@ class Run:
         problems = unfit(min(public, default=0))
         if not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        if problems := problems + misfits(algorithm, clients, training, seed, safeguard, not problems):
+        fits = misfits(algorithm, clients, training, seed, safeguard, not problems)
+        fits += misfits(algorithm, [server], training, seed, sound=not problems) if server is not None else []
+        if server is not None and server.task.name != "retrieval":
+            fits.append(("server", f"its model matches images and texts (retrieval), got {server.task.name}."))
+        if problems := problems + fits:
             raise Problems(name, problems)
 
     def go(self) -> dict[str, Any]:
@@ -93,7 +98,8 @@ class Run:
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay)
+                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
+                             make_side(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
