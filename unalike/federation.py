@@ -375,18 +375,11 @@ class Federation:
         self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
                     lasting=failure.lasting)
 
-    def itself(self, operation: str, **body: Value) -> Any:
-        """An operation of the server's own side: nothing travels."""
-        key = (self.round, "", operation)
-        turn = self.turns[key] = self.turns.get(key, -1) + 1
-        return self.server.perform(operation, self.round, turn, body)
-
     # what is saved after a round
 
     def memory(self) -> dict[str, Any]:
         pending = self._pending()
-        own = {"server": self.server.state()} if self.server is not None else {}
-        return own | {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
+        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
                 "lost": self.lost, "released": self.released,
                 "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
                 "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
@@ -402,6 +395,4 @@ class Federation:
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
-        if self.server is not None:
-            self.server.restore(saved["server"])
         self.engine.load(self.finished, self.clock, saved["pending"])

@@ -20,6 +20,7 @@ from unalike.losses import infonce, muscle_loss
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.randomness import stream
+from unalike.tasks import Retrieval
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 Views = dict[str, Tensor]            # representations (n, d) of the same rows by kind: image, text, other
@@ -52,7 +53,7 @@ class CreamFL(Unlabelled):
         for round in fed.rounds():
             known: Views = {}
             if self.contrast != "none":
-                known = fed.itself("tell") if fed.server is not None else fed.state.get("known", {})
+                known = own(fed, "tell") if fed.server is not None else fed.state.get("known", {})
             replies = fed.call("update", known=known)
             fed.note("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
             told: dict[str, Views] = dict(replies)
@@ -60,9 +61,9 @@ class CreamFL(Unlabelled):
             if fed.server is None:
                 fed.state["known"] = goals
             else:
-                fed.itself("train")
+                own(fed, "train")
                 peers = [view for views in told.values() for view in views.values()]
-                fed.itself("absorb", goals=goals if self.contrast == "cream" else {}, peers=peers if self.contrast == "muscle" else [])
+                own(fed, "absorb", goals=goals if self.contrast == "cream" else {}, peers=peers if self.contrast == "muscle" else [])
             yield round
 
     def refuses(self, client: Client) -> str | None:
@@ -71,10 +72,10 @@ class CreamFL(Unlabelled):
         return super().refuses(client)
 
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-        return super().figures(fed, metrics) | ({"server": fed.itself("evaluate")} if fed.server is not None else {})
+        return super().figures(fed, metrics) | ({"server": own(fed, "evaluate")} if fed.server is not None else {})
 
     def server_results(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
-        return None if fed.server is None else {"metrics": fed.itself("evaluate"), **fed.itself("describe")}
+        return None if fed.server is None else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
 
     class Side(UnlabelledSide):
         """A client's half, and the server's own model too: it trains on public pairs as on any data."""
@@ -126,17 +127,19 @@ class CreamFL(Unlabelled):
         def absorb(self, goals: Views, peers: list[Tensor]) -> Value:
             """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
             those of some clients, drawn anew for each batch; without either it is a walk like any other."""
-            how, draws = self.algorithm, stream(self.seed, "peers", self.round)
+            how, draws, task = self.algorithm, stream(self.seed, "peers", self.round), self.client.task
 
             def loss(rows: Tensor) -> Tensor:
                 views = self.views(rows)
                 some = [peers[i][rows] for i in torch.randperm(len(peers), generator=draws)[:how.peers]]
                 far = [(z - goals[kind][rows].to(z)).square().sum(-1).mean() for kind, z in views.items() if kind in goals]
                 far += [muscle_loss(z, [peer.to(z) for peer in some], how.upper, how.lower) for z in views.values() if some]
-                own = self.client.task.loss(torch.stack(list(views.values()), 1), rows.to(self.client.device))
-                return own + how.distil * torch.stack(far).sum() if far else own
+                costs = [how.distil * each for each in far]
+                if isinstance(task, Retrieval):
+                    costs.append(task.loss(torch.stack(list(views.values()), 1), rows.to(self.client.device)))
+                return torch.stack(costs).sum()
 
-            return self.study(loss)
+            return self.study(loss) if goals or peers or isinstance(task, Retrieval) else None
 
         def views(self, rows: Tensor) -> Views:
             """(B, d) of length 1 for each kind it sees of these public rows."""
@@ -151,6 +154,11 @@ class CreamFL(Unlabelled):
             """What its samples are, if not pairs."""
             x = self.public_rows(torch.arange(1), as_came=True)
             return "image" if x.dim() == 4 else "other" if x.is_floating_point() else "text"
+
+
+def own(fed: Federation, operation: str, **body: Value) -> Any:
+    """The server's own model does something; nothing travels."""
+    return fed.server.perform(operation, fed.round, 0, body)
 
 
 def ensemble(told: dict[str, Views], kind: str, known: Views) -> Tensor:

@@ -69,8 +69,6 @@ class Run:
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
         fits = misfits(algorithm, clients, training, seed, safeguard, not problems)
         fits += misfits(algorithm, [server], training, seed, sound=not problems) if server is not None else []
-        if server is not None and server.task.name != "retrieval":
-            fits.append(("server", f"its model matches images and texts (retrieval), got {server.task.name}."))
         if problems := problems + fits:
             raise Problems(name, problems)
 
@@ -104,6 +102,8 @@ class Run:
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
+                if fed.server is not None:
+                    fed.server.restore(saved["own"])
             else:
                 engine.load(0, 0.0, [])
             self.serve(fed, lambda: before + time.time() - begun)
@@ -141,11 +141,11 @@ class Run:
 
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
-        federation = fed.memory()
+        federation, own = fed.memory(), {"own": fed.server.state()} if fed.server is not None else {}
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
             fed.archive.save(number)
-        self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds,
+        self.folder.server.snapshot("server", {**own, "federation": federation, "seconds": seconds,
                                                "ledger": fed.ledger.append(self.folder.ledger)}, number)
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
