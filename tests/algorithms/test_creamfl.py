@@ -53,7 +53,7 @@ def test_the_server_has_a_model_of_its_own_and_learns_from_clients(tmp_path):
     assert found["none"]["bytes"]["down"] < found["cream"]["bytes"]["down"] == found["muscle"]["bytes"]["down"]
     assert "server" not in run(tmp_path / "without", server=False)
     clients, _ = federation()
-    sees = unalike.run(ALGORITHMS["creamfl"](width=8, batch=6), clients, server=clients[0], training=Training(rounds=2), out=tmp_path / "one",
+    sees = unalike.run(ALGORITHMS["creamfl"](width=8, batch=6), clients, server=clients[0], training=Training(rounds=2), out=tmp_path / "b",
                        alone=False)
     assert "accuracy" in sees["server"]["metrics"]                          # a server that only sees
 
