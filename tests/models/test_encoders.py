@@ -9,7 +9,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from unalike.data import load_dataset
 from unalike.models import CNN, ENCODERS, MLP, Transformer, build_encoder
 
-SMALL = [name for name in ENCODERS if name not in ("efficientnet", "hub", "vgg11", "resnet18", "fasttext")]      # the others: elsewhere
+ELSEWHERE = ("efficientnet", "hub", "vgg11", "resnet18", "fasttext", "gru", "pair")
+SMALL = [name for name in ENCODERS if name not in ELSEWHERE]
 MAKERS = {
     "mlp": lambda: MLP((1, 8, 8), hidden=(16, 16), width=12),
     "cnn": lambda: CNN((1, 8, 8), channels=(4, 8), width=12),
