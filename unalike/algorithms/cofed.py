@@ -29,11 +29,9 @@ class CoFED(Unlabelled):
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         told = dict(fed.call("vote"))
-        each: dict[str, dict[str, Value]] = {}
-        for client in told:
-            there, not_there = (agreed(fed, {c: (votes == side).to(torch.int8) for c, votes in told.items()}, client) > self.majority
-                                for side in (1, -1))
-            each[client] = {"votes": there.to(torch.int8) - not_there.to(torch.int8)}
+        yes, no = ({client: (votes == side).to(torch.int8) for client, votes in told.items()} for side in (1, -1))
+        stands = lambda votes, client: (agreed(fed, votes, client) > self.majority).to(torch.int8)
+        each: dict[str, dict[str, Value]] = {client: {"votes": stands(yes, client) - stands(no, client)} for client in told}
         return dict(fed.call("learn_votes", each=each)) if each else {}
 
     class Side(UnlabelledSide):
