@@ -115,3 +115,32 @@ def test_bad_input(tmp_path):
         unalike.run(method, [lost], out=tmp_path / "a")
     with pytest.raises(UserError, match=r"server must be made by unalike\.Client"):
         unalike.run(method, clients, server="large", out=tmp_path / "c")
+
+
+SCENARIO = """
+name: pairs
+algorithm: {name: creamfl, width: 8, batch: 16}
+training: {rounds: 1, batch: 16}
+data: {name: digits_captions}
+public: {size: 40}
+server: {id: server, model: &model {name: pair, width: 8, image: {name: cnn, channels: [4], width: 8},
+         text: {name: gru, words: 40, embedding: 4, width: 8}}, target: pair, test: 50}
+clients:
+  - {id: both, count: 2, model: *model, target: pair, train: 20, test: 50}
+"""
+
+
+def test_a_scenario_may_give_the_server_a_model(tmp_path):
+    from unalike.runs import run_scenario
+    from unalike.scenarios import build, load
+    (tmp_path / "pairs.yaml").write_text(SCENARIO)
+    scenario, method = load(str(tmp_path / "pairs.yaml"))
+    own = build.server(scenario)
+    assert len(own.train) == 40 and torch.equal(own.train.index, build.clients(scenario)[0].public.index)
+    results, _ = run_scenario(scenario, method, out=tmp_path / "run")
+    assert results["server"]["metrics"]["recall"] > 0 and not results["failures"]
+    for was, now, said in (("size: 40", "size: 4000", "must be below 1200"), ("public: {size: 40}", "", "there is none: say public"),
+                           ("pair, test: 50}\nclients", "word}\nclients", "no target .word")):
+        (tmp_path / "bad.yaml").write_text(SCENARIO.replace(was, now))
+        with pytest.raises(UserError, match=said):
+            run_scenario(*load(str(tmp_path / "bad.yaml")), out=tmp_path / "bad")

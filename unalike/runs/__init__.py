@@ -139,7 +139,7 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
                seed=scenario.seed, engine=scenario.engine.name,
                options=engine_options(scenario.name, scenario.engine, scenario.workers), replay=scenario.replay,
                workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
-               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, watch=watch)
+               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, server=build.server(scenario, data_dir), watch=watch)
 
 
 def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:
