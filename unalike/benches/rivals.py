@@ -1,6 +1,6 @@
 """FedMuscle against its rivals on `digits`: the same clients, first weights, labelled rows, public set and local epochs, three seeds.
 
-Learning rates on the public set and the weights of added losses were chosen for each method on seeds 100 and 101 (docs/rivals.md).
+Fields that are not said are the methods' defaults; `rivals-rates` tries others.
 """
 
 from unalike.benches import Row, Study, averages
@@ -18,11 +18,12 @@ METHODS: dict[str, str] = {
     "simclr": "{name: simclr, flips: false}",
     "pseudolabel": "{name: pseudolabel}",
 }
+PLAIN = ("evaluations=1", "checkpoint=1000")
 
 
 def run(study: Study) -> dict:
     """Delta of each method with its losers, and what travels."""
-    rows: dict[str, Row] = {name: ("digits", ["evaluations=1", "checkpoint=1000", f"algorithm={told}"]) for name, told in METHODS.items()}
+    rows: dict[str, Row] = {name: ("digits", [*PLAIN, f"algorithm={told}"]) for name, told in METHODS.items()}
     made = {name: averages(runs, figures) for name, runs in study.runs(rows, seeds=range(3)).items()}
     ranked = sorted(made, key=lambda name: -made[name]["delta"])
     return {"rows": {name: made[name] for name in ranked}, "first": ranked[0]}
