@@ -20,5 +20,5 @@ def run(study: Study) -> dict:
         for value in values:
             rows[f"{name}, {field} {value:g}"] = ("digits", [*PLAIN, f"algorithm={METHODS[name]}", f"algorithm.{field}={value}"])
     made = {name: averages(runs, figures) for name, runs in study.runs(rows, seeds=(100, 101)).items()}
-    delta = lambda row: made[row]["delta"]
-    return {"rows": made, "best": {name: max((row for row in made if row.startswith(f"{name},")), key=delta, default=None) for name in TRIED}}
+    best = lambda name: max((row for row in made if row.startswith(f"{name},")), key=lambda row: made[row]["delta"], default=None)
+    return {"rows": made, "best": {name: best(name) for name in TRIED}}
