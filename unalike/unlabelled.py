@@ -18,7 +18,7 @@ from unalike.data.samples import Samples
 from unalike.federation import Federation
 from unalike.randomness import stream
 from unalike.tasks import MultiLabel, Segmentation
-from unalike.training import train
+from unalike.training import Tape, train
 
 CELLS = 8          # rows and columns of a dense opinion
 UNKNOWN = -1       # a label that nobody vouches for; dense tasks have a number of their own
@@ -69,7 +69,8 @@ class UnlabelledSide(PublicSide):
             return None
         orders = [stream(self.seed, "public", self.round, epoch) for epoch in range(how.passes)]
         self.work += len(rows) * len(orders)
-        return train(self.model, len(rows), lambda index: loss(rows[index]), self.optimiser("public", how.public_rate), orders, how.batch,
+        tape = Tape(self.model, loss, records=False)
+        return train(self.model, len(rows), lambda index: tape(rows[index]), self.optimiser("public", how.public_rate), orders, how.batch,
                      self.training.clip)
 
     # what an output says
