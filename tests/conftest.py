@@ -25,7 +25,7 @@ collect_ignore = ["engines/on_ray.py"]            # a program that test_ray.py r
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
 # fields of methods, by name: as small as the toy
-SMALL = {"conditions": ("pose", "layout"), "rank": 4, "peers": 2, "width": 8, "batch": 8, "pretraining": 45}
+SMALL = {"conditions": ("pose", "layout"), "rank": 4, "peers": 2, "width": 8, "batch": 8, "pretraining": 45, "threshold": 0.3}
 
 
 def blobs(rows, seed):

@@ -39,6 +39,7 @@ class Federation:
     replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
     declared: Callable[[str], Declared] | None = None       # what the method says of an operation; a reply that is not so stays outside
     lengths: Mapping[str, int] = field(default_factory=dict)      # what axes in that are called, and how long they are
+    server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
 
     def __post_init__(self) -> None:
         self.cards = self.engine.cards()

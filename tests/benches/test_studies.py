@@ -18,7 +18,7 @@ from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
            "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation", "fedmpt-annotation",
-           "fedmpt-heterogeneity", "fedmpt-participation"]
+           "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -63,7 +63,8 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
-    assert {seed for _, _, seed in asked} == ({0} if quick else set(range(5 if "afmcc" in name else 3)))
+    first = 100 if name == "rivals-rates" else 0
+    assert {seed for _, _, seed in asked} == {first + i for i in range(1 if quick else 5 if "afmcc" in name else 2 if first else 3)}
     assert len(set(asked)) == len(asked)
     if "afmcc" in name:
         assert {scenario for scenario, _, _ in asked if quick} <= {"afmcc-digits"}
@@ -152,4 +153,21 @@ def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
 
 
 def test_all_studies_are_listed():
-    assert set(STUDIES) | {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step"} <= set(bench_names())
+    alone = {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step", "rivals-flops"}
+    assert set(STUDIES) | alone <= set(bench_names())
+
+
+def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
+    told = import_module("unalike.benches.rivals").run(Study(seeds=(0,), only=("sage", "cofed")))
+    assert list(told["rows"]) == ["sage", "cofed"] and told["first"] == "sage" and told["rows"]["cofed"]["delta"] == 3
+    tried = import_module("unalike.benches.rivals_rates").run(Study(seeds=(0,), only=("fedhenn",)))
+    assert tried["best"]["fedhenn"] == "fedhenn, eta 0.01" and tried["best"]["sage"] is None and len(tried["rows"]) == 3
+
+
+def test_operations_of_a_round_are_counted_forward_and_backward():
+    from unalike.benches.rivals_flops import round_of
+    one = "clients=[{id: a, model: {name: mlp, hidden: [8], width: 4}, target: digit, train: 10}]"
+    told = round_of("digits", "{name: local}", ("epochs=1", one))
+    layers = [(64, 8), (8, 4), (4, 4), (4, 10)]                 # forward, gradient of weights, gradient of inputs but the first
+    by_hand = 2 * 10 * sum(3 * a * b for a, b in layers) - 2 * 10 * 64 * 8
+    assert told["a"] == told["clients"] == round(by_hand / 1e6, 3) and told["server"] == 0

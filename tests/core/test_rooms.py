@@ -70,6 +70,7 @@ MAY = {
                   "training"},
     "averaging": {"algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "prompting": {"algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
+    "unlabelled": {"algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},
     "narrowing": {"algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "training"},
     "engines": {"engines", "forms", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},

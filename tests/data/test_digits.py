@@ -55,3 +55,14 @@ def test_an_unknown_dataset_is_refused():
 def test_tables_that_do_not_fit_are_refused(table, change, said):
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(table, **change)
+
+
+def test_captions_say_what_an_image_shows():
+    from unalike.data.digits import digits_captions
+    table = digits_captions()
+    words = table.x["caption"]
+    assert words.shape == (1797, 6) and words.min() == 1 and words.max() == 35
+    assert torch.equal(words[:, 0] - 1, table.targets["digit"])
+    assert len(words.unique(dim=0)) > 1200                                     # most can be told from all others
+    ink = table.x["image"].mean((1, 2, 3))
+    assert ink[words[:, 1] == 15].min() > ink[words[:, 1] == 11].max()

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from unalike.losses import gramian_loss, infonce, nt_xent, pairwise_loss
+from unalike.losses.contrastive import relaxed_contrast
 
 
 def draw(batch, width, peers, seed=0):
@@ -98,3 +99,29 @@ def test_nt_xent_is_the_literal_sum():
     assert nt_xent(z[:0], other[:0]) == 0
     with pytest.raises(ValueError, match="one shape"):
         nt_xent(z, other[:3])
+
+
+def test_relaxed_contrast_is_its_definition():
+    z = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    rows = torch.nn.functional.normalize(z, dim=-1)
+    cosines = rows @ rows.mT
+    costs, pushed = [], []
+    for i in range(7):
+        kin = [cosines[i, j] for j in range(7) if j != i and y[j] == y[i]]
+        foreign = sorted((cosines[i, j] for j in range(7) if y[j] != y[i]), reverse=True)[:2]
+        far = min(kin)
+        costs.append(-(far / 0.1).exp().div((far / 0.1).exp() + sum((c / 0.1).exp() for c in foreign)).log())
+        pushed += [(c - 0.1) / 0.1 for c in kin if c > 0.1]
+    by_hand = sum(costs) / 7 + sum(pushed) / max(len(pushed), 1)
+    assert pushed and torch.allclose(relaxed_contrast(z, y[:, None] == torch.arange(3), 0.1, 0.1), by_hand)
+
+
+def test_relaxed_contrast_of_nothing_to_contrast_is_nothing():
+    z = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for labels in (torch.eye(3) > 0, torch.zeros(3, 2) > 0):        # nobody of a kind; no labels at all
+        loss = relaxed_contrast(z, labels)
+        assert loss.item() == 0 and torch.isfinite(torch.autograd.grad(loss, z)[0]).all()
+    assert relaxed_contrast(z[:1], torch.ones(1, 2) > 0).item() == 0
+    with pytest.raises(ValueError, match="every row has labels"):
+        relaxed_contrast(z, torch.ones(2, 2) > 0)

@@ -1,16 +1,21 @@
 """The list of methods. A new method is one file and one line here; the command, the docs table and the contract tests follow."""
 
 from unalike.algorithms.afmcc import AFMCC
+from unalike.algorithms.cofed import CoFED
+from unalike.algorithms.creamfl import CreamFL
 from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.feddf import FedDF
 from unalike.algorithms.feddropout import FedDropout
 from unalike.algorithms.feddse import FedDSE
 from unalike.algorithms.feddualcoop import FedDualCoOp
+from unalike.algorithms.fedhenn import FedHeNN
 from unalike.algorithms.fedmpt import FedMPT
 from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.algorithms.fedmvp import FedMVP
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fedprox import FedProx
 from unalike.algorithms.fedram import FedRAM
+from unalike.algorithms.fedrcl import FedRCL
 from unalike.algorithms.fedrolex import FedRolex
 from unalike.algorithms.fedtpg import FedTPG
 from unalike.algorithms.flexfl import FlexFL
@@ -19,6 +24,9 @@ from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.linearprobe import LinearProbe
 from unalike.algorithms.local import Local
 from unalike.algorithms.promptfl import PromptFL
+from unalike.algorithms.pseudolabel import PseudoLabel
+from unalike.algorithms.sage import SAGE
+from unalike.algorithms.simclr import SimCLR
 from unalike.algorithms.subflot import SubFLOT
 from unalike.algorithms.zeroshot import ZeroShot
 
@@ -33,6 +41,14 @@ ALGORITHMS = {
     "flexfl": FlexFL,
     "subflot": SubFLOT,
     "fedmuscle": FedMuscle,
+    "fedhenn": FedHeNN,
+    "feddf": FedDF,
+    "cofed": CoFED,
+    "fedrcl": FedRCL,
+    "sage": SAGE,
+    "simclr": SimCLR,
+    "pseudolabel": PseudoLabel,
+    "creamfl": CreamFL,
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
     "fednca": FedNCA,

@@ -13,9 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, operation, sends
-from unalike.data.public import PublicOrder
-from unalike.data.samples import Samples
+from unalike.algorithm import Algorithm, operation, sends
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
@@ -24,6 +22,7 @@ from unalike.message import Value
 from unalike.models.model import Model
 from unalike.randomness import scope, stream
 from unalike.training import move, step
+from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
@@ -203,7 +202,7 @@ class FedMuscle(Algorithm):
 
     # the client
 
-    class Side(ClientSide):
+    class Side(PublicSide):
         algorithm: "FedMuscle"
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
 
@@ -306,23 +305,6 @@ class FedMuscle(Algorithm):
         def aligner(self) -> torch.optim.Optimizer:
             two = self.algorithm.optimisers == "two" or self.algorithm.align_rate is not None
             return self.optimiser("align", self.algorithm.align_rate) if two else self.optimiser()
-
-        def walk(self, epoch: int) -> list[Tensor]:
-            """Row numbers of each batch of this pass."""
-            key = (self.round, epoch)
-            if getattr(self, "walked", (None,))[0] != key:
-                order = PublicOrder(len(self.public), self.algorithm.batch, self.seed)
-                self.walked = (key, order.batches(*key))
-            return self.walked[1]
-
-        @property
-        def public(self) -> Samples:
-            if self.client.public is None:
-                raise ValueError("it holds no public set, on which the federation aligns; give the client `public`")
-            return self.client.public
-
-        def public_rows(self, rows: Tensor) -> Any:
-            return self.client.place(self.public.rows(rows)[0])
 
 
 def like(z: Tensor, temperature: Any) -> Any:

@@ -115,12 +115,12 @@ def audit(
     from functools import partial
 
     from unalike.cli.audit import show
-    from unalike.runs import prepare, quiet
+    from unalike.runs import prepare
     from unalike.runs.audit import audit as rehearse
     from unalike.runs.fit import rest
     from unalike.scenarios import load
     scenario, method = load(file, algorithm, settings, partial(rest, folder=data_dir))
-    found = rehearse(prepare(scenario, method, None, data_dir, quiet), client)
+    found = rehearse(prepare(scenario, method, None, data_dir, file), client)
     if as_json:
         print_json(found)
     else:

@@ -5,7 +5,7 @@ from typing import Any
 
 from unalike.data.benchmarks import agnews, cifar10, pacs
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
-from unalike.data.digits import load_digits_table
+from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
 from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
 from unalike.data.partitions import PARTITIONS
@@ -17,6 +17,7 @@ from unalike.errors import UserError, unknown
 DATASETS = {
     "digits": load_digits_table,
     "digits_views": digits_views,
+    "digits_captions": digits_captions,
     "mnist_usps": mnist_usps,
     "bdgp": bdgp,
     "multi_fashion": multi_fashion,

@@ -57,6 +57,31 @@ def pairwise_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Seque
     return torch.stack([infonce(z, peer, t) for peer, t in zip(peers, temperatures.expand(len(peers)), strict=True)]).sum()
 
 
+def relaxed_contrast(z: Tensor, labels: Tensor, temperature: float = 0.05, limit: float = 0.7) -> Tensor:
+    """The least alike sample of its kind should be nearer than the two most alike of other kinds, and none of its kind nearer than `limit`.
+
+    z (B, d), any length; labels (B, K) of truth values. Two are of a kind where they share more than half of the labels they have
+    together, of other kinds where they share none. Returns a scalar: -log softmax over those three, mean over samples that have both,
+    and (cosine - limit) / temperature, mean over pairs of a kind beyond the limit (Seo 2024, in our reading).
+
+    >>> round(relaxed_contrast(torch.eye(4), torch.eye(2).repeat_interleave(2, 0) > 0, temperature=1.0).item(), 3)     # all at one distance
+    1.099
+    """
+    if z.ndim != 2 or labels.ndim != 2 or len(z) != len(labels):
+        raise ValueError(f"every row has labels: (B, d) and (B, K), got {tuple(z.shape)} and {tuple(labels.shape)}.")
+    rows, sets = normalize(z, dim=-1), labels.to(z.dtype)
+    cosines, shared, many = rows @ rows.mT, sets @ sets.mT, sets.sum(1)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    kin = (2 * shared > many[:, None] + many - shared) & ~itself
+    foreign = (shared == 0) & (many[:, None] > 0) & (many > 0)
+    far = cosines.masked_fill(~kin, 2.0).amin(1, keepdim=True)                                  # (B, 1)
+    near = cosines.masked_fill(~foreign, -1e3).topk(min(2, len(z)), 1).values                   # (B, 2)
+    costs = -(torch.cat([far, near], 1) / temperature).log_softmax(1)[:, 0]
+    both, close = kin.any(1) & foreign.any(1), kin & (cosines > limit)
+    push = ((cosines - limit) / temperature * close).sum() / close.sum().clamp(min=1)
+    return (costs * both).sum() / both.sum().clamp(min=1) + push
+
+
 def gramian_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Tensor = 0.2) -> Tensor:
     """Row i of `z` should span less volume with row i of all peers than with row j of all peers, j != i.
 

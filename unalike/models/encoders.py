@@ -16,6 +16,7 @@ from unalike.models.clip import Clip, Siglip
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
 from unalike.models.minilm import MiniLM
+from unalike.models.pairs import GRU, Pair
 from unalike.models.small import SmallVLM
 from unalike.models.words import TinyVLM
 
@@ -135,7 +136,7 @@ class Block(nn.Module):
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
     "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "clip": Clip, "siglip": Siglip, "vlm-tiny": TinyVLM,
-    "vlm-small": SmallVLM,
+    "vlm-small": SmallVLM, "gru": GRU, "pair": Pair,
 }
 
 
@@ -151,8 +152,8 @@ def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]],
     for option in options:
         if option not in allowed:
             raise UserError(f'{name} has no field "{option}".{nearest(option, allowed)} It has: {", ".join(allowed)}.')
-    if isinstance(shape, Mapping) and name != "autoencoder":
-        raise UserError(f"{name} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder")
+    if isinstance(shape, Mapping) and name not in ("autoencoder", "pair"):
+        raise UserError(f"{name} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder or pair")
     return ENCODERS[name](shape if isinstance(shape, Mapping) else tuple(shape), **options)
 
 

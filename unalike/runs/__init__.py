@@ -36,17 +36,18 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         terms: Terms | None = None, seed: int = 0, engine: str | dict[str, Any] = "local", replay: str | Path | None = None,
         workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None, alone: bool = True,
         safeguard: bool = False, privacy: Privacy | None = None, resume: bool = False, name: str = "own",
-        progress: bool = False, watch: Watch = quiet) -> dict[str, Any]:
+        progress: bool = False, server: Client | None = None, watch: Watch = quiet) -> dict[str, Any]:
     """Run a method on clients of your own and return the results; the run's folder, `results["folder"]`, has everything else.
 
     `public` is the unlabelled set every client may read: inputs as a tensor, a dataset or Samples. `resume=True` goes on with the
     run in `out` if there is one; clients and settings must be the same again. `progress=True` shows how far it is. `engine` is a name
     or a dict with its options too, `{"name": "ray", "gpus": 0.25}`; `replay` a run whose order of arrivals is kept (docs/engines.md).
+    `server` is a model of the server's own with the data it learns from, for methods that have use for one (docs/creamfl.md).
     """
     algorithm, training, terms = checked(algorithm), training or Training(), terms or Terms()
     clients = [clients] if isinstance(clients, Client) else list(clients)
     given = [("training", training, Training), ("terms", terms, Terms), *([("privacy", privacy, Privacy)] if privacy is not None else []),
-             *(("each client", c, Client) for c in clients)]
+             *(("each client", c, Client) for c in clients), *([("server", server, Client)] if server is not None else [])]
     for what, value, kind in given:
         if not isinstance(value, kind):
             raise UserError(f"{what} must be made by unalike.{kind.__name__}(...), got {value!r}")
@@ -58,13 +59,14 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
     if public is not None:
         public = unlabelled(public)
         clients = [replace(c, public=public) if c.public is None else c for c in clients]
+        server = replace(server, public=public) if server is not None and server.public is None else server
     method = type(algorithm).__name__.lower()
     if not isinstance(engine, str) and not (isinstance(engine, dict) and isinstance(engine.get("name"), str)):
         raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
     carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)
     made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, engine=carrier.name,
                options=engine_options("unalike.run", carrier, workers), replay=replay, workers=workers, threads=threads, alive=alive,
-               alone=alone, safeguard=safeguard, privacy=privacy, source="unalike.run", watch=watch)
+               alone=alone, safeguard=safeguard, privacy=privacy, source="unalike.run", server=server, watch=watch)
     config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
                     "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
                     "privacy": privacy.model_dump() if privacy is not None else None,
@@ -146,7 +148,8 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
                seed=scenario.seed, engine=scenario.engine.name,
                options=engine_options(source, scenario.engine, scenario.workers), replay=scenario.replay,
                workers=scenario.workers, threads=scenario.threads, alone=scenario.alone, safeguard=scenario.safeguard,
-               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, source=source, watch=watch)
+               privacy=scenario.privacy, checkpoint=scenario.checkpoint, cache=True, source=source, server=build.server(scenario, data_dir),
+               watch=watch)
 
 
 def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Run:
                  name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
                  replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
-                 source: str | None = None, watch: Watch = lambda event, **facts: None):
+                 source: str | None = None, server: Client | None = None, watch: Watch = lambda event, **facts: None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
@@ -53,6 +53,7 @@ class Run:
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
         self.alone = alone and len(clients) > 1         # one client is alone already, and would be compared with itself
+        self.server = server                    # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
@@ -68,7 +69,9 @@ class Run:
         problems = unfit(min(public, default=0))
         if not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        if problems := problems + misfits(algorithm, clients, training, seed, safeguard, privacy, not problems):
+        fits = misfits(algorithm, clients, training, seed, safeguard, privacy, not problems)
+        fits += misfits(algorithm, [server], training, seed, sound=not problems) if server is not None else []
+        if problems := problems + fits:
             raise Problems(source or name, problems)
 
     def go(self) -> dict[str, Any]:
@@ -96,13 +99,16 @@ class Run:
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
                              self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
-                             self.declared, self.lengths)
+                             self.declared, self.lengths,
+                             make_side(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
                 fed.remember(saved["federation"])
                 for event in self.folder.events("released"):        # also of the round that is done again now, with fresh noise
                     fed.released[event["client"]] = max(fed.released[event["client"]], event["releases"])
+                if fed.server is not None:
+                    fed.server.restore(saved["own"])
             else:
                 engine.load(0, 0.0, [])
             self.serve(fed, lambda: before + time.time() - begun)
@@ -142,11 +148,11 @@ class Run:
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
         self.count_again(fed)
-        federation = fed.memory()
+        federation, own = fed.memory(), {"own": fed.server.state()} if fed.server is not None else {}
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
             fed.archive.save(number)
-        self.folder.server.snapshot("server", {"federation": federation, "seconds": seconds,
+        self.folder.server.snapshot("server", {**own, "federation": federation, "seconds": seconds,
                                                "ledger": fed.ledger.append(self.folder.ledger)}, number)
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:

@@ -28,6 +28,21 @@ def clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
     return made
 
 
+def server(scenario: Scenario, folder: str | None = None) -> Client | None:
+    """The server's own model where there is one: its data are the public rows, with what the dataset says of them."""
+    group, problems = scenario.server, names(scenario)
+    if group is None or scenario.public is None:
+        return None
+    tables = _tables(scenario, folder or scenario.data_dir, problems)
+    public, _ = _public(scenario, tables, problems)
+    table = tables.get(scenario.public.data or scenario.data.name)
+    if table is not None and _target(table, group) is None:
+        problems.append(("server.target", unknown("target", group.target or "", table.targets)))
+    if problems or table is None or public is None:
+        raise Problems(scenario.name, problems)
+    return _client(scenario, group, group.id, table, public.index, public)
+
+
 def _pooled(everyone: list[Client]) -> Client:
     """One client with all rows, and of each row the modalities that its client had."""
     first = everyone[0]

@@ -69,6 +69,9 @@ def names(scenario: Scenario) -> list[Problem]:
         problems += model_options(f"clients.{i}.model", group.model)[1]
         if group.modalities and group.mix:
             problems.append((f"clients.{i}.mix", "modalities are named or drawn: leave out modalities or mix."))
+    if scenario.server is not None:
+        problems += model_options("server.model", scenario.server.model)[1]
+        problems += [] if scenario.public else [("server", "learns from the public set, and there is none: say public.")]
     ids = [group.id for group in scenario.clients]
     many = {group.id: group.count for group in scenario.clients if group.count > 1}
     for i, id in enumerate(ids):

@@ -82,6 +82,7 @@ class Scenario(Settings):
     data: Data
     public: Public | None = None
     clients: list[Group]
+    server: Group | None = None                # a model of the server's own, which learns from the public set; for methods that have one
     test: Literal["own", "common"] = "own"     # whether there is a test set for everyone
     safeguard: bool = False
     privacy: Privacy | None = None

@@ -3,11 +3,12 @@
 from unalike.tasks.classification import Classification
 from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores, kmeans
 from unalike.tasks.multilabel import MultiLabel
+from unalike.tasks.retrieval import Retrieval
 from unalike.tasks.segmentation import Segmentation
 from unalike.tasks.task import Meter, Task
 
 TASKS: dict[str, type[Task]] = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation,
-                               "clustering": Clustering}
+                               "clustering": Clustering, "retrieval": Retrieval}
 
-__all__ = ["TASKS", "Classification", "Clustering", "Meter", "MultiLabel", "Segmentation", "Task", "clustering_scores", "federated_scores",
-           "kmeans"]
+__all__ = ["TASKS", "Classification", "Clustering", "Meter", "MultiLabel", "Retrieval", "Segmentation", "Task", "clustering_scores",
+           "federated_scores", "kmeans"]

@@ -1,0 +1,175 @@
+"""CreamFL (Yu 2023): clients that see, read or do both teach a larger model at the server by what they make of public pairs.
+
+Each round the server tells how it represents the public set; clients are drawn to that, train on their own data and tell their own
+representations; the server trains on the public pairs and learns from what it was told. Two heuristics do this, or the Muscle loss in their
+place (FedMuscle, appendix M). Without a server's model, what all told stands for it. docs/creamfl.md says what is ours in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from unalike.algorithm import Algorithm, operation, question, sends
+from unalike.client import Client
+from unalike.federation import Federation
+from unalike.losses import infonce, muscle_loss
+from unalike.message import Value
+from unalike.models.model import Model
+from unalike.randomness import stream
+from unalike.tasks import Retrieval
+from unalike.unlabelled import Unlabelled, UnlabelledSide
+
+Views = dict[str, Tensor]            # representations (n, d) of the same rows by kind: image, text, other
+KINDS = ("image", "text", "other")
+
+
+@dataclass
+class CreamFL(Unlabelled):
+    """Defaults are the authors'; width, batch, temperatures of the Muscle loss are FedMuscle's."""
+
+    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "retrieval")
+
+    width: int = 256                                                 # d
+    contrast: Literal["cream", "muscle", "none"] = "cream"           # none: nobody learns from anybody
+    temperature: float = 0.5                                         # of the clients' contrast
+    regularise: float = 0.5                                          # its weight
+    distil: float = 0.3                                              # weight of what the server learns from clients
+    peers: int = 3                                                   # muscle: whose representations each of the server's is drawn to
+    upper: float = 0.2                                               # muscle: tau^(N)
+    lower: float = 0.15                                              # muscle: tau^(N-1)
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        above = {"temperature": self.temperature, "upper": self.upper, "lower": self.lower, "width": self.width, "peers": self.peers}
+        problems = [(name, f"must be above 0, got {value:g}.") for name, value in above.items() if not value > 0]
+        problems += [(name, f"must be at least 0, got {getattr(self, name):g}.") for name in ("regularise", "distil")
+                     if not getattr(self, name) >= 0]
+        return problems + super().check(clients, public_rows)
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            known: Views = {}
+            if self.contrast != "none":
+                known = own(fed, "tell") if fed.server is not None else fed.state.get("known", {})
+            replies = fed.call("update", known=known)
+            fed.note("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
+            told: dict[str, Views] = dict(replies)
+            goals = {kind: ensemble(told, kind, known) for kind in KINDS if any(kind in views for views in told.values())}
+            if fed.server is None:
+                fed.state["known"] = goals
+            else:
+                own(fed, "train")
+                peers = [view for views in told.values() for view in views.values()]
+                own(fed, "absorb", goals=goals if self.contrast == "cream" else {}, peers=peers if self.contrast == "muscle" else [])
+            yield round
+
+    def refuses(self, client: Client) -> str | None:
+        if client.task.name == "retrieval" and not isinstance(client.train.shape, dict):
+            return "retrieval is between an image and its text, it holds one of them: give it both, by name"
+        return super().refuses(client)
+
+    def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
+        return super().figures(fed, metrics) | ({"server": own(fed, "evaluate")} if fed.server is not None else {})
+
+    def server_results(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
+        return None if fed.server is None else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
+
+    class Side(UnlabelledSide):
+        """A client's half, and the server's own model too: it trains on public pairs as on any data."""
+
+        algorithm: "CreamFL"
+
+        def build(self, encoder: nn.Module) -> Model:
+            wide, d = self.encoder_width(encoder), self.algorithm.width
+            return Model(encoder, nn.Identity() if wide == d else nn.Linear(wide, d), self.head(d), self.client.task.dense)
+
+        @operation
+        @sends(image="rows", text="rows", other="rows")
+        def update(self, known: Views) -> Value:
+            """Be drawn to what is known, train on its own data, and tell."""
+            if known:
+                self.draw_near(known)
+            loss = self.learn()
+            return {**self.tell(), "loss": loss}
+
+        @question
+        def tell(self) -> Views:
+            """Its representations of the public set, by kind."""
+            self.model.eval()
+            with torch.no_grad():
+                parts = [self.views(rows) for rows in torch.arange(len(self.public)).split(256)]
+            self.work += len(self.public) / 3
+            return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
+
+        def draw_near(self, known: Views) -> None:
+            """Local contrastive regularisation: near its own kind as known, far from where it was; and each row to the other kind's."""
+            how, before = self.algorithm, self.tell() if self.algorithm.contrast == "cream" else {}
+
+            def loss(rows: Tensor) -> Tensor:
+                total = []
+                for kind, z in self.views(rows).items():
+                    given = {name: view[rows].to(z) for name, view in known.items()}
+                    if how.contrast == "muscle":
+                        total.append(muscle_loss(z, list(given.values()), how.upper, how.lower))
+                        continue
+                    total += [infonce(z, view, how.temperature) for name, view in given.items() if name != kind]
+                    if kind in given:
+                        near = torch.stack([(z * goal).sum(-1) for goal in (given[kind], before[kind][rows.to(z.device)])], 1)      # (B, 2)
+                        total.append(cross_entropy(near / how.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)))
+                return how.regularise * torch.stack(total).sum()
+
+            self.study(loss)
+
+        @operation
+        def absorb(self, goals: Views, peers: list[Tensor]) -> Value:
+            """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
+            those of some clients, drawn anew for each batch; without either it is a walk like any other."""
+            how, draws, task = self.algorithm, stream(self.seed, "peers", self.round), self.client.task
+
+            def loss(rows: Tensor) -> Tensor:
+                views = self.views(rows)
+                some = [peers[i][rows] for i in torch.randperm(len(peers), generator=draws)[:how.peers]]
+                far = [(z - goals[kind][rows].to(z)).square().sum(-1).mean() for kind, z in views.items() if kind in goals]
+                far += [muscle_loss(z, [peer.to(z) for peer in some], how.upper, how.lower) for z in views.values() if some]
+                costs = [how.distil * each for each in far]
+                if isinstance(task, Retrieval):
+                    costs.append(task.loss(torch.stack(list(views.values()), 1), rows.to(self.client.device)))
+                return torch.stack(costs).sum()
+
+            return self.study(loss) if goals or peers or isinstance(task, Retrieval) else None
+
+        def views(self, rows: Tensor) -> Views:
+            """(B, d) of length 1 for each kind it sees of these public rows."""
+            z = self.model.features(self.public_rows(rows))
+            if self.model.dense:
+                z = z.mean((-2, -1))
+            z = normalize(z, dim=-1)
+            return dict(zip(("image", "text"), z.unbind(1), strict=True)) if z.dim() == 3 else {self.sort: z}
+
+        @property
+        def sort(self) -> str:
+            """What its samples are, if not pairs."""
+            x = self.public_rows(torch.arange(1), as_came=True)
+            return "image" if x.dim() == 4 else "other" if x.is_floating_point() else "text"
+
+
+def own(fed: Federation, operation: str, **body: Value) -> Any:
+    """The server's own model does something; nothing travels."""
+    return fed.server.perform(operation, fed.round, 0, body)
+
+
+def ensemble(told: dict[str, Views], kind: str, known: Views) -> Tensor:
+    """Global-local contrastive aggregation of a kind, (n, d): of each row, clients count by how well theirs finds the row among those
+    known of the other kind; alike where there is none."""
+    views = [each[kind] for each in told.values() if kind in each]
+    other = next((view for name, view in known.items() if name != kind), None)
+    stacked = torch.stack([view.to(views[0]) for view in views])                                        # (clients, n, d)
+    if other is None:
+        return stacked.mean(0)
+    likeness = lambda view, rows: view[rows] @ other.to(view).mT                                         # (few, n)
+    scores = torch.stack([torch.cat([likeness(view, rows).log_softmax(-1)[torch.arange(len(rows)), rows]
+                                     for rows in torch.arange(len(view)).split(1024)]) for view in stacked])
+    return (scores.softmax(0)[..., None] * stacked).sum(0)

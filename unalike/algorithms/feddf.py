@@ -1,0 +1,75 @@
+"""FedDF (Lin 2020): models of any architecture learn what all who know a label think of the public set, on average.
+
+Those of one architecture, task and label set first go on from the mean of their parameters. docs/rivals.md says what is ours in it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from unalike.algorithm import operation, question, sends
+from unalike.averaging import Parameters, mean_states
+from unalike.federation import Federation
+from unalike.message import Value
+from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed, owners
+
+
+@dataclass
+class FedDF(Unlabelled):
+    """Ensemble distillation, done by each client for its own model."""
+
+    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
+        self.average(fed)
+        told = dict(fed.call("opinion"))
+        taught = [c for c in told if len(owners(fed, told, c)) > 1]         # the others would learn what they think themselves
+        return dict(fed.call("distil", each={c: {"teacher": agreed(fed, told, c)} for c in taught})) if taught else {}
+
+    def average(self, fed: Federation) -> None:
+        """Clients that are alike in all go on from their mean."""
+        kinds = fed.state.setdefault("kinds", {})
+        if new := [c for c in fed.here if c not in kinds]:
+            kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
+        known = [kinds.get(c) for c in fed.here]
+        alike = [c for c, kind in zip(fed.here, known, strict=True) if kind is not None and known.count(kind) > 1]
+        if alike:
+            states = dict(fed.call("give", clients=alike, quorum=0))
+            weights = {c: float(fed.cards[c].samples) for c in states}
+            means = {kind: mean_states(its, weights) for kind in {kinds[c] for c in states}
+                     if (its := {c: states[c] for c in states if kinds[c] == kind})}
+            fed.call("take", clients=list(states), quorum=0, each={c: {"parameters": means[kinds[c]]} for c in states})
+
+    class Side(UnlabelledSide):
+        algorithm: "FedDF"
+
+        @question
+        @sends("open")
+        def kind_of(self) -> Value:
+            """A word that is equal for those who may be averaged."""
+            task, model = self.client.task, self.model.state_dict()
+            told = (task.name, task.labels, [(name, tuple(tensor.shape)) for name, tensor in model.items()])
+            return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+        @question
+        @sends("parameters")
+        def give(self) -> Value:
+            return dict(self.model.state_dict())
+
+        @operation
+        def take(self, parameters: Parameters) -> None:
+            self.model.load_state_dict(parameters)
+
+        @question
+        @sends("rows")
+        def opinion(self) -> Value:
+            """Logits of all public rows; those of classes begin where their mean is 0, so that they can be compared."""
+            logits, = self.look(lambda output: (self.cells(output),))
+            return logits if self.several else logits - logits.mean(1, keepdim=True)
+
+        @operation
+        def distil(self, teacher: Tensor) -> Value:
+            def loss(rows: Tensor) -> Tensor:
+                output = self.cells(self.model(self.public_rows(rows)))
+                return self.client.task.imitate(output, teacher[rows].to(output))
+
+            return self.study(loss)

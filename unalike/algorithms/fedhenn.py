@@ -1,0 +1,63 @@
+"""FedHeNN (Makhija 2022): unlike models learn to find the same public rows alike, by the mean of everybody's kernel.
+
+Each round everyone tells how alike it finds some rows of the public set, two by two; while it trains on its labels, its own kernel is
+drawn to the mean of all. docs/rivals.md says what is ours in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unalike.algorithm import Algorithm, operation, question, sends
+from unalike.federation import Federation
+from unalike.losses.kernels import cka
+from unalike.message import Value
+from unalike.unlabelled import PublicSide, check_batch
+
+
+@dataclass
+class FedHeNN(Algorithm):
+    """Local loss + eta sqrt(round) (1 - CKA(mean kernel, own kernel))."""
+
+    batch: int = 128           # public rows that are compared, others each round
+    eta: float = 0.01          # of the distance in the first round
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        negative = [("eta", f"must be at least 0, got {self.eta:g}.")] if not self.eta >= 0 else []
+        return negative + check_batch(self.batch, public_rows)
+
+    def serve(self, fed: Federation) -> Iterator[int]:
+        for round in fed.rounds():
+            if kernels := list(fed.call("kernel").values()):
+                mean = torch.stack([kernel.to(kernels[0]) for kernel in kernels]).mean(0)
+                fed.note("train_loss", dict(fed.call("follow", kernel=mean)))
+            yield round
+
+    class Side(PublicSide):
+        algorithm: "FedHeNN"
+
+        @question
+        @sends("rows")
+        def kernel(self) -> Value:
+            """(l, l): cosines of the representations of this round's rows."""
+            self.model.eval()
+            with torch.no_grad():
+                return self.alike()
+
+        @operation
+        def follow(self, kernel: Tensor) -> Value:
+            """The round's local epochs, held near the kernel of all."""
+            weight = self.algorithm.eta * self.round ** 0.5
+            self.work += len(kernel) * self.training.epochs * -(-len(self.client.train) // self.training.batch)
+
+            def loss(x: Tensor | dict, y: Tensor) -> Tensor:
+                own = self.alike()
+                return self.task_loss(x, y) + weight * (1 - cka(own, kernel.to(own)))
+
+            return self.learn(loss=loss)
+
+        def alike(self) -> Tensor:
+            z = self.model.represent(self.public_rows(self.walk(0)[0]))
+            return z @ z.mT

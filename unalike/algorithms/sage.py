@@ -1,0 +1,75 @@
+"""SAGE (Liu 2025): FixMatch on the public set with two pseudo-labels, a client's own and that of all, mixed by how sure each is.
+
+docs/rivals.md says what is ours in it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
+
+from unalike.algorithm import operation, question, sends
+from unalike.data.views import view
+from unalike.federation import Federation
+from unalike.message import Value
+from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed
+
+
+@dataclass
+class SAGE(Unlabelled):
+    """Where its own guess is sure, lambda y_own + (1 - lambda) y_all, lambda = exp(-kappa |c_own - c_all|); else y_all."""
+
+    threshold: float = 0.95        # confidence from which a guess is sure; where neither is, nothing is learnt
+    kappa: float = math.log(2) / 0.05
+    flips: bool = True             # images may be mirrored
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = [("threshold", f"must be from 0 to 1, got {self.threshold:g}.")] if not 0 <= self.threshold <= 1 else []
+        problems += [("kappa", f"must be at least 0, got {self.kappa:g}.")] if not self.kappa >= 0 else []
+        return problems + super().check(clients, public_rows)
+
+    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
+        told = dict(fed.call("opinion"))
+        return dict(fed.call("match", each={c: {"others": agreed(fed, told, c)} for c in told})) if told else {}
+
+    class Side(UnlabelledSide):
+        algorithm: "SAGE"
+
+        @question
+        @sends("rows")
+        def opinion(self) -> Value:
+            return self.look(lambda output: (self.cells(self.probabilities(output)),))[0]
+
+        @operation
+        def match(self, others: Tensor) -> Value:
+            """Guess on a weak view, learn on a strong one."""
+            how, moves = self.algorithm, not self.client.task.dense
+
+            def loss(rows: Tensor) -> Tensor:
+                x = self.public_rows(rows, as_came=True)
+                with torch.no_grad():
+                    own = self.probabilities(self.model(view(x, strong=False, moves=moves, flips=how.flips)))
+                    all_ = others[rows].to(own)
+                    all_ = interpolate(all_, size=own.shape[-2:], mode="bilinear") if all_.dim() == 4 else all_
+                    target, kept = self.target(own, all_)
+                output = self.model(view(x, moves=moves, flips=how.flips))
+                cost = binary_cross_entropy_with_logits(output, target, reduction="none") if self.several \
+                    else -(target * output.log_softmax(1)).sum(1)
+                return (cost * kept).mean()
+
+            self.work += len(self.public) * how.passes / 3
+            return self.study(loss)
+
+        def target(self, own: Tensor, all_: Tensor) -> tuple[Tensor, Tensor]:
+            """What is to be said, like the probabilities, and where something is: one truth value a guess."""
+            how = self.algorithm
+            (mine, c), (theirs, c_all) = self.guess(own), self.guess(all_)
+            weight = torch.where(c >= how.threshold, torch.exp(-how.kappa * (c - c_all).abs()), 0.0)
+            kept = (c >= how.threshold) | (c_all >= how.threshold)
+            if self.several:
+                return weight * mine + (1 - weight) * theirs, kept
+            hard = lambda y: one_hot(y, own.shape[1]).movedim(-1, 1).to(own)
+            weight = weight[:, None]
+            return weight * hard(mine) + (1 - weight) * hard(theirs), kept

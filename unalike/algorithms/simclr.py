@@ -1,0 +1,59 @@
+"""SimCLR (Chen 2020): everybody alone learns that two views of a public sample are one.
+
+docs/rivals.md says what is ours in it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from unalike.algorithm import operation
+from unalike.data.views import view
+from unalike.federation import Federation
+from unalike.losses.contrastive import nt_xent
+from unalike.message import Value
+from unalike.models.model import Model
+from unalike.unlabelled import Unlabelled, UnlabelledSide
+
+
+@dataclass
+class SimCLR(Unlabelled):
+    """Nothing but orders travels."""
+
+    guardable: ClassVar[bool] = True
+
+    temperature: float = 0.5
+    width: int = 128               # of what is compared
+    flips: bool = True             # images may be mirrored
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = [("temperature", f"must be above 0, got {self.temperature:g}.")] if not self.temperature > 0 else []
+        problems += [("width", f"must be at least 1, got {self.width}.")] if self.width < 1 else []
+        return problems + super().check(clients, public_rows)
+
+    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
+        return dict(fed.call("contrast"))
+
+    class Side(UnlabelledSide):
+        algorithm: "SimCLR"
+
+        def build(self, encoder: nn.Module) -> Model:
+            """Views are compared behind two more layers, which the task does not see."""
+            made, wide = super().build(encoder), self.encoder_width(encoder)
+            made.add_module("compared", nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, self.algorithm.width)))
+            return made
+
+        @operation
+        def contrast(self) -> Value:
+            def loss(rows: Tensor) -> Tensor:
+                how, x = self.algorithm, self.public_rows(rows, as_came=True)
+                one, other = (self.compared(view(x, flips=how.flips)) for _ in range(2))
+                return nt_xent(one, other, how.temperature)
+
+            self.work += len(self.public) * self.algorithm.passes           # each row is seen twice
+            return self.study(loss)
+
+        def compared(self, x: Tensor | dict) -> Tensor:
+            z = self.model.features(x)
+            return self.model.get_submodule("compared")(z.mean((-2, -1)) if self.model.dense else z)

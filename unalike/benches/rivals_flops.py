@@ -1,0 +1,56 @@
+"""What a round costs each client and the server with FedMuscle and its rivals, in floating-point operations as torch counts them.
+
+The last row of the paper's Table 1, on `digits`. Products of matrices and convolutions count, forward and backward, whatever else does not.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from unalike.benches.rivals import METHODS
+from unalike.ledger import FREE
+from unalike.scenarios import load
+
+ROUNDS = 2          # the last has no public part with some; the one before is counted
+
+
+def run(quick: bool = False) -> dict:
+    """Megaflops of a round: each client's, their sum, and the server's own."""
+    rows = {"local": "{name: local}", **METHODS}
+    return {"scenario": "digits", "rows": {name: round_of("digits", rows[name]) for name in list(rows)[:3 if quick else None]}}
+
+
+def round_of(scenario: str, method: str, settings: tuple[str, ...] = (), folder: str | None = None) -> dict[str, float]:
+    """Of one round of a method, as a scenario would write it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from unalike.engines.local import LocalEngine
+    from unalike.federation import Federation
+    from unalike.scenarios import build
+    told, algorithm = load(scenario, settings=[f"algorithm={method}", *settings, f"training.rounds={ROUNDS}"])
+    found: Counter[str] = Counter()
+
+    def counted(client: str, perform: Callable) -> Callable:
+        def count(name: str, *given: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                reply = perform(name, *given)
+            found[client] += counter.get_total_flops() if name not in FREE else 0
+            return reply
+
+        return count
+
+    def side(client: Any) -> Any:
+        made: Any = algorithm.Side(client, algorithm, told.training, told.seed)
+        made.perform = counted(client.id, made.perform)
+        return made
+
+    with tempfile.TemporaryDirectory() as place:
+        engine = LocalEngine(build.clients(told, folder), side, Path(place))
+        fed = Federation(engine, told.training, told.federation, told.seed)
+        with FlopCounterMode(display=False) as everything:
+            next(iter(algorithm.serve(fed)))
+    all_of_it = everything.get_total_flops()
+    each = {client: round(found[client] / 1e6, 3) for client in fed.cards}
+    return {"clients": round(sum(found.values()) / 1e6, 3), "server": round((all_of_it - sum(found.values())) / 1e6, 3), **each}
