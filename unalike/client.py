@@ -1,13 +1,14 @@
 """One participant: its model, task, data and device. Knows nothing of methods or engines, and never leaves its machine."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
+from unalike.data.resident import resident
 from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
@@ -98,6 +99,17 @@ class Client:
         """A fresh encoder on the CPU; a module that was given is copied, so that runs do not change it."""
         with scope(seed, "encoder", self.id):
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
+
+    def beside(self, encoder: nn.Module) -> "Client":
+        """This client with its rows on its device, and, where its encoder has a frozen trunk, as that sees them: once, not at each step."""
+        trunk: Any = getattr(encoder, "trunk", None) if getattr(encoder, "held", None) else None
+
+        def look(x: Any) -> Any:
+            with torch.no_grad():
+                return trunk(self.place(x))
+
+        kept = [resident(data, self.device, look if trunk else None) for data in (self.train, self.test, self.public, self.common)]
+        return replace(self, **dict(zip(("train", "test", "public", "common"), kept, strict=True)))
 
     def card(self) -> Card:
         named, public = self.model_name or self._model_name(), self.public

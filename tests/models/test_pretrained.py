@@ -51,7 +51,31 @@ def test_real_photographs_are_recognised():
         assert (guess == number).float().mean() > 0.5, name
 
 
+def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
+    """Published weights and statistics stay, in training as well; a state holds adapters only and finds its way back."""
+    torch.manual_seed(0)
+    whole = build_encoder("efficientnet", (3, 64, 64), {"stage": 7, "weights": "none"}).eval()
+    adapted = build_encoder("efficientnet", (3, 64, 64), {"stage": 7, "weights": "none"})
+    adapted.load_state_dict(whole.state_dict())
+    adapted.frozen = 11
+    adapted.adapt(4)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(adapted.train()(x), whole(x))
+        torch.testing.assert_close(adapted(adapted.trunk(x)), whole(x))
+    state = adapted.state_dict()
+    assert state and all(name.endswith((".up", ".down")) for name in state)
+    assert state.keys() == {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert sum(t.numel() for t in state.values()) < 0.1 * sum(p.numel() for p in whole.parameters())
+    inside = torch.nn.Sequential(adapted, torch.nn.Linear(320, 2))
+    inside.load_state_dict({name: tensor + 1 for name, tensor in inside.state_dict().items()})
+    assert (adapted(x) - whole(x)).abs().max() > 0.01
+    with pytest.raises(RuntimeError, match=r"Missing key.*up"):
+        inside.load_state_dict({})
+
+
 @pytest.mark.parametrize(("options", "said"), [
+    ({"adapters": 4, "adapted": 8, "stage": 7}, "in a stage from 1 to its last, 7; got adapters 4, adapted 8"),
     ({"lite": 3}, "lite 0, 1 or 2 and stages 1 to 8, got lite 3"),
     ({"stage": 9}, "got lite 0, stage 9"),
     ({"size": 16}, "32 or more, got 16"),
