@@ -108,8 +108,9 @@ class Client:
             with torch.no_grad():
                 return trunk(self.place(x))
 
-        kept = [resident(data, self.device, look if trunk else None) for data in (self.train, self.test, self.public, self.common)]
-        return replace(self, **dict(zip(("train", "test", "public", "common"), kept, strict=True)))
+        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, look if trunk else None)
+                                for name in ("train", "test", "public", "common")}
+        return replace(self, **kept)
 
     def card(self) -> Card:
         named, public = self.model_name or self._model_name(), self.public

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
 
@@ -28,11 +29,8 @@ class Resident(Samples):
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if self.held is None:
             parts = [self._brought(few) for few in torch.arange(len(self.raw)).split(AT_ONCE)]
-            first = parts[0][0]
-            x: Inputs = {name: torch.cat([part[name] for part, _ in parts]) for name in first} if isinstance(first, dict) else torch.cat(
-                [part for part, _ in parts])
-            y = None if parts[0][1] is None else torch.cat([labels for _, labels in parts])
-            self.held = x, y
+            self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
+        assert self.held is not None
         x, y = self.held
         chosen = index.to(self.device)
         return each(x, lambda rows: rows[chosen]), None if y is None else y[chosen]

@@ -42,7 +42,7 @@ class EfficientNetLite(Frozen):
             raise ValueError(f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}")
         if size is not None and size < 32:
             raise ValueError(f"efficientnet halves the image five times: size is 32 or more, got {size}")
-        if adapters < 0 or not 1 <= adapted <= stage and adapters:
+        if adapters < 0 or (adapters and not 1 <= adapted <= stage):
             raise ValueError(f"efficientnet has adapters of rank 0 or more, in a stage from 1 to its last, {stage}; "
                              f"got adapters {adapters}, adapted {adapted}")
         self.size, self.stage = size, stage

@@ -1,8 +1,8 @@
-"""Published weights that stay as they are: they do not learn, and are in no state, message or checkpoint. Knows nothing of tasks or clients."""
+"""Published weights that stay as they are: they do not learn, and are in no state, message or checkpoint. Knows no tasks or clients."""
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 
 class Frozen(nn.Module):
@@ -22,7 +22,7 @@ class Frozen(nn.Module):
         still = {f"{name}.{key}" for name, module in self.named_modules() if isinstance(module, Still) for key, _ in module.named_buffers()}
         self.held = frozenset(still | {name for name, weight in self.named_parameters() if not weight.requires_grad})
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Tensor]:
+    def state_dict(self, *args: Any, **options: Any) -> Any:
         told = super().state_dict(*args, **options)
         for name in self.held:
             told.pop(options.get("prefix", "") + name, None)
