@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 from unalike.data.benchmarks import agnews, cifar10, pacs
+from unalike.data.captions import flickr8k, voc2012_masks
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import load_digits_table
 from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
@@ -26,6 +27,8 @@ DATASETS = {
     "caltech_composites": caltech_composites,
     "caltech101": caltech101,
     "voc2012": voc2012,
+    "voc2012_masks": voc2012_masks,
+    "flickr8k": flickr8k,
     "cifar10": cifar10,
     "pacs": pacs,
     "agnews": agnews,
