@@ -68,7 +68,8 @@ def test_letters_and_bytes_are_kept_for_pretrained_readers(folder):
 SCENARIO = {"name": "both", "algorithm": {"name": "fedmuscle", "peers": 1, "width": 4, "batch": 2}, "training": {"rounds": 1},
             "data": {"name": "voc2012_masks"}, "public": {"size": 4, "data": "flickr8k"},
             "clients": [{"id": "eye", "model": {"name": "cnn", "channels": [4]}},
-                        {"id": "ear", "model": {"name": "fasttext", "words": 200}, "data": {"name": "agnews", "options": {"texts": "letters"}}}]}
+                        {"id": "ear", "model": {"name": "fasttext", "words": 200},
+                         "data": {"name": "agnews", "options": {"texts": "letters"}}}]}
 
 
 def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
