@@ -178,12 +178,12 @@ class Replayed:
     each call: no draws, no `.item()`, and weights that are changed in place only. Elsewhere it is simply called.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self.function = function
+    def __init__(self, function: Callable[..., Any], records: bool = True):
+        self.function, self.records = function, records
         self.made: dict[Any, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
-        if not inputs[0].is_cuda:
+        if not (self.records and inputs[0].is_cuda):
             return self.function(*inputs)
         key = tuple((each.shape, each.dtype) for each in inputs)
         if key not in self.made:

@@ -348,7 +348,7 @@ def stacked(loss: Any, temperature: float, lower_temperature: float) -> Replayed
         each = torch.func.vmap(contrast)(anchors, list(others))
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
-    return Replayed(of)
+    return Replayed(of, RECORDS)
 
 
 def like(z: Tensor, temperature: Any) -> Any:
