@@ -84,3 +84,9 @@ def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
     words = {**SCENARIO["clients"][1], "data": {"name": "agnews"}}
     with pytest.raises(Problems, match=r"client ear reads rows \(64,\) of int64"):
         build.clients(read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")[0], folder)
+
+
+def test_generated_images_differ_and_are_the_same_again():
+    x = load_dataset("generated", count=3, side=16).x
+    assert x.shape == (3, 3, 16, 16) and torch.equal(x, load_dataset("generated", count=3, side=16).x)
+    assert len({image.numpy().tobytes() for image in x}) == 3 and x.float().std() > 20

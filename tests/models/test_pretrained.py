@@ -135,6 +135,8 @@ def test_hub_models_give_a_map_and_lora_learns_alone(saved):
         torch.testing.assert_close(whole(x), lora(x))                    # adapters begin at nothing
     learning = [name for name, p in lora.named_parameters() if p.requires_grad]
     assert learning and all("lora_" in name and ADAPTED[kind] in name for name in learning)
+    assert set(learning) == {name for name in lora.state_dict() if "lora_" in name}
+    assert not set(lora.state_dict()) & {name for name, p in lora.named_parameters() if not p.requires_grad}
     lora(x).pow(3).sum().backward()
     assert any(p.grad.abs().sum() > 0 for p in lora.parameters() if p.requires_grad)
 
@@ -165,3 +167,10 @@ def test_what_is_not_there_is_told(tmp_path):
         build_encoder("hub", (3, 8, 8), {"model": str(tmp_path)})
     with pytest.raises(ValueError, match="needs the model's name or folder"):
         build_encoder("hub", (3, 8, 8), {})
+
+
+def test_where_lora_finds_nothing_what_there_is_is_named():
+    pytest.importorskip("peft")
+    from unalike.models.hub import adapt
+    with pytest.raises(ValueError, match=r"no linear layer or convolution in Sequential; it has LayerNorm, ReLU"):
+        adapt(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)

@@ -11,6 +11,7 @@ from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usp
 from unalike.data.partitions import PARTITIONS
 from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
+from unalike.data.synthetic import generated
 from unalike.data.table import Table
 from unalike.errors import UserError, unknown
 
@@ -29,6 +30,7 @@ DATASETS = {
     "voc2012": voc2012,
     "voc2012_masks": voc2012_masks,
     "flickr8k": flickr8k,
+    "generated": generated,
     "cifar10": cifar10,
     "pacs": pacs,
     "agnews": agnews,
