@@ -105,8 +105,9 @@ class ClientSide:
     """
 
     def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
-        self.client, self.algorithm, self.training, self.seed = client, algorithm, training, seed
+        self.algorithm, self.training, self.seed = algorithm, training, seed
         encoder = client.encoder(seed).to(client.device, client.dtype)
+        self.client = client.beside(encoder)
         with scope(seed, "build", client.id):
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}
@@ -151,8 +152,8 @@ class ClientSide:
         return copy.deepcopy(self.client.head) if self.client.head is not None else self.client.task.head(width)
 
     def row(self) -> Any:
-        """One sample of the client's, as its model takes it."""
-        return self.client.place(self.client.train.rows(torch.arange(1))[0])
+        """One sample of the client's, as it came."""
+        return self.client.place(getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0])
 
     def encoder_width(self, encoder: nn.Module) -> int:
         return width_of(encoder, self.client.place(self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0]))
@@ -409,7 +410,7 @@ def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
-            meter.add(model(client.place(x)).cpu(), y)
+            meter.add(model(client.place(x)).cpu(), y.cpu())
     model.train(was)
     return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any, overload
@@ -10,6 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from unalike.data.resident import resident
 from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
@@ -114,6 +115,18 @@ class Client:
         """A fresh encoder on the CPU; a module that was given is copied, so that runs do not change it."""
         with scope(seed, "encoder", self.id):
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
+
+    def beside(self, encoder: nn.Module) -> "Client":
+        """This client with its rows on its device, and, where its encoder has a frozen trunk, as that sees them: once, not at each step."""
+        trunk: Any = getattr(encoder, "trunk", None) if getattr(encoder, "held", None) else None
+
+        def look(x: Any) -> Any:
+            with torch.no_grad():
+                return trunk(self.place(x))
+
+        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, look if trunk else None)
+                                for name in ("train", "test", "public", "common")}
+        return replace(self, **kept)
 
     def card(self) -> Card:
         named, public = self.model_name or self._model_name(), self.public

@@ -237,6 +237,49 @@ class Recorded:
         return self.stack.unstack(), self.ends.clone()
 
 
+class Replayed:
+    """A function of tensors that, on a GPU, is recorded once for each set of shapes and then played: Python is not waited for.
+
+    What it returns, a tensor or a tuple of them, is overwritten by the next call with these shapes. The function must do the same at
+    each call: no draws, no `.item()`, and weights that are changed in place only. Elsewhere it is simply called.
+    """
+
+    def __init__(self, function: Callable[..., Any], records: bool = True):
+        self.function, self.records = function, records
+        self.made: dict[Any, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if not (self.records and inputs[0].is_cuda):
+            return self.function(*inputs)
+        key = tuple((each.shape, each.dtype) for each in inputs)
+        if key not in self.made:
+            self.made[key] = self._record(inputs)
+        graph, places, ends = self.made[key]
+        for place, each in zip(places, inputs, strict=True):
+            place.copy_(each)
+        graph.replay()
+        return ends
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]:
+        places = tuple(each.detach().clone() for each in inputs)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):                      # lets every kernel be chosen
+            for _ in range(3):
+                self.function(*places)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            ends = self.function(*places)
+        return graph, places, ends
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether a pass in training draws random numbers or counts statistics, so that it is another at each call."""
+    return any((isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0) or
+               (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training) for layer in model.modules())
+
+
 class Called(nn.Module):
     """A function of a model, as a module: what it does with the model's parameters can then be done with others."""
 

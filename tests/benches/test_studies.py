@@ -18,7 +18,8 @@ from unalike.scenarios import load
 
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget", "safeguard",
            "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation", "fedmpt-annotation",
-           "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates"]
+           "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert", "muscle-public",
+           "muscle-batch", "muscle-d-temperature", "muscle-map"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -108,6 +109,20 @@ def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
     assert list(told["curves"]["lines"]["fedmpt"]) == ["10", "20", "40", "60", "80", "100"]
     assert {settings[4] for _, settings, _ in asked} == {f"clients.0.count={count}" for count in (2, 4, 8, 12, 16, 20)}
     assert "<svg" in (tmp_path / "fedmpt-heterogeneity-fedmpt-promptfl.svg").read_text()
+
+
+def test_gains_are_over_clients_alone_of_the_same_seed(monkeypatch):
+    """Alone 50 (60 where a row trains its own), together 40 + 10 a seed: by hand."""
+    def once(study, scenario, settings, seed):
+        own = [setting for setting in settings if setting.startswith("alone=")][-1] == "alone=true"
+        its = {"value": 40.0 + 10 * seed} | ({"alone": 60.0 if "width=8" in settings else 50.0} if own else {})
+        return Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0, "clients": {"ada": its}})
+
+    monkeypatch.setattr(Study, "once", once)
+    rows = import_module("unalike.benches.muscle_vision").table(
+        Study(seeds=(0, 1, 2)), {"a": ("digits", []), "b": ("digits", ["peers=2"]), "c": ("digits", ["width=8", "alone=true"])})["rows"]
+    assert rows["a"]["delta"] == rows["b"]["delta"] == 0 and rows["b"]["losers_beyond_noise"] == 0
+    assert rows["c"]["delta"] == pytest.approx(-100 / 6, abs=0.001) and rows["c"]["gains"] == {"ada": -16.67}
 
 
 def test_mean_and_spread():

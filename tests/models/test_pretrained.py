@@ -51,7 +51,31 @@ def test_real_photographs_are_recognised():
         assert (guess == number).float().mean() > 0.5, name
 
 
+def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
+    """Published weights and statistics stay, in training as well; a state holds adapters only and finds its way back."""
+    torch.manual_seed(0)
+    whole = build_encoder("efficientnet", (3, 64, 64), {"stage": 7, "weights": "none"}).eval()
+    adapted = build_encoder("efficientnet", (3, 64, 64), {"stage": 7, "weights": "none"})
+    adapted.load_state_dict(whole.state_dict())
+    adapted.frozen = 11
+    adapted.adapt(4)
+    x = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(adapted.train()(x), whole(x))
+        torch.testing.assert_close(adapted(adapted.trunk(x)), whole(x))
+    state = adapted.state_dict()
+    assert state and all(name.endswith((".up", ".down")) for name in state)
+    assert state.keys() == {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert sum(t.numel() for t in state.values()) < 0.1 * sum(p.numel() for p in whole.parameters())
+    inside = torch.nn.Sequential(adapted, torch.nn.Linear(320, 2))
+    inside.load_state_dict({name: tensor + 1 for name, tensor in inside.state_dict().items()})
+    assert (adapted(x) - whole(x)).abs().max() > 0.01
+    with pytest.raises(RuntimeError, match=r"Missing key.*up"):
+        inside.load_state_dict({})
+
+
 @pytest.mark.parametrize(("options", "said"), [
+    ({"adapters": 4, "adapted": 8, "stage": 7}, "in a stage from 1 to its last, 7; got adapters 4, adapted 8"),
     ({"lite": 3}, "lite 0, 1 or 2 and stages 1 to 8, got lite 3"),
     ({"stage": 9}, "got lite 0, stage 9"),
     ({"size": 16}, "32 or more, got 16"),
@@ -111,6 +135,8 @@ def test_hub_models_give_a_map_and_lora_learns_alone(saved):
         torch.testing.assert_close(whole(x), lora(x))                    # adapters begin at nothing
     learning = [name for name, p in lora.named_parameters() if p.requires_grad]
     assert learning and all("lora_" in name and ADAPTED[kind] in name for name in learning)
+    assert set(learning) == {name for name in lora.state_dict() if "lora_" in name}
+    assert not set(lora.state_dict()) & {name for name, p in lora.named_parameters() if not p.requires_grad}
     lora(x).pow(3).sum().backward()
     assert any(p.grad.abs().sum() > 0 for p in lora.parameters() if p.requires_grad)
 
@@ -141,3 +167,10 @@ def test_what_is_not_there_is_told(tmp_path):
         build_encoder("hub", (3, 8, 8), {"model": str(tmp_path)})
     with pytest.raises(ValueError, match="needs the model's name or folder"):
         build_encoder("hub", (3, 8, 8), {})
+
+
+def test_where_lora_finds_nothing_what_there_is_is_named():
+    pytest.importorskip("peft")
+    from unalike.models.hub import adapt
+    with pytest.raises(ValueError, match=r"no linear layer or convolution in Sequential; it has LayerNorm, ReLU"):
+        adapt(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)

@@ -8,6 +8,7 @@ gradient (as small as the representations, whatever M is), the peers' representa
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -21,11 +22,12 @@ from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, pos
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.randomness import scope, stream
-from unalike.training import move, step
+from unalike.training import Replayed, draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
+RECORDS = True  # whether a GPU plays recorded passes
 
 
 @dataclass
@@ -183,11 +185,10 @@ class FedMuscle(Algorithm):
         sizes = {len(peers) for peers in drawn.values()}
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
         if not per_pair and len(sizes) == 1 and max(sizes) <= STACKED:
-            anchors = torch.stack([views[c] for c in drawn]).requires_grad_()                               # (clients, B, d)
             others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
-            settings = self.temperatures(fed, next(iter(drawn)), [])
-            each = torch.func.vmap(lambda z, peers: self.contrast(z, peers, **settings))(anchors, others)   # (clients,)
-            gradients, = torch.autograd.grad(each.sum(), anchors)
+            settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
+            anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
+            each, gradients = stacked(self.loss, **settings)(anchors, *others)
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.tolist(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
@@ -218,18 +219,26 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def represent(self, epoch: int, batch: int) -> Annotated[Tensor, Shape("rows", "width")]:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
+            rows = self.walk(epoch)[batch]
+            self.work += len(rows) / 3
+            if self.replayed is not None:
+                return self.replayed[0](self.public_rows(rows)).clone()
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
-            self.work += len(self.walk(epoch)[batch]) / 3
             return self.graph[1].detach()
 
         @operation
         def align(self, epoch: int, batch: int, gradient: Tensor) -> None:
             """Backward from the gradient the server found, one step."""
-            z = self.recall(epoch, batch)
             optimiser = self.aligner()
             optimiser.zero_grad(set_to_none=True)
-            z.backward(gradient.to(z.device, z.dtype))
-            self.work += len(z)
+            self.work += len(gradient)
+            if self.replayed is not None:
+                found = self.replayed[1](self.public_rows(self.walk(epoch)[batch]), gradient.to(self.client.device, self.client.dtype))
+                for parameter, its in zip(self.learning(), found, strict=True):
+                    parameter.grad = its
+            else:
+                z = self.recall(epoch, batch)
+                z.backward(gradient.to(z.device, z.dtype))
             move(optimiser, self.training.clip)
 
         @operation
@@ -278,6 +287,20 @@ class FedMuscle(Algorithm):
             if (settled := self.memory.pop("settled", None)) is not None:
                 self.model.load_state_dict(settled)
 
+        @cached_property
+        def replayed(self) -> tuple[Replayed, Replayed] | None:
+            """On a GPU, where each pass is the same: representations of rows, and what a gradient of theirs is for the weights."""
+            if not RECORDS or torch.device(self.client.device).type != "cuda" or draws(self.model.train()):
+                return None
+
+            def pulled(x: Tensor, gradient: Tensor) -> tuple:
+                return torch.autograd.grad(self.model.represent(x), self.learning(), gradient, allow_unused=True)
+
+            return Replayed(torch.no_grad()(self.model.represent)), Replayed(pulled)
+
+        def learning(self) -> list[nn.Parameter]:
+            return [p for p in self.model.parameters() if p.requires_grad]
+
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
             self.model.train()
@@ -305,6 +328,18 @@ class FedMuscle(Algorithm):
         def aligner(self) -> torch.optim.Optimizer:
             two = self.algorithm.optimisers == "two" or self.algorithm.align_rate is not None
             return self.optimiser("align", self.algorithm.align_rate) if two else self.optimiser()
+
+
+@cache
+def stacked(loss: Any, temperature: float, lower_temperature: float) -> Replayed:
+    """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
+    def of(anchors: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        anchors = anchors.detach().requires_grad_()
+        contrast = lambda z, peers: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature)
+        each = torch.func.vmap(contrast)(anchors, list(others))
+        return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
+
+    return Replayed(of, RECORDS)
 
 
 def like(z: Tensor, temperature: Any) -> Any:

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 from unalike.data.benchmarks import agnews, cifar10, pacs
+from unalike.data.captions import flickr8k, voc2012_masks
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
@@ -11,6 +12,7 @@ from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usp
 from unalike.data.partitions import PARTITIONS
 from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
+from unalike.data.synthetic import generated
 from unalike.data.table import Table
 from unalike.errors import UserError, unknown
 
@@ -33,6 +35,9 @@ DATASETS = {
     "nuswide_images": nuswide_images,
     "multiscene": multiscene,
     "mlrsnet": mlrsnet,
+    "voc2012_masks": voc2012_masks,
+    "flickr8k": flickr8k,
+    "generated": generated,
     "cifar10": cifar10,
     "pacs": pacs,
     "agnews": agnews,

@@ -6,6 +6,7 @@ import re
 import zlib
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from unalike.data.multiview import find
 from unalike.data.table import Table
+from unalike.data.texts import written
 from unalike.tasks import Classification
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html, as x_train (n, 32, 32, 3) bytes, y_train, x_test, y_test"
@@ -23,12 +25,13 @@ SPLIT_SEED, TRAIN_SHARE = 64, 0.75      # PACS has no split of its own for clien
 BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
 
 
-def cifar10(folder: str | None = None) -> Table:
-    """CIFAR-10, images (n, 3, 32, 32) of mean 0 and deviation 1 by channel; needs cifar10.npz."""
+def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "scaled") -> Table:
+    """CIFAR-10, images (n, 3, 32, 32) of mean 0 and deviation 1 by channel, or as bytes, for pretrained models; needs cifar10.npz."""
     with np.load(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
-    return Table(x=scaled(torch.from_numpy(x).permute(0, 3, 1, 2), rows), targets={"thing": torch.from_numpy(y.astype(np.int64).ravel())},
+    images = torch.from_numpy(x).permute(0, 3, 1, 2)
+    return Table(x=scaled(images, rows) if pixels == "scaled" else images, targets={"thing": torch.from_numpy(y.astype(np.int64).ravel())},
                  tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
 
 
@@ -46,12 +49,12 @@ def pacs(folder: str | None = None) -> Table:
                  tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
 
 
-def agnews(folder: str | None = None) -> Table:
+def agnews(folder: str | None = None, texts: Literal["words", "letters"] = "words") -> Table:
     """AG News: titles and texts of 4 kinds as numbers (n, 64) of words and pairs of words, 1 to 20000, 0 where there are no more.
 
-    Needs agnews_train.csv, or agnews_train_subset.csv, and agnews_test.csv.
+    Or as letters, for readers with a tokenizer of their own. Needs agnews_train.csv, or agnews_train_subset.csv, and agnews_test.csv.
     """
-    parts = [read_texts(find("agnews", folder, files, AGNEWS))
+    parts = [read_texts(find("agnews", folder, files, AGNEWS), texts)
              for files in (("agnews_train.csv", "agnews_train_subset.csv"), ("agnews_test.csv",))]
     x, y = (torch.cat(both) for both in zip(*parts, strict=True))
     return Table(x=x, targets={"topic": y}, tasks={"topic": Classification(("world", "sports", "business", "science"))},
@@ -72,13 +75,15 @@ def pixels(jpeg: np.ndarray, off: np.ndarray) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
-def read_texts(path: Path) -> tuple[Tensor, Tensor]:
-    """Word numbers (n, 64) and classes (n,) from 0 of a file of class,title,text."""
+def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:
+    """Word numbers (n, 64), or texts as written, and classes (n,) from 0 of a file of class,title,text."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.reader(file) if len(row) >= 2 and row[0].strip().isdigit()]
     if not rows:
         raise ValueError(f"{path} has no rows of class,title,text")
-    return torch.tensor([numbered(" ".join(row[1:])) for row in rows]), torch.tensor([int(row[0]) - 1 for row in rows])
+    said = [" ".join(row[1:]) for row in rows]
+    x = torch.tensor([numbered(text) for text in said]) if texts == "words" else written(said)
+    return x, torch.tensor([int(row[0]) - 1 for row in rows])
 
 
 def numbered(text: str) -> list[int]:

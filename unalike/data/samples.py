@@ -183,6 +183,7 @@ def samples(obj: object) -> Samples:
 
 def fingerprint(samples: Samples) -> str:
     """16 hex digits that tell data apart: of every row in memory, or of the length and first 64 rows read on demand."""
+    samples = getattr(samples, "raw", samples)          # wherever its rows are kept
     if samples._fingerprint is not None:
         return samples._fingerprint
     step = 1024

@@ -14,21 +14,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.models.frozen import Frozen, Still
+
 # stages: kernel, stride, expansion, width, blocks; scales of width and depth of lite 0, 1, 2
 STAGES = ((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3), (5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1))
 SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2))
 STEM, LAST = 32, 1280
 
 
-class EfficientNetLite(nn.Module):
+class EfficientNetLite(Frozen):
     """EfficientNet-lite 0, 1 or 2 with ImageNet weights, for images of 1 or 3 channels in [0, 1]: (B, *shape) to (B, width).
 
     `stage` is where features are taken: 8 after everything (1280 wide, 1/32 of the image's size), 7 before the last convolution (320 or
     352, 1/32), 5 (112 or 120) at 1/16. `size` enlarges the image first: 96 pixels leave 3x3 features at 1/32, 192 leave 6x6. `weights`
     is "imagenet", "none" for random ones, or a .pth file.
+
+    With `adapters` of a rank above 0 the weights stay as they are, statistics too, and only low-rank additions to the 1x1 convolutions
+    learn, from stage `adapted` on. What lies before is the `trunk`.
     """
 
-    def __init__(self, shape: Sequence[int], lite: int = 0, stage: int = 8, size: int | None = None, weights: str = "imagenet"):
+    def __init__(self, shape: Sequence[int], lite: int = 0, stage: int = 8, size: int | None = None, weights: str = "imagenet",
+                 adapters: int = 0, adapted: int = 6):
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise ValueError(f"efficientnet takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}")
@@ -36,21 +42,41 @@ class EfficientNetLite(nn.Module):
             raise ValueError(f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}")
         if size is not None and size < 32:
             raise ValueError(f"efficientnet halves the image five times: size is 32 or more, got {size}")
+        if adapters < 0 or (adapters and not 1 <= adapted <= stage):
+            raise ValueError(f"efficientnet has adapters of rank 0 or more, in a stage from 1 to its last, {stage}; "
+                             f"got adapters {adapters}, adapted {adapted}")
         self.size, self.stage = size, stage
         self._conv_stem, self._bn0 = Same(3, STEM, 3, 2), norm(STEM)
-        blocks, before = [], STEM
+        blocks, before, self.frozen = [], STEM, 0              # how many blocks nothing learns in or before
         widen, deepen = SCALES[lite]
         for at, (kernel, stride, expansion, width, count) in enumerate(STAGES[:stage]):
             width, fixed = eighths(width * widen), at in (0, len(STAGES) - 1)
             for i in range(count if fixed else -int(-count * deepen // 1)):
                 blocks.append(Inverted(before, width, kernel, stride if i == 0 else 1, expansion))
                 before = width
+            if adapters and at + 1 < adapted:
+                self.frozen = len(blocks)
         self._blocks = nn.Sequential(*blocks)
         self.width = before
         if stage > len(STAGES):
             self._conv_head, self._bn1, self.width = Same(before, LAST, 1, 1), norm(LAST), LAST
         if weights != "none":
             self.load(torch.load(found(weights, lite), map_location="cpu", weights_only=True))
+        if adapters:
+            self.adapt(adapters)
+
+    def adapt(self, rank: int) -> None:
+        """Hold every weight, and let additions of that rank learn in the blocks after the trunk; they begin as nothing."""
+        self.requires_grad_(False)
+        for parent in list(self.modules()):
+            for name, layer in parent.named_children():
+                if isinstance(layer, nn.BatchNorm2d):
+                    setattr(parent, name, still(layer))
+        for layer in [self._blocks[self.frozen:], *([self._conv_head] if self.stage > len(STAGES) else [])]:
+            for conv in layer.modules():
+                if isinstance(conv, Same) and conv.kernel_size == (1, 1):
+                    conv.adapt(rank)
+        self.hold()
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Published weights; those of later stages and of the classifier are left out."""
@@ -59,13 +85,17 @@ class EfficientNetLite(nn.Module):
             raise ValueError(f"these are not weights of this EfficientNet-lite: {missing[0]} is missing or of another shape")
         self.load_state_dict({name: state[name] for name in own})
 
-    def grid(self, x: Tensor) -> Tensor:
-        """The feature map (B, width, h, w) that `forward` averages."""
+    def trunk(self, x: Tensor) -> Tensor:
+        """What the part that never learns makes of images: (B, channels, h, w)."""
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
         x = (255 * x - 127) / 128                                                   # as the weights were trained
         x = F.relu6(self._bn0(self._conv_stem(x.expand(-1, 3, -1, -1))))
-        x = self._blocks(x)
+        return self._blocks[:self.frozen](x)
+
+    def grid(self, x: Tensor) -> Tensor:
+        """The feature map (B, width, h, w) that `forward` averages; of images, or of what the trunk made of them."""
+        x = self._blocks[self.frozen:](self.trunk(x) if x.shape[1] <= 3 else x)
         return F.relu6(self._bn1(self._conv_head(x))) if self.stage > len(STAGES) else x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,8 +126,17 @@ class Same(nn.Conv2d):
 
     def __init__(self, before: int, after: int, kernel: int, stride: int, groups: int = 1):
         super().__init__(before, after, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
+        self.down: nn.Parameter | None = None
+        self.up: nn.Parameter | None = None
+
+    def adapt(self, rank: int) -> None:
+        """An addition of low rank to a 1x1 convolution: (before -> rank -> after), at first nothing (Hu 2022)."""
+        self.down = nn.Parameter(torch.randn(rank, self.in_channels, 1, 1) / self.in_channels ** 0.5)
+        self.up = nn.Parameter(torch.zeros(self.out_channels, rank, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.down is not None and self.up is not None:
+            return super().forward(x) + F.conv2d(F.conv2d(x, self.down), self.up)
         if self.stride[0] > 1:
             kernel, stride = self.kernel_size[0], self.stride[0]
             down, right = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])
@@ -107,6 +146,13 @@ class Same(nn.Conv2d):
 
 def norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
+
+
+def still(layer: nn.BatchNorm2d) -> Still:
+    """The same normalisation, by statistics that stay."""
+    made = Still(layer.num_features, eps=layer.eps)
+    made.load_state_dict(layer.state_dict())
+    return made.requires_grad_(False).eval()
 
 
 def eighths(width: float) -> int:

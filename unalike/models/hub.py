@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.models.frozen import Frozen
+
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}        # where nothing says how images were normalised
 ATTENTION = ("q_proj", "v_proj", "query", "value", "qkv")       # what LoRA's authors adapt, by the names it goes by
 
 
-class Hub(nn.Module):
+class Hub(Frozen):
     """A pretrained image model by its name on the Hugging Face hub, or its folder: images in [0, 1], (B, *shape) to (B, width).
 
     Images are stretched to the size the model was trained for, or to `size` where it takes any, and normalised as its preprocessor
@@ -33,6 +35,7 @@ class Hub(nn.Module):
             self.register_buffer(name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False)
         if lora:
             adapt(self.model, lora)
+            self.hold()
         self.eval()
         with torch.no_grad():
             self.width = self.grid(torch.zeros(1, *shape)).shape[1]
@@ -102,5 +105,6 @@ def adapt(model: nn.Module, rank: int) -> None:
     convolutions = [name for name, layer in named if isinstance(layer, nn.Conv2d) and layer.groups == 1]
     targets = attention or linear or convolutions
     if not targets:
-        raise ValueError(f"LoRA finds no linear layer or convolution in {type(model).__name__}")
+        there = sorted({type(layer).__name__ for _, layer in named})
+        raise ValueError(f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has {', '.join(there) or 'no layers'}")
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)

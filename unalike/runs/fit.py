@@ -60,7 +60,7 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
             here = replace(client, device="cpu")                # CUDA is left alone: workers fork later
             side = algorithm.Side(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
-                take(side, needs_public)
+                take(side, here, needs_public)
         except Exception as error:
             if (kind[0], reason(error)) not in kinds:           # the same of clients that differ in what they own is told once
                 kinds.add((kind[0], reason(error)))
@@ -68,9 +68,8 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
     return problems
 
 
-def take(side: ClientSide, public: bool) -> None:
+def take(side: ClientSide, client: Client, public: bool) -> None:
     """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
-    client = side.client
     x, y = client.train.rows(torch.arange(min(2, len(client.train))))
     side.model.train()
     if client.task.name == "clustering" or y is None:           # the method brings its own loss

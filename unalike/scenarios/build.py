@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client]
     problems = names(scenario)
     tables = _tables(scenario, folder or scenario.data_dir, problems)
     public, taken = _public(scenario, tables, problems)
+    parts = {name: Tensors(x, None, public.index) for name, x in public.x.items()} if public and isinstance(public.x, dict) else {}
     fine = {i for i, group in enumerate(scenario.clients) if _fits(i, group, scenario, tables, problems)}
     rows: dict[str, Tensor] = {}
     for name, table in tables.items():
@@ -71,7 +73,9 @@ def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client]
             continue
         first = f"{group.id}-0" if group.count > 1 else group.id
         for id in _ids(group) if first in rows else [first]:       # no rows for them: one with all, to see what else is wrong
-            made.append(_client(scenario, group, id, tables[(group.data or scenario.data).name], rows.get(id), public))
+            table = tables[(group.data or scenario.data).name]
+            read = _readable({name: part.x for name, part in parts.items()}, table.x) if isinstance(table.x, Tensor) else None
+            made.append(_client(scenario, group, id, table, rows.get(id), parts[read] if read else public))
     kinds = {str((group.model, group.target, group.task, group.data)) for group in scenario.clients}
     if scenario.pooled and len(kinds) > 1:
         problems.append(("pooled", "clients that differ in model, target, task or dataset cannot be one."))
@@ -202,6 +206,11 @@ def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], pr
             replace(table.tasks[target], **options)
         except ValueError as error:
             problems.append((f"{at}.task", str(error)))
+    held = tables.get(scenario.public.data or scenario.data.name) if scenario.public else None
+    if held is not None and isinstance(held.x, dict) and isinstance(table.x, Tensor) and _readable(held.x, table.x) is None:
+        has = ", ".join(f"{name} {_kind(part)}" for name, part in held.x.items())
+        problems.append(("public.data", f"has {has}; client {group.id} reads {_kind(table.x)}: choose a public set it can read, or give it "
+                                        "data of that kind."))
     if not isinstance(table.x, dict):
         problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
                      for field in ("modalities", "mix", "missing") if getattr(group, field)]
@@ -223,6 +232,15 @@ def _owned(group: Group, there: int) -> int:
     if group.mix is None:
         return len(set(group.modalities)) if group.modalities else there
     return there if group.mix.full else there - 1 if group.mix.multi else 1
+
+
+def _readable(public: Mapping[str, Any], own: Tensor) -> str | None:
+    """The modality of a public set that is of a client's kind: as many axes, and numbers of that sort."""
+    return next((name for name, part in public.items() if part.dim() == own.dim() and part.dtype == own.dtype), None)
+
+
+def _kind(x: Tensor) -> str:
+    return f"{'images' if x.dim() == 4 else 'rows'} {tuple(x.shape[1:])} of {str(x.dtype).removeprefix('torch.')}"
 
 
 def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:

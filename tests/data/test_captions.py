@@ -1,0 +1,92 @@
+"""Photographs with captions or masks: what is in a file comes out, and a public set of both is read by each client in its own way."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from unalike.data import load_dataset
+from unalike.data.texts import said, written
+from unalike.errors import Problems
+from unalike.scenarios import build, read
+
+
+def jpegs(count, side):
+    from PIL import Image
+    made = []
+    for i in range(count):
+        out = io.BytesIO()
+        Image.new("RGB", (side, side), (20 * i, 0, 0)).save(out, "JPEG")
+        made.append(np.frombuffer(out.getvalue(), np.uint8))
+    return {"jpeg": np.concatenate(made), "off": np.cumsum([0, *map(len, made)]), "names": np.array([f"{i}.jpg" for i in range(count)])}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    captions = [[f"photo {i}", "the same"] for i in range(8)]
+    np.savez(tmp_path / "flickr8k_96_jpeg.npz", **jpegs(8, 32), split=np.array([0] * 6 + [1, 2], np.uint8),
+             captions_json=np.frombuffer(json.dumps(captions).encode(), np.uint8))
+    mask = np.zeros((4, 32, 32), np.uint8)
+    mask[:, 3] = 20
+    mask[:, 4] = 255
+    np.savez(tmp_path / "voc2012_seg_128.npz", **jpegs(4, 32), mask=mask, split=np.array([0, 0, 0, 1], np.uint8))
+    for part, rows in (("train", 6), ("test", 3)):
+        (tmp_path / f"agnews_{part}.csv").write_text("".join(f"{1 + i % 2},Title {i},Text\n" for i in range(rows)))
+    return str(tmp_path)
+
+
+def test_captions_belong_to_their_photograph(folder):
+    table = load_dataset("flickr8k", folder)
+    assert table.x["image"].shape == (8, 3, 32, 32) and said(table.x["caption"]) == [f"photo {i}" for i in range(8)]
+    assert table.train.tolist() == [*range(6)] and table.test.tolist() == [7]
+    assert said(load_dataset("flickr8k", folder, caption="all").x["caption"])[3] == "photo 3 the same"
+
+
+def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
+    with np.load(tmp_path / "flickr8k_96_jpeg.npz") as held:
+        told = dict(held)
+    captions = json.loads(told["captions_json"].tobytes())
+    captions[2] = [" "]
+    np.savez(tmp_path / "flickr8k_96_jpeg.npz", **{**told, "captions_json": np.frombuffer(json.dumps(captions).encode(), np.uint8)})
+    with pytest.raises(ValueError, match=r"1 of 8 images have no caption, the first is 2.jpg"):
+        load_dataset("flickr8k", folder)
+    assert len(load_dataset("flickr8k", folder, broken="skip")) == 7
+
+
+def test_masks_say_what_a_pixel_is(folder):
+    table = load_dataset("voc2012_masks", folder)
+    assert table.tasks["mask"].labels[20] == "tvmonitor" and table.targets["mask"][0, 3, 0] == 20 and len(table.test) == 1
+
+
+def test_letters_and_bytes_are_kept_for_pretrained_readers(folder):
+    assert said(load_dataset("agnews", folder, texts="letters").x[:1]) == ["Title 0 Text"]
+    assert written(["ab"], 1).tolist() == [[97]]
+
+
+SCENARIO = {"name": "both", "algorithm": {"name": "fedmuscle", "peers": 1, "width": 4, "batch": 2}, "training": {"rounds": 1},
+            "data": {"name": "voc2012_masks"}, "public": {"size": 4, "data": "flickr8k"},
+            "clients": [{"id": "eye", "model": {"name": "cnn", "channels": [4]}},
+                        {"id": "ear", "model": {"name": "fasttext", "words": 200},
+                         "data": {"name": "agnews", "options": {"texts": "letters"}}}]}
+
+
+def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
+    eye, ear = build.clients(read(SCENARIO, "both")[0], folder)
+    rows = torch.arange(4)
+    seen, heard = eye.public.rows(rows)[0], ear.public.rows(rows)[0]
+    assert seen.shape == (4, 3, 32, 32) and heard.dtype == torch.int32
+    assert [f"photo {round(float(image[0].float().mean()) / 20)}" for image in seen] == said(heard)
+
+
+def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
+    words = {**SCENARIO["clients"][1], "data": {"name": "agnews"}}
+    with pytest.raises(Problems, match=r"client ear reads rows \(64,\) of int64"):
+        build.clients(read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")[0], folder)
+
+
+def test_generated_images_differ_and_are_the_same_again():
+    x = load_dataset("generated", count=3, side=16).x
+    assert x.shape == (3, 3, 16, 16) and torch.equal(x, load_dataset("generated", count=3, side=16).x)
+    assert len({image.numpy().tobytes() for image in x}) == 3 and x.float().std() > 20

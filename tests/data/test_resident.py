@@ -1,0 +1,51 @@
+"""Rows kept on the device, or as a frozen trunk sees them: the same numbers, looked at once."""
+
+import torch
+
+from unalike.algorithm import ClientSide
+from unalike.algorithms.fedavg import FedAvg
+from unalike.client import Client
+from unalike.data import Lazy, Tensors
+from unalike.data.resident import Resident, resident
+from unalike.models import build_encoder
+from unalike.tasks import Classification
+from unalike.training import Training
+
+
+def test_rows_are_seen_once_and_taken_before_they_are_seen():
+    seen = []
+    look = lambda x: seen.append(len(x)) or x.float() * 2
+    held = resident(Tensors(torch.arange(6), torch.arange(6)), "cpu", look)
+    for _ in range(2):
+        x, y = held.rows(torch.tensor([5, 0]))
+        assert x.tolist() == [10, 0] and y.tolist() == [5, 0]
+    assert seen == [6] and held.shape == ()
+    assert held.take(torch.tensor([4])).rows(torch.tensor([0]))[0].tolist() == [8]
+
+
+def test_what_is_here_already_or_read_on_demand_stays_as_it_is():
+    here, lazy = Tensors(torch.arange(3), None), Lazy(torch.utils.data.TensorDataset(torch.arange(3)))
+    assert resident(here, "cpu") is here and resident(lazy, "cuda") is lazy and resident(None, "cuda") is None
+    assert isinstance(resident(here, "cuda"), Resident)
+
+
+def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw():
+    x, y = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
+
+    def trained(hidden):
+        def model():
+            encoder = build_encoder("efficientnet", (3, 32, 32), {"stage": 6, "weights": "none", "adapters": 2})
+            if hidden:
+                encoder.trunk_of, encoder.trunk = encoder.trunk, None       # nobody knows of it
+                encoder.forward = lambda x: encoder._blocks[encoder.frozen:](encoder.trunk_of(x)).mean((-2, -1))
+            return encoder
+        client = Client("ada", model, Classification(3), train=(x, y), test=(x, y))
+        side = ClientSide(client, FedAvg(), Training(batch=4), 0)
+        side.learn(epochs=2)
+        return side
+    plain, kept = trained(True), trained(False)
+    assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, Resident)
+    for a, b in zip(plain.model.parameters(), kept.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert plain.evaluate() == kept.evaluate() and kept.row().shape == (1, 3, 32, 32)
+    assert kept.client.card() == plain.client.card()

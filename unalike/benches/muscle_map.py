@@ -1,0 +1,38 @@
+"""When FedMuscle helps: strength of the encoders, number of labels, nearness of the public set, what learns, and how hard it is aligned."""
+
+from unalike.benches import Study
+from unalike.benches.muscle_vision import scenario, table
+
+CLIENTS = range(6)
+ENCODERS = {  # weak to strong, alone; each for every client
+    "from scratch": "{name: cnn, channels: [32, 64, 128, 128], width: 128, norm: group}",
+    "random weights, whole": "{name: efficientnet, weights: none, size: 96}",
+    "lite0 to stage 5": "{name: efficientnet, stage: 5, size: 96, adapters: 16, adapted: 5}",
+    "lite0": "{name: efficientnet, size: 96, adapters: 16}",
+    "lite0 at 192 pixels": "{name: efficientnet, size: 192, adapters: 16}",
+}
+LEARNING = {  # of lite0, little to all
+    "last layer learns": "{name: efficientnet, size: 96, adapters: 16, adapted: 8}",
+    "every stage learns": "{name: efficientnet, size: 96, adapters: 16, adapted: 1}",
+    "all learns": "{name: efficientnet, size: 96}",
+}
+LABELS = {"a quarter of the labels": (50, 50, 50, 25, 25, 12), "four times the labels": (800, 800, 800, 400, 400, 200)}
+NEAR = {"public VOC": ["public.data=voc2012", "public.size=3000"], "public Caltech-101": ["public.data=caltech101", "public.size=3000"]}
+GENTLER = {
+    "align_rate 1e-4": ["align_rate=0.0001"], "align_rate 1e-5": ["align_rate=0.00001"],
+    "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"], "temperature 0.07": ["temperature=0.07", "lower_temperature=0.05"],
+    "one optimiser": ["optimisers=one"], "left as aligned": ["keep=aligned"],
+}
+
+
+def run(study: Study) -> dict:
+    """The scenario as it is, then one thing changed at a time; rows with other models, labels or labelled rows are trained alone too."""
+    settings: dict[str, list[str]] = {"as shipped": []}
+    if study.quick:
+        return table(study, {name: ("digits", each) for name, each in (settings | GENTLER).items()})
+    for name, model in (ENCODERS | LEARNING).items():
+        settings[name] = [*(f"clients.{i}.model={model}" for i in CLIENTS), "alone=true"]
+    for name, counts in LABELS.items():
+        settings[name] = [*(f"clients.{i}.train={count}" for i, count in zip(CLIENTS, counts, strict=True)), "alone=true"]
+    settings |= {name: [*each, "alone=true"] for name, each in NEAR.items()} | GENTLER
+    return table(study, {name: (scenario(study), each) for name, each in settings.items()})

@@ -1,0 +1,14 @@
+"""Size of FedMuscle's public set against what travels (the paper's Figure 4), and which set it is."""
+
+from unalike.benches import Study
+from unalike.benches.muscle_vision import scenario, table
+
+SIZES = (5000, 2500, 1000, 300)
+
+
+def run(study: Study) -> dict:
+    """A public set cut from a client's dataset leaves it other labelled rows: such rows are trained alone too."""
+    settings = {f"|D|={size}, T={passes}": [f"public.size={size}", f"passes={passes}"] for size in SIZES for passes in (1, 3)}
+    settings["VOC, |D|=4000"] = ["public.data=voc2012", "public.size=4000", "alone=true"]
+    settings["Caltech-101, |D|=4000"] = ["public.data=caltech101", "public.size=4000", "alone=true"]
+    return table(study, {name: (scenario(study), each) for name, each in settings.items()})

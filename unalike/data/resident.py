@@ -1,0 +1,53 @@
+"""Rows that stay where they are computed with: on the device as they are, or as what a frozen trunk made of them. Knows no models."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
+
+ROOM = 2**32        # bytes; a larger set stays where it is
+AT_ONCE = 256       # rows through the trunk
+
+
+class Resident(Samples):
+    """Samples in memory, brought to a device as a whole when first read; `look` is what becomes of a batch of inputs there."""
+
+    def __init__(self, raw: Tensors, device: str, look: Callable[[Inputs], Inputs] | None = None):
+        self.raw, self.device, self.look = raw, device, look
+        self.held: tuple[Inputs, Tensor | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    @property
+    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        return self.raw.shape
+
+    def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        if self.held is None:
+            parts = [self._brought(few) for few in torch.arange(len(self.raw)).split(AT_ONCE)]
+            self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
+        assert self.held is not None
+        x, y = self.held
+        chosen = index.to(self.device)
+        return each(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
+
+    def _brought(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        x, y = self.raw.rows(index)
+        x = each(x, lambda rows: rows.to(self.device))
+        return x if self.look is None else self.look(x), None if y is None else numbers(y).to(self.device)
+
+    def take(self, index: Tensor) -> "Resident":
+        return Resident(self.raw.take(index), self.device, self.look)
+
+
+def resident(given: Samples | None, device: str, look: Callable[[Inputs], Inputs] | None = None) -> Samples | None:
+    """The same samples on a GPU, or as `look` sees them anywhere; those read on demand, and too many, as they are."""
+    if not isinstance(given, Tensors) or (look is None and torch.device(device).type == "cpu"):
+        return given
+    parts = given.x.values() if isinstance(given.x, dict) else [given.x]
+    bytes = sum(part[0].numel() * part.element_size() for part in parts) * len(given) if len(given) else 0
+    return Resident(given, device, look) if bytes <= ROOM else given
