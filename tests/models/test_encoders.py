@@ -72,7 +72,7 @@ def test_the_transformer_knows_where_a_patch_is():
 
 
 @pytest.mark.parametrize(("name", "shape", "options", "said"), [
-    ("cn", (1, 8, 8), {}, r'Did you mean "cnn"\? There are: autoencoder, cnn, .*mlp, .*transformer'),
+    ("cn", (1, 8, 8), {}, r'Did you mean "cnn"\? There are: autoencoder, .*cnn, .*mlp, .*transformer'),
     ("cnn", (1, 8, 8), {"wide": 3}, r'no field "wide". Did you mean "width"\? It has: channels, width, norm'),
     ("mlp", (4,), {"shape": (5,)}, 'no field "shape"'),
     ("cnn", (64,), {}, r"\(channels, height, width\), got \(64,\)"),
