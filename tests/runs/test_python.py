@@ -236,7 +236,7 @@ def test_who_failed_has_no_model(tmp_path, toys):
 def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
     heard = []
     go(tmp_path, Local(), toys.clients(), progress=True, watch=lambda event, **facts: heard.append(event))
-    assert "local: 1 of 1 rounds" in capsys.readouterr().err and "finish" in heard
+    assert "local: 1 of 1 round, " in capsys.readouterr().err and "finish" in heard
 
 
 # going on
