@@ -17,4 +17,5 @@ PROGRAMS = sorted({program(method): name for name, method in reversed(ALGORITHMS
 
 
 def pytest_generate_tests(metafunc):
-    metafunc.parametrize("name", ALGORITHMS if metafunc.function.__name__ in ALL else PROGRAMS)
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize("name", ALGORITHMS if metafunc.function.__name__ in ALL else PROGRAMS)

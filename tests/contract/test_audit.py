@@ -32,7 +32,6 @@ def ledgers(folder, found):
     return ran, {key: (messages[key], bytes[key]) for key in messages}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_audit_is_the_ledger_to_the_byte(name, toys, tmp_path):
     there = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
     terms = Terms(participation=0.7, quorum=0)
