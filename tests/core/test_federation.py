@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from unalike.averaging import mean_states
 from unalike.client import VERSION, Card
-from unalike.federation import Arrival, Failure, Federation, QuorumError, Terms
+from unalike.errors import UserError
+from unalike.federation import Arrival, Failure, Federation, QuorumError
 from unalike.message import copy, size
+from unalike.terms import Terms
 from unalike.training import Training
 
 
@@ -355,7 +356,7 @@ def test_rounds_go_on_after_the_last_finished_one():
 @pytest.mark.parametrize("wrong", [{"participation": 0}, {"participation": 1.1}, {"dropout": -0.1}, {"quorum": 2}, {"deadline": 0},
                                    {"deadline": math.inf}, {"quorums": 1}, {"evaluations": 0}])
 def test_terms_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValidationError):
+    with pytest.raises(UserError):
         Terms(**wrong)
 
 
