@@ -97,7 +97,7 @@ def at_the_door(toys, name, folder, privacy=None):
 @pytest.fixture(scope="module")
 def doors(toys, tmp_path_factory):
     some = ALGORITHMS if MANY else ("fedavg", "heterofl", "fedmuscle", "afmcc")
-    there = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
+    there = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
     noisy = [(name, Privacy(noise=0.1)) for name in ("fedavg", "fedmuscle")]
     return [at_the_door(there(name), name, tmp_path_factory.mktemp("door"), how) for name, how in [*((n, None) for n in some), *noisy]]
 
@@ -169,7 +169,7 @@ def requests(toys, tmp_path_factory):
 @given(seed=seeds)
 def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, name, seed):
     """It ends, or says who is missing; whoever was let in has learnt something finite."""
-    there, draw = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks))), random.Random(seed)
+    there, draw = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))), random.Random(seed)
     handle, asked, at = Host.handle, Counter(), draw.randrange(6)
 
     def spoils(self, client, message):
