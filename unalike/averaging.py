@@ -8,10 +8,11 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, Embedded, State, measure, operation, question, sends
+from unalike.algorithm import Algorithm, ClientSide, Embedded, State, measure
 from unalike.clusters import judged
 from unalike.federation import Federation, Replies
 from unalike.message import Value
+from unalike.operations import operation, question, sends
 from unalike.tasks import TASKS
 
 Parameters = dict[str, Tensor]

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, State, measure, operation, question, sends
+from unalike.algorithm import Algorithm, ClientSide, State, measure
 from unalike.averaging import Averaging, AveragingSide, Parameters, Update, word
 from unalike.client import Client
 from unalike.errors import UserError
@@ -22,6 +22,7 @@ from unalike.message import Value
 from unalike.models.model import Model
 from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
 from unalike.models.widths import Place, Width
+from unalike.operations import operation, question, sends
 from unalike.training import Training, batches
 
 Ratio = Annotated[float, Field(gt=0, le=1)]

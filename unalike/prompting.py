@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-from unalike.algorithm import question
 from unalike.averaging import Averaging, AveragingSide
 from unalike.client import Client
 from unalike.data import Samples, Tensors
@@ -19,6 +18,7 @@ from unalike.federation import Replies
 from unalike.message import Value
 from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
+from unalike.operations import question
 from unalike.training import batches
 
 LARGEST = 8 * 2**30         # bytes of what was seen that a client keeps; beyond, it looks again each time

@@ -497,6 +497,7 @@ def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(terms, res
                 break
         second = pace(4, **terms)
         second.remember(copy(first.memory()))
+        second.ledger = first.ledger                          # which the run keeps, in a file of its own
         again, drive = driven(second, 2, rest)
         finish(second, drive)
         assert came + again == expected
@@ -516,7 +517,7 @@ def test_memory_comes_back_whole():
     second = federation()
     second.remember(copy(first.memory()))
     assert second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
-    assert second.quarantined == {"d": Failure("d", "train", 1, "no")} and second.ledger.rows == first.ledger.rows
+    assert second.quarantined == {"d": Failure("d", "train", 1, "no")}
     assert torch.equal(second.state["w"], torch.ones(3)) and next(second.rounds()) == 2
 
 

@@ -21,11 +21,11 @@ from types import SimpleNamespace
 import conftest as toys
 import torch
 
-from unalike.algorithm import operation
 from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
+from unalike.operations import operation
 from unalike.privacy import Privacy
 from unalike.runs.run import make_side
 

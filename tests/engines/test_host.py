@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.algorithm import ClientSide, operation, question
+from unalike.algorithm import ClientSide
 from unalike.algorithms import Local
 from unalike.engines.host import Host, operations
 from unalike.engines.store import Store
 from unalike.message import decode, encode
+from unalike.operations import operation, question
 from unalike.training import Training
 
 

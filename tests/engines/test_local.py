@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.algorithm import ClientSide, operation, question
+from unalike.algorithm import ClientSide
 from unalike.client import Card
 from unalike.engines import local, worker
 from unalike.engines.local import LocalEngine
 from unalike.engines.worker import EngineError
 from unalike.federation import Federation, Terms
 from unalike.message import BLOCK, MessageError, encode, size
+from unalike.operations import operation, question
 from unalike.training import Training
 
 

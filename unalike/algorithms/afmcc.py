@@ -14,13 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, Embedded, State, operation, question, sends, together
+from unalike.algorithm import Algorithm, ClientSide, Embedded, State
 from unalike.clusters import judged
 from unalike.federation import Ask, Federation, Replies
 from unalike.forms import Shape, outline
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
+from unalike.operations import operation, question, sends, together
 from unalike.randomness import stream
 from unalike.training import Diverged, Recorded, Stack, pad
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.algorithm import operation, question
 from unalike.federation import Federation
 from unalike.message import Value
+from unalike.operations import operation, question
 from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from unalike.algorithm import Algorithm, operation, question, sends
+from unalike.algorithm import Algorithm
 from unalike.client import Client
 from unalike.federation import Federation
 from unalike.losses import infonce, muscle_loss
 from unalike.message import Value
 from unalike.models.model import Model
+from unalike.operations import operation, question, sends
 from unalike.randomness import stream
 from unalike.tasks import Retrieval
 from unalike.unlabelled import Unlabelled, UnlabelledSide

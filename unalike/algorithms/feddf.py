@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unalike.algorithm import operation, question, sends
 from unalike.averaging import Parameters, mean_states
 from unalike.federation import Federation
 from unalike.message import Value
+from unalike.operations import operation, question, sends
 from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed, owners
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, operation, question, sends
+from unalike.algorithm import Algorithm
 from unalike.federation import Federation
 from unalike.losses.kernels import cka
 from unalike.message import Value
+from unalike.operations import operation, question, sends
 from unalike.unlabelled import PublicSide, check_batch
 
 

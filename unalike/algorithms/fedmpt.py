@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.algorithm import question
 from unalike.averaging import Parameters
 from unalike.conditions import SHIPPED, read
 from unalike.errors import UserError
@@ -21,6 +20,7 @@ from unalike.losses.transport import transport
 from unalike.message import Value
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
+from unalike.operations import question
 from unalike.prompting import Prompting, PromptingSide
 
 SHOWN = 256             # test images that pictures are made of

@@ -14,13 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, operation, sends
+from unalike.algorithm import Algorithm
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
+from unalike.operations import operation, sends
 from unalike.randomness import scope, stream
 from unalike.training import Replayed, draws, move, step
 from unalike.unlabelled import PublicSide

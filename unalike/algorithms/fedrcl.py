@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, operation, sends
+from unalike.algorithm import Algorithm
 from unalike.averaging import Averaging, AveragingSide, Parameters
 from unalike.losses.contrastive import relaxed_contrast
 from unalike.message import Value
+from unalike.operations import operation, sends
 from unalike.tasks import Classification, MultiLabel
 
 

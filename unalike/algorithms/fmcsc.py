@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from unalike.algorithm import operation
 from unalike.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.federation import Federation
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
+from unalike.operations import operation
 
 
 class Informed(Update):

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.algorithm import operation
 from unalike.federation import Federation
 from unalike.message import Value
+from unalike.operations import operation
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
-from unalike.algorithm import operation, question, sends
 from unalike.data.views import view
 from unalike.federation import Federation
 from unalike.message import Value
+from unalike.operations import operation, question, sends
 from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed
 
 

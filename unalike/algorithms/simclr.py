@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from unalike.algorithm import operation
 from unalike.data.views import view
 from unalike.federation import Federation
 from unalike.losses.contrastive import nt_xent
 from unalike.message import Value
 from unalike.models.model import Model
+from unalike.operations import operation
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from unalike.algorithm import Algorithm, ClientSide, question
+from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.data import Tensors
 from unalike.engines.ray import RayEngine
 from unalike.federation import Federation
 from unalike.models import MLP
+from unalike.operations import question
 from unalike.runs.run import make_side
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
