@@ -16,14 +16,15 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-faults: .venv/installed
-	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py tests/engines/test_hostile.py -v
+	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v tests/engines/test_hostile.py \
+		tests/engines/test_ray.py tests/engines/test_flare.py tests/engines/test_flower.py
 
 check: .venv/installed
 	$(BIN)/ruff check unalike tests
 	$(BIN)/mypy
 
 bench: .venv/installed
-	for name in muscle engine memory bytes digits ray; do $(BIN)/unalike bench $$name || exit 1; done
+	for name in muscle engine memory bytes digits ray flare; do $(BIN)/unalike bench $$name || exit 1; done
 	for name in budget safeguard; do $(BIN)/unalike bench $$name --jobs 2 || exit 1; done
 
 clean:

@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 HOMES = {
     "Client": "unalike.client", "Card": "unalike.client",
     "Federation": "unalike.federation", "Terms": "unalike.terms",
-    "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.operations", "question": "unalike.operations",
-    "sends": "unalike.operations", "Privacy": "unalike.privacy",
+    "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.operations",
+    "question": "unalike.operations", "sends": "unalike.operations", "Privacy": "unalike.privacy",
     "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
     "Training": "unalike.training",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",

@@ -162,7 +162,7 @@ def problems(told):
     ({"data.partition": {"name": "dirichlet", "alpha": "x"}}, "data.partition.alpha", "must be a number"),
     ({"data.partition": {"name": "iid", "alpha": 1.0}}, "data.partition.alpha", 'iid has no field "alpha".'),
     ({"data.partition": {"name": "dirichlet"}}, "data.partition.alpha", "is missing."),
-    ({"engine": "rey"}, "engine.name", 'There is no engine "rey". Did you mean "ray"? There are: local, ray.'),
+    ({"engine": "rey"}, "engine.name", 'There is no engine "rey". Did you mean "ray"? There are: flare, flower, local, ray.'),
     ({"engine": {"name": "local", "workers": 2}}, "engine.workers", 'local has no field "workers". It has none.'),
     ({"engine": "ray", "workers": 2}, "workers", "are processes of the local engine; ray has its own, leave them out."),
     ({"engine": {"name": "ray", "adress": "auto"}}, "engine.adress", 'ray has no field "adress". Did you mean "address"?'),

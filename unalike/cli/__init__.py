@@ -37,7 +37,7 @@ def run(
     algorithm: Annotated[str | None, typer.Option(help="Another method than the scenario's.")] = None,
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Number all randomness comes from.")] = None,
-    engine: Annotated[str | None, typer.Option(help="What carries the calls: local, ray.")] = None,
+    engine: Annotated[str | None, typer.Option(help="What carries the calls: local, ray, flare, flower.")] = None,
     replay: Annotated[Path | None, typer.Option(metavar="RUN", help="Hear clients in the order of this asynchronous run.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes of the local engine that keep the clients; 0: this one.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of this process.")] = None,
@@ -179,6 +179,30 @@ def explain(
             typer.echo(f"{key if name == next(iter(told[key])) else '':12}{name:24}{100 * share:5.1f} %")
     if "picture" in told:
         typer.echo(told["picture"])
+
+
+@app.command()
+def deploy(
+    engine: Annotated[str, typer.Argument(help="flower")],
+    scenario: Annotated[str, typer.Argument(help="A shipped scenario or a YAML file; its clients are played, one SuperNode each.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients reach the SuperLink.")] = "127.0.0.1:9092",
+    settings: Settings = None,
+) -> None:
+    """Write what a federation needs: the app, certificates, keys, configuration and the exact commands."""
+    from unalike.between.deploy import prepare
+    for line in prepare(engine, scenario, out, address, settings):
+        typer.echo(line)
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The startup kit FLARE's administrator gave you.")],
+    client: Annotated[Path | None, typer.Argument(help="Your client.yaml; none with the server's kit.")] = None,
+) -> None:
+    """Take part in a FLARE federation, with your client or as its server, until Ctrl-C."""
+    from unalike.between.flare import join as begin
+    begin(kit, client)
 
 
 @app.command()

@@ -73,6 +73,12 @@ class Shown:
             self.missed.add(facts["client"])
         elif event == "damaged":
             self.say(facts["reason"], "yellow")
+        elif event == "restart":
+            self.say(f"{facts['reason']}; the run goes on from its last checkpoint", "yellow")
+        elif event == "refused":
+            self.say(f"{facts['client']} is refused: {facts['reason']}", "red")
+        elif event == "joined":
+            self.say(f"{facts['client']} takes part from round {facts['round'] + 1} on")
 
     def noted(self, error: Exception) -> Exception:
         """Where the run is kept and, where that may help, how to go on: what a run was told stays as it is, so do mistakes in it."""

@@ -7,7 +7,10 @@ from typing import Any
 
 from unalike.errors import UserError, unknown
 
-ENGINES = {"local": ("LocalEngine", None), "ray": ("RayEngine", "ray")}      # a class in the file of that name; the package it needs
+# where its class is, and the package it needs
+ENGINES = {"local": ("engines.local:LocalEngine", None), "ray": ("engines.ray:RayEngine", "ray"),
+           "flare": ("between.flare:FlareEngine", "nvflare"), "flower": ("between.flower:FlowerEngine", "flwr")}
+BETWEEN = ("flare", "flower")                                # those between organisations, who bring their own clients
 
 
 def engine(name: str) -> Any:
@@ -17,7 +20,8 @@ def engine(name: str) -> Any:
     made, needs = ENGINES[name]
     if needs is not None and find_spec(needs) is None:
         raise UserError(f'the engine {name} needs the package {needs}: pip install "unalike[{name}]"')
-    return getattr(import_module(f"unalike.engines.{name}"), made)
+    file, _, kind = made.partition(":")
+    return getattr(import_module(f"unalike.{file}"), kind)
 
 
 def options(name: str) -> dict[str, Any]:

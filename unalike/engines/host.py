@@ -55,7 +55,7 @@ class Host:
             return {"number": told if isinstance(told, int) else 0, "failure": f"it refuses what it was sent: {wrong}"}
         number: Any = message["number"]
         try:
-            self._awake(client)
+            self.wake(client)
             if self._seen(client, number):
                 last, reply = self.answered[client]
                 old = {"number": number, "failure": f"message {number} was answered before"}
@@ -93,7 +93,7 @@ class Host:
             name, body = message["operation"], message["body"]
             if len(messages) > self.alive or not isinstance(body, dict):
                 continue
-            side = self._awake(client)
+            side = self.wake(client)
             if not self._seen(client, message["number"]) and hasattr(getattr(type(side), str(name), None), "together"):
                 groups.setdefault((name, tuple(sorted(body)), side.kind), []).append(client)
         return list(groups.values())
@@ -103,7 +103,7 @@ class Host:
         return client in self.answered and number <= self.answered[client][0]
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
-        sides = [self._awake(client) for client in messages]
+        sides = [self.wake(client) for client in messages]
         asked = list(messages.values())
         name: Any = asked[0]["operation"]
         if getattr(type(sides[0]), name).operation == "changes":
@@ -122,7 +122,7 @@ class Host:
         return client in self.sides and getattr(getattr(type(self.sides[client]), operation, None), "operation", None) == "changes"
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        side, name, body = self._awake(client), message["operation"], message["body"]
+        side, name, body = self.wake(client), message["operation"], message["body"]
         method = getattr(type(side), name, None) if isinstance(name, str) else None
         kind = getattr(method, "operation", None)
         if kind is None:
@@ -134,7 +134,8 @@ class Host:
         work, side.work = side.work, 0.0
         return {"body": body, "work": work}
 
-    def _awake(self, client: str) -> Any:
+    def wake(self, client: str) -> Any:
+        """Its side, in memory; from the store, or new, where it was not."""
         if client in self.sides:
             self.sides.move_to_end(client)
             return self.sides[client]

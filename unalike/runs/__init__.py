@@ -14,6 +14,7 @@ from torch.nn.functional import one_hot
 from unalike.algorithm import Algorithm
 from unalike.client import Client, unlabelled
 from unalike.data import Tensors
+from unalike.engines import BETWEEN
 from unalike.errors import Problems, UserError
 from unalike.privacy import Privacy
 from unalike.runs.fit import misfits
@@ -61,6 +62,9 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         clients = [replace(c, public=public) if c.public is None else c for c in clients]
         server = replace(server, public=public) if server is not None and server.public is None else server
     method = type(algorithm).__name__.lower()
+    if (engine if isinstance(engine, str) else engine.get("name") if isinstance(engine, dict) else None) in BETWEEN and clients:
+        raise UserError("clients made in Python cannot go to another organisation: each describes its own in a client.yaml, with a factory "
+                        "where Python is needed; pass clients=[] here (docs/engines.md)")
     if not isinstance(engine, str) and not (isinstance(engine, dict) and isinstance(engine.get("name"), str)):
         raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
     carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)

@@ -12,12 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm, ClientSide, digest
+from unalike.between.site import agreed
 from unalike.client import Client
 from unalike.engines.store import Store, quote
 from unalike.errors import UserError, unknown
 from unalike.models.model import Nearest
 from unalike.runs.folder import Folder
 from unalike.scenarios import build, read
+from unalike.scenarios.member import member
 from unalike.scenarios.reading import read_algorithm
 from unalike.training import Training
 
@@ -82,6 +84,10 @@ def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | Non
         if method is None:
             raise UserError(f"{source} was run with the method {config['algorithm']['name']}, which is your own: pass algorithm=")
         training, seed = Training(**config["training"]), config["seed"]
+    elif "client_file" in config:                       # what a client keeps of a run between organisations
+        made = agreed(config)
+        clients, method = [member(config["client_file"], config["about"])], made["algorithm"]
+        training, seed = made["training"], made["seed"]
     else:
         data_dir = config.pop("data_dir", None)
         scenario, method = read(config, str(source))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unalike.algorithm import Algorithm, ClientSide
-from unalike.client import Client
+from unalike.client import Card, Client
 from unalike.clusters import settle
 from unalike.engine import Engine
 from unalike.engines import engine as engine_class
@@ -45,29 +45,31 @@ class Run:
                  name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
                  replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
-                 source: str | None = None, server: Client | None = None, watch: Watch = lambda event, **facts: None):
+                 source: str | None = None, server: Client | None = None, watch: Watch = lambda event, **facts: None,
+                 cards: dict[str, Card] | None = None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
-        self.alone = alone and len(clients) > 1         # one client is alone already, and would be compared with itself
+        self.alone = alone and len(clients) != 1         # one client is alone already, and would be compared with itself
         self.server = server                    # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
+        self.sent = hasattr(self.carrier, "carry_out") and cards is None       # the server's program goes to where the engine's server is
         self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
         self.cost: dict[str, int] = {}          # releases of the last reply to each operation
-        if not clients:
+        if not clients and not cards and not self.sent:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
-        self.cards = {c.id: c.card() for c in clients}
-        public = [len(c.public) for c in clients if c.public is not None]
+        self.cards = cards if cards is not None else {c.id: c.card() for c in clients}      # given where the clients are not here
+        public = [card.public_rows for card in self.cards.values() if card.public is not None]
         unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in
-                              algorithm.check(len(clients), rows) or algorithm.check_round(terms.places(len(clients)))]
-        problems = unfit(min(public, default=0))
-        if not public and problems != (others := unfit(sys.maxsize)):
+                              algorithm.check(len(self.cards), rows) or algorithm.check_round(terms.places(len(self.cards)))]
+        problems = unfit(min(public, default=0)) if self.cards else []
+        if self.cards and not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
         fits = misfits(algorithm, clients, training, seed, safeguard, privacy, not problems)
         fits += misfits(algorithm, [server], training, seed, sound=not problems) if server is not None else []
@@ -78,6 +80,8 @@ class Run:
         """Run to the end, from the last finished round if there is one. Returns the results."""
         if (done := self.folder.results) is not None:
             return done
+        if self.sent:
+            return self.carrier.carry_out(self.folder, self.watch, **self.options)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -87,7 +91,7 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         self.watch("folder", path=self.folder.path, python=self.folder.config.get("python", False))
-        saved = self.folder.last(self.tell)
+        saved = self.saved()
         begun = time.time()
         before = saved["seconds"] if saved else 0.0
         self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
@@ -121,6 +125,10 @@ class Run:
         fed.ledger.write(self.folder.ledger)                        # a table in order, now that nobody goes on from it
         self.tell("finish", seconds=results["seconds"])
         return results
+
+    def saved(self) -> dict[str, Any] | None:
+        """Where the run goes on, if it has begun."""
+        return self.folder.last(self.tell)
 
     def serve(self, fed: Federation, seconds: Callable[[], float]) -> None:
         """Every round. One that too few clients saw to its end, because they were away, is over; those who did their part keep it."""

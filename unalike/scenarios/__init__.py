@@ -85,6 +85,11 @@ def load(name: str, algorithm: str | None = None, settings: list[str] | None = N
             told[key] = value
     for setting in settings or []:
         put(told, setting)
+    if isinstance(told.get("engine"), str):
+        told["engine"] = {"name": told["engine"]}
+    method = told.get("algorithm")
+    if engine_name(told.get("engine")) == "flower" and isinstance(method, dict) and method.get("name") == "fedmuscle":
+        told["algorithm"] = {"sync": "epoch", **method}          # an exchange takes seconds there
     return read(told, name, rest)
 
 

@@ -29,6 +29,9 @@ def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Alg
     with stand-ins for what is broken, no algorithm if there is none of that name, and whether its fields are sound."""
     if not isinstance(raw, dict):
         raise Problems(source, [("", f"a scenario is a mapping of names to values, got {type(raw).__name__}.")])
+    from unalike.engines import BETWEEN
+    if isinstance(raw.get("engine"), dict) and raw["engine"].get("name") in BETWEEN and not raw.get("clients"):
+        raw = {**raw, "data": {"name": "none"}, "clients": []}        # organisations bring their own clients
     scenario, problems, broken = _scenario(raw)
     algorithm, wrong, doubtful = read_algorithm(raw.get("algorithm"))
     broken |= doubtful
@@ -58,9 +61,10 @@ def _place(problem: Problem) -> tuple[int, int]:
 def names(scenario: Scenario) -> list[Problem]:
     """Names that must be known, options they must have, ids that must differ."""
     from unalike.data import DATASETS
-    from unalike.engines import ENGINES
-    problems: list[Problem] = [] if scenario.clients else [("clients", "a federation needs at least one client.")]
-    for where, data in blocks(scenario):
+    from unalike.engines import BETWEEN, ENGINES
+    brought = scenario.engine.name in BETWEEN and not scenario.clients
+    problems: list[Problem] = [] if scenario.clients or brought else [("clients", "a federation needs at least one client.")]
+    for where, data in blocks(scenario) if not brought else ():
         problems += dataset_options(where, data)[1]
         problems += partition_options(f"{where}.partition", data.partition)[1]
     if scenario.public and scenario.public.data is not None and scenario.public.data not in DATASETS:

@@ -1,0 +1,141 @@
+"""What happens in a real FLARE federation on loopback, told in FOLDER/told.json. A program of its own: test_flare.py runs it.
+
+Usage: python on_flare.py FOLDER STEP...
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import conftest as toys
+import organisations
+
+from unalike.algorithms import ALGORITHMS
+from unalike.between import flare
+from unalike.between.run import follow
+from unalike.privacy import Privacy
+
+PROGRAM = flare.ALLOWED["server"][1]
+LIMIT = 240.0                # seconds until a job must have ended
+
+
+def federation(folder, ids="abc", **options):
+    """A federation whose clients come from a factory."""
+    here = flare.Local(folder / "flare", list(ids), folder)
+    for id in ids:
+        organisations.describe(here.kits / id / "local", id, **options)
+    return here
+
+
+def sites(here):
+    return [here.kits / id / "local" for id in here.ids]
+
+
+def wait(ended, seconds=LIMIT):
+    begun = time.monotonic()
+    while (why := ended()) is None:
+        if time.monotonic() - begun > seconds:
+            raise TimeoutError(f"the job did not end within {seconds:g} s")
+        time.sleep(0.3)
+    return why
+
+
+def methods(folder):
+    """Every method here and on FLARE, and one with privacy, in one job: same parameters, same ledger, same releases."""
+    cases = {**{name: (name, {}) for name in ALGORITHMS}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+    here = federation(folder)
+    session = flare.Session(here)
+    here.start()                                      # meanwhile
+    local, runs = {}, {}
+    try:
+        for case, (name, more) in cases.items():
+            local[case] = organisations.here(folder / case / "here", name, **more)
+            replay = {"replay": folder / case / "here"} if ALGORITHMS[name].asynchronous else {}
+            runs[case] = organisations.prepared(folder / case / "away", name, **more, **replay)
+        why = wait(session.submit(flare.Job(PROGRAM, {"folders": [str(run.path) for run in runs.values()], "timeout": 60.0}, 3)))
+    finally:
+        session.close()
+    told = {"ended": why}
+    for case, run in runs.items():
+        problem, results = run.read_json("problem.json"), run.results
+        if problem or results is None:
+            told[case] = {"problem": problem and problem["problem"]}
+            continue
+        told[case] = {**organisations.same(run.path, folder / case / "here", sites(here)),
+                      "spent": [local[case].get("privacy"), results.get("privacy")]}
+    return told
+
+
+def killed(folder):
+    """A client's process killed in the middle of a round: the job is submitted again, the end is the same, and soon."""
+    here = federation(folder, seconds=0.02)
+    run = organisations.prepared(folder / "away", "fedmuscle", rounds=3)
+    struck, told = [], []
+
+    def strike():
+        while not any(event == "round" for event, _ in told):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        for pid in flare.job_processes(here.kits / "a"):
+            os.kill(pid, signal.SIGKILL)
+            struck.append(time.time())
+
+    threading.Thread(target=strike, daemon=True).start()
+    session = flare.Session(here)
+    try:
+        job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
+        results = follow(run, lambda event, **facts: told.append((event, time.time())), lambda: session.submit(job))
+    finally:
+        session.close()
+    clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
+    toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=3)
+    on = [at for event, at in told if event == "resume"]
+    return {**organisations.same(run.path, folder / "here", sites(here)), "struck": len(struck), "rounds": results["rounds"],
+            "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder)}
+
+
+def stranger(folder):
+    """A site with certificates of another authority, and one that was never provisioned, are not let in."""
+    here = federation(folder, ids="a")
+    other = flare.Local(folder / "other", ["b"], folder)
+    session = flare.Session(here)
+    try:
+        here.start()
+        session._session()
+        address = json.loads((here.kits / "a" / "startup" / "fed_client.json").read_text())
+        forged = other.kits / "b" / "startup" / "fed_client.json"
+        told = json.loads(forged.read_text())
+        told["servers"] = address["servers"]
+        forged.write_text(json.dumps(told))
+        process = flare.launch(other.kits / "b", False)
+        begun = time.monotonic()
+        names = set()
+        while time.monotonic() - begun < 15.0:
+            names |= {client.name for client in session._session().get_connected_client_list()}
+            time.sleep(1.0)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        session.close()
+    return {"names": sorted(names)}
+
+
+def left(folder):
+    """Processes that outlived their federation."""
+    time.sleep(1.5)
+    return [pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in flare.job_processes(kit)]
+
+
+if __name__ == "__main__":
+    where, told = Path(sys.argv[1]), {}
+    for step in sys.argv[2:]:
+        begun = time.time()
+        shutil.rmtree(where / step, ignore_errors=True)
+        made = globals()[step](where / step)
+        told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
+        (where / "told.json").write_text(json.dumps(told))

@@ -1,0 +1,91 @@
+"""Toy organisations for tests of engines between them: the factory their client.yaml names, and runs as folders."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import conftest as toys
+import torch
+from torch import nn
+
+from unalike.algorithms import ALGORITHMS
+from unalike.runs import plain
+from unalike.runs.folder import Folder
+
+PLACE = Path(__file__).parent
+
+
+def there(name):
+    """Toys for a method."""
+    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
+
+
+class Slow(nn.Module):
+    """An encoder that takes its time, so that something can happen meanwhile."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds, self.layer = seconds, toys.mlp()
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return self.layer(x)
+
+
+def make(run, id, seconds=0.0):
+    """The client of that id, as it would be here."""
+    torch.set_num_threads(1)
+    if seconds:
+        return toys.client(id, model=lambda: Slow(seconds))
+    return next(client for client in there(run["algorithm"]).clients(3) if client.id == id)
+
+
+def describe(folder, id, **options):
+    """A client.yaml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "client.yaml").write_text(json.dumps({"factory": "organisations:make", "options": {"id": id, **options}}))
+    return folder / "client.yaml"
+
+
+def prepared(folder, name, rounds=2, privacy=None, replay=None, **changed):
+    """A run's folder as it is before it begins."""
+    method = toys.method(name, **changed)
+    config = {"name": "toy", "algorithm": {"name": name, **vars(method)}, "training": toys.training(rounds=rounds).model_dump(),
+              "federation": {}, "safeguard": False, "alone": False, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
+              "python": True, "replay": replay and str(replay)}
+    return Folder.create(folder, plain(config))
+
+
+def here(folder, name, rounds=2, count=3, **options):
+    """The same run in this process."""
+    toy = there(name)
+    changed = {key: options.pop(key) for key in list(options) if key not in ("privacy", "replay", "engine")}
+    return toy.execute(folder, toy.method(name, **changed), toy.clients(count), rounds=rounds, **options)
+
+
+def same(away, local, sites):
+    """Whether two runs left the same parameters and the same ledger; `sites` are the clients' folders in the first."""
+    run = json.loads((away / "run.json").read_text())["run"]
+    states = {id: parameters for site in sites for id, parameters in toys.states(site / "unalike" / run).items()}
+    return {"apart": toys.apart(states, toys.states(local)),
+            "same_ledger": (away / "ledger.csv").read_text() == (local / "ledger.csv").read_text()}
+
+
+def told(folder, *steps, program="on_flare.py", seconds=400):
+    """What the program tells; it has so long, and what it started goes with it."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLACE.parents[1]), str(PLACE.parent), str(PLACE)]), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    try:
+        _, problems = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 0, problems[-3000:]
+    return json.loads((folder / "told.json").read_text())

@@ -1,0 +1,227 @@
+"""Runs whose clients are at the other end of a line end as they do here; what the line does to them does no harm. The line is a call."""
+
+import importlib
+import json
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from unalike.algorithms import ALGORITHMS
+from unalike.between.run import AwayRun, follow, serve
+from unalike.between.site import Site
+from unalike.client import VERSION
+from unalike.engines.away import AwayEngine, greet
+from unalike.engines.worker import EngineError
+from unalike.message import decode, encode
+from unalike.privacy import Privacy
+from unalike.runs.export import trained
+from unalike.runs.folder import Folder
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+organisations = importlib.import_module("organisations")          # as a site finds it
+ABOUT = {"name": "toy", "algorithm": "fedavg", "seed": 0}
+
+
+class Direct:
+    """A line without a wire. With `forgets`, every message finds a new site."""
+
+    def __init__(self, folder, ids="abc", forgets=False, **options):
+        self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
+        self.sites = {id: Site(file, id) for id, file in self.files.items()}
+        self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
+
+    def names(self):
+        return list(self.files)
+
+    def admit(self, name, id):
+        if name != id:
+            raise ValueError(f"{name} is not {id}")
+
+    def ask(self, client, do, data, run, place, timeout):
+        self.asked.append((client, do))
+        site = Site(self.files[client], client, resident=False) if self.forgets else self.sites[client]
+        return self.pool.submit(site.answer, do, data, run, place)
+
+    def check(self):
+        if self.broken:
+            raise EngineError(self.broken)
+
+
+class Breaking(Direct):
+    """A line that breaks for good once something is over."""
+
+    def ask(self, client, do, data, run, place, timeout):
+        if not self.over():
+            return super().ask(client, do, data, run, place, timeout)
+        self.broken, lost = "the job is gone", Future()
+        lost.set_exception(OSError("gone"))
+        return lost
+
+
+def away(folder, line, name, **about):
+    there = organisations.prepared(folder, name, **about)
+    serve(folder, line, 30.0)
+    assert not (problem := there.read_json("problem.json")), problem
+    return there.results
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_ends_the_same_with_the_same_ledger(name, tmp_path):
+    organisations.here(tmp_path / "here", name)
+    replay = {"replay": tmp_path / "here"} if ALGORITHMS[name].asynchronous else {}
+    line = Direct(tmp_path / "sites")
+    away(tmp_path / "away", line, name, **replay)
+    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    assert found["apart"] <= 1e-9 and found["same_ledger"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmuscle"])
+def test_clients_may_find_a_new_process_at_every_message(name, tmp_path):
+    organisations.here(tmp_path / "here", name)
+    away(tmp_path / "away", Direct(tmp_path / "sites", forgets=True), name)
+    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    assert found["apart"] <= 1e-9 and found["same_ledger"]
+
+
+def test_privacy_goes_with_the_terms(tmp_path):
+    privacy = Privacy(noise=0.5)
+    local = organisations.here(tmp_path / "here", "fedavg", privacy=privacy)
+    there = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
+    assert there["privacy"] == local["privacy"] and there["privacy"]["releases"] == 2
+
+
+def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
+    organisations.here(tmp_path / "here", "fedmuscle", rounds=3)
+    folder = organisations.prepared(tmp_path / "away", "fedmuscle", rounds=3)
+    class Breaks(Breaking):
+        def over(self):
+            return self.asked.count(("a", "save")) == 1 and self.asked.count(("a", "call")) > 8
+
+    tried = []
+
+    def submit():
+        tried.append(1)
+        line = (Breaks if len(tried) == 1 else Direct)(tmp_path / "sites")
+        try:
+            serve(folder.path, line, 30.0)
+        except EngineError as error:
+            why = str(error)
+            return lambda: why
+        return lambda: "finished"
+
+    results = follow(folder, lambda event, **facts: None, submit, every=0.0)
+    assert len(tried) == 2 and results["rounds"] == 3
+    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    assert found["apart"] <= 1e-9 and found["same_ledger"]
+
+
+def test_a_run_that_never_gets_anywhere_is_given_up(tmp_path):
+    folder = organisations.prepared(tmp_path / "away", "fedavg")
+
+    def submit():
+        folder.event("resume", round=1, rounds=2, algorithm="fedavg")
+        return lambda: "FLARE says no"
+
+    with pytest.raises(EngineError, match="ended 5 times without finishing a round: FLARE says no"):
+        follow(folder, lambda event, **facts: None, submit, every=0.0)
+
+
+def test_a_server_that_was_given_up_saves_nothing_any_more(tmp_path):
+    folder = organisations.prepared(tmp_path / "away", "fedavg")
+    folder.write_json("attempt.json", 1)
+    old = AwayRun(folder, Direct(tmp_path / "sites"), 30.0)
+    folder.write_json("attempt.json", 2)
+    with pytest.raises(EngineError, match="another server has taken this run over"):
+        old.go()
+    assert folder.last() is None
+
+
+def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
+    folder = organisations.prepared(tmp_path / "away", "fedavg", rounds=4)
+    whole = Direct(tmp_path / "sites")
+
+    class Two(Breaking):
+        def over(self):
+            return self.asked.count(("a", "save")) == 2 and self.asked[-1][1] != "save"
+
+    with pytest.raises(EngineError):
+        AwayRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).go()
+    whole.files.pop("a")
+    results = AwayRun(folder, whole, 30.0).go()
+    assert results["rounds"] == 4 and set(results["clients"]) == {"b", "c"}
+    assert [(f["client"], f["reason"]) for f in results["failures"]] == [("a", "left the federation")]
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    assert [(e["client"], e["round"]) for e in events if e["event"] == "joined"] == [("c", 2)]
+
+
+def test_another_version_is_refused_with_one_sentence(tmp_path):
+    line, other = Direct(tmp_path), VERSION + 1
+    reply = decode(line.sites["a"].answer("hello", encode({"version": other, "about": ABOUT})))
+    assert reply == {"failure": f"this client speaks version {VERSION} of the protocol, the server {other}: install the same unalike"}
+    line.sites["a"].hello = lambda **asked: {"version": other, "card": {"what": "a later version says"}}
+    cards, refused = greet(line, ABOUT, 5.0)
+    assert list(cards) == ["b", "c"]
+    assert refused == {"a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"}
+
+
+def test_a_site_is_who_its_certificate_says(tmp_path):
+    line = Direct(tmp_path)
+    line.sites["a"] = Site(line.files["b"], None)
+    cards, refused = greet(line, ABOUT, 5.0)
+    assert list(cards) == ["b", "c"] and refused == {"a": "a is not b"}
+    told = decode(Site(line.files["b"], "a").answer("hello", encode({"version": VERSION, "about": ABOUT})))
+    assert 'describes client "b", but this site is known as "a"' in told["failure"]
+
+
+@pytest.mark.parametrize("do, place, says", [
+    ("state", "clients", "can be asked hello, begin, save and call"), ("call", "../x", "is asked in"),
+    ("call", "clients", "knows nothing of the run"), ("save", "alone", "knows nothing")])
+def test_a_site_does_what_may_be_asked_and_nothing_else(tmp_path, do, place, says):
+    site = Direct(tmp_path).sites["a"]
+    assert says in decode(site.answer(do, encode({"round": 1}), "../../etc", place))["failure"]
+    assert "failure" in decode(site.answer(do, b"rubbish", "x", "clients"))
+
+
+def test_what_does_not_fit_is_said_before_the_first_round(tmp_path):
+    folder = organisations.prepared(tmp_path / "away", "fmcsc" if "fmcsc" in ALGORITHMS else "afmcc")
+    line = Direct(tmp_path / "sites")
+    for file in line.files.values():
+        file.write_text(file.read_text().replace("organisations:make", "organisations:classifies"))
+    organisations.classifies = lambda run, id: organisations.toys.client(id)
+    serve(folder.path, line, 30.0)
+    assert "wants classification" in folder.read_json("problem.json")["problem"]
+
+
+def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
+    results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg")
+    run = json.loads((tmp_path / "away" / "run.json").read_text())["run"]
+    models = trained(tmp_path / "sites" / "a" / "unalike" / run)
+    from unalike.algorithm import digest
+    assert digest(models["a"]) == results["clients"]["a"]["hash"]
+
+
+def test_who_does_not_answer_has_failed(tmp_path):
+    class Mute(Direct):
+        def ask(self, client, do, data, run, place, timeout):
+            if (client, do) == ("b", "call"):
+                lost = Future()
+                lost.set_exception(EngineError("did not answer within 30 s"))
+                return lost
+            return super().ask(client, do, data, run, place, timeout)
+
+    results = away(tmp_path / "away", Mute(tmp_path / "sites"), "fedavg")
+    failure, = results["failures"]
+    assert failure["client"] == "b" and failure["reason"] == "did not answer within 30 s" and failure["lasting"]
+
+
+def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
+    line = Direct(tmp_path)
+    cards, _ = greet(line, ABOUT, 5.0)
+    engine = AwayEngine(line, "r", "clients", cards, {}, timeout=5.0)
+    assert engine.receive({7}) == [] and engine.pending() == [] and engine.cards() is cards
+
+
+def test_folders_are_runs(tmp_path):
+    assert Folder.open(organisations.prepared(tmp_path / "away", "fedavg").path).config["name"] == "toy"

@@ -1,0 +1,70 @@
+"""In a real FLARE federation every method ends as it does here, over mutual TLS, and a client that dies does no harm.
+
+All of it happens in one program, on_flare.py, which ends with the processes it started.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from unalike.algorithms import ALGORITHMS
+from unalike.errors import UserError
+
+pytest.importorskip("nvflare", reason="the extra flare is not installed")
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+told = importlib.import_module("organisations").told
+faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    return told(tmp_path_factory.mktemp("flare"), "methods")["methods"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
+    there = seen[name]
+    assert "problem" not in there, there
+    assert there["apart"] <= 1e-9 and there["same_ledger"]
+
+
+def test_privacy_goes_with_the_terms(seen):
+    there = seen["private"]
+    assert there["apart"] <= 1e-9 and there["same_ledger"] and there["spent"][0] == there["spent"][1]
+
+
+@faults
+def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
+    there = told(tmp_path, "killed")["killed"]
+    assert there["struck"] and there["rounds"] == 3 and there["apart"] <= 1e-9 and there["same_ledger"]
+    assert 0 < there["seconds"] < 90, "20 s is the bar on a machine that has nothing else to do"
+    assert not there["left"], "processes outlived the federation"
+
+
+@faults
+def test_a_stranger_is_not_let_in(tmp_path):
+    assert told(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
+
+
+def test_a_startup_kit_that_is_none_is_told(tmp_path):
+    from unalike.between.flare import Session, join
+    with pytest.raises(UserError, match="no administrator's startup kit"):
+        Session(tmp_path)._admin()
+    with pytest.raises(UserError, match="no startup kit of a server or a client"):
+        join(tmp_path, tmp_path / "client.yaml")
+
+
+def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
+    from unalike.between import flare
+    flare.Job(flare.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
+    assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
+    here = flare.Local(tmp_path / "flare", ["a"], tmp_path)
+    default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())["class_allow_list"]
+    allowed = json.loads((here.kits / "a" / "local" / "resources.json").read_text())
+    assert set(allowed["class_allow_list"]) - set(default) == set(flare.ALLOWED["client"]) and not allowed["allow_log_streaming"]
+    target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
+    assert target["service"]["target"].startswith("localhost:") and target["connection_security"] == "mtls"

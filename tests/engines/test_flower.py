@@ -1,0 +1,143 @@
+"""In a real Flower federation, with TLS and keys, a run ends as it does here; what is deployed says how to start it."""
+
+import importlib
+import json
+import os
+import shlex
+import stat
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from unalike.errors import UserError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+told = importlib.import_module("organisations").told
+faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+
+
+def flower(folder, *steps):
+    return told(folder, *steps, program="on_flower.py")
+
+
+def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
+    there = flower(tmp_path, "smallest")["smallest"]
+    assert there["cards"] == ["a"] and not there["refused"]
+    assert there["same"] and there["right_size"] and there["kept"]
+
+
+@faults
+def test_a_whole_run_ends_the_same_with_the_same_ledger(tmp_path):
+    there = flower(tmp_path, "whole")["whole"]
+    assert there["apart"] <= 1e-9 and there["same_ledger"]
+
+
+@faults
+@pytest.mark.parametrize("step", ["methods"])
+def test_three_methods_that_stand_for_the_rest(step, tmp_path):
+    there = flower(tmp_path, step)[step]
+    for name in ("fedavg", "afmcc", "fedmuscle"):
+        assert there[name]["apart"] <= 1e-9 and there[name]["same_ledger"], name
+
+
+@faults
+def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
+    there = flower(tmp_path, "killed")["killed"]
+    assert there["struck"] == 1 and there["apart"] <= 1e-9 and there["same_ledger"]
+    assert there["seconds"] < 180, "60 s is the bar on a machine that has nothing else to do"
+
+
+def test_what_is_deployed(tmp_path):
+    from unalike.between.deploy import commands, prepare
+    prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
+    told = commands(tmp_path / "made")
+    assert list(told) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
+    assert "--enable-supernode-auth" in told["superlink"] and not any("--insecure" in command for command in told.values())
+    assert told["superlink"][told["superlink"].index("--host") + 1] == "127.0.0.1"
+    readme = (tmp_path / "made" / "README.md").read_text()
+    assert all(shlex.join(command) in readme for command in told.values())
+    assert stat.S_IMODE((tmp_path / "made" / "keys" / "ada").stat().st_mode) == 0o600
+    assert json.loads((tmp_path / "made" / "clients" / "ada" / "client.yaml").read_text())["client"] == "ada"
+    with pytest.raises(UserError, match="is not empty"):
+        prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
+    with pytest.raises(UserError, match="HOST:PORT"):
+        prepare("flower", "digits", tmp_path / "other", "9092")
+    with pytest.raises(UserError, match="no engine to deploy"):
+        prepare("flare", "digits", tmp_path / "other", "127.0.0.1:9092")
+
+
+def test_fedmuscle_exchanges_by_epoch_unless_told_otherwise():
+    from unalike.scenarios import load
+    assert load("digits", engine="flower")[1].sync == "epoch" and load("digits", engine="flare")[1].sync == "batch"
+    assert load("digits", settings=["algorithm.sync=batch"], engine="flower")[1].sync == "batch"
+
+
+class Grid:
+    """A Grid that holds what was pushed, and answers when told to."""
+
+    def __init__(self, names):
+        self.names, self.pushed, self.replies, self.came = names, {}, [], dict.fromkeys(names, "then")
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=node, name=name, last_activated_at=self.came[node]) for node, name in self.names.items()]
+
+    def push_messages(self, messages):
+        numbers = [f"m{len(self.pushed) + i}" for i, _ in enumerate(messages)]
+        self.pushed |= dict(zip(numbers, messages, strict=True))
+        return numbers
+
+    def pull_messages(self, numbers):
+        replies, self.replies = self.replies, []
+        return [r for r in replies if r.metadata.reply_to_message_id in numbers]
+
+    def reply(self, number, data=None, error="it died"):
+        self.replies.append(SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=number), has_error=lambda: data is None,
+                                            content={"reply": {"data": data}}, error=SimpleNamespace(reason=error)))
+
+
+def line(names):
+    from unalike.between.flower import FlowerLine
+    grid = Grid(names)
+    return grid, FlowerLine(grid, len(names))
+
+
+def until(true, seconds=10.0):
+    import time
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() - begun < seconds
+        time.sleep(0.02)
+
+
+def test_a_supernode_is_who_its_key_was_registered_for():
+    _, there = line({1: "ada", 2: "", 3: ""})
+    with pytest.raises(ValueError, match='SuperNode of ada says it is "ben"'):
+        there.admit("1", "ben")
+    there.admit("2", "ben")
+    with pytest.raises(ValueError, match='two SuperNodes say they are "ben"'):
+        there.admit("3", "ben")
+    there.close()
+
+
+def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
+    from unalike.between import flower
+    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run
+    grid, there = line({1: "ada"})
+    there.admit("1", "ada")
+    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    until(lambda: "m0" in grid.pushed)
+    grid.reply("m0")                                              # its process died
+    until(lambda: "m1" in grid.pushed)
+    grid.came[1] = "now"                                          # its SuperNode was started again
+    until(lambda: "m2" in grid.pushed)
+    grid.reply("m2", b"y")
+    assert answer.result(10) == b"y" and {m.content["ask"]["data"] for m in grid.pushed.values()} == {b"x"}
+    failed = there.ask("ada", "call", b"z", "r", "clients", 60.0)
+    for number in ("m3", "m4", "m5"):
+        until(lambda number=number: number in grid.pushed)
+        grid.reply(number)
+    assert "its process failed 3 times over this: it died" in str(failed.exception(10))
+    there.close()

@@ -1,0 +1,137 @@
+"""What FLARE costs, on this machine and with mutual TLS: a group call, a whole run of digits, and a client that is killed."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unalike.algorithms import ALGORITHMS
+from unalike.benches.ray import SHAPE, Echo
+from unalike.between import flare
+from unalike.between.site import terms
+from unalike.client import Client
+from unalike.data import Tensors
+from unalike.engines.away import AwayEngine, greet
+from unalike.federation import Federation
+from unalike.models import MLP
+from unalike.runs.folder import Folder
+from unalike.tasks import Classification
+from unalike.tasks.task import label_names
+from unalike.training import Training
+
+IDS = ["c0", "c1", "c2"]
+
+
+def run(quick: bool = False) -> dict:
+    """Milliseconds of a group call; seconds of digits on FLARE and here; seconds from a killed client until the run goes on."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = call(Path(folder), 30 if quick else 300)
+    rounds = 1 if quick else 20
+    local, _ = digits(rounds, ["--workers", "2"])
+    away, _ = digits(rounds, ["--engine", "flare"])
+    _, goes_on = digits(max(rounds, 3), ["--engine", "flare"], kill=True)
+    return {**told, "digits_rounds": rounds, "digits_local_seconds": local, "digits_flare_seconds": away,
+            "digits_times": round(away / local, 2), "bar_digits_times": 3.0, "goes_on_seconds": goes_on, "bar_goes_on_seconds": 20.0}
+
+
+def call(folder: Path, calls: int) -> dict[str, Any]:
+    """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies."""
+    here = flare.Local(folder / "flare", IDS, folder)
+    for id in IDS:
+        local = here.kits / id / "local"
+        (local / "client.yaml").write_text(json.dumps({"factory": "unalike.benches.flare:make", "options": {"id": id}}))
+    resources = here.kits / "localhost" / "local" / "resources.json"
+    allowed = json.loads(resources.read_text())
+    allowed["class_allow_list"].append("unalike.benches.flare.Timer")
+    resources.write_text(json.dumps(allowed))
+    out = folder / "told.json"
+    session = flare.Session(here)
+    try:
+        ended = session.submit(flare.Job("unalike.benches.flare.Timer", {"out": str(out), "calls": calls}, len(IDS)))
+        began = time.monotonic()
+        while not out.exists():
+            if (why := ended()) is not None or time.monotonic() - began > 300:
+                raise RuntimeError(f"the job ended with nothing measured: {why}")
+            time.sleep(0.2)
+        took = sorted(json.loads(out.read_text()))
+    finally:
+        session.close()
+    return {"clients": len(IDS), "values": list(SHAPE), "calls": calls, "median_ms": round(statistics.median(took), 2),
+            "bar_median_ms": 30.0, "p90_ms": round(took[int(0.9 * len(took))], 2)}
+
+
+def make(run: dict[str, Any], id: str) -> Client:
+    """A client that answers with what it got."""
+    ALGORITHMS["echo"] = Echo
+    return Client(id=id, model=partial(MLP, (4,), (4,), 4), task=Classification(label_names(2)),
+                  train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2))
+
+
+class Timer:
+    """The server's half of the job that times calls."""
+
+    def __init__(self, out: str, calls: int):
+        self.out, self.calls = Path(out), calls
+
+    @flare.collab.main
+    def main(self) -> None:
+        line = flare.job_line()
+        about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
+        cards, _ = greet(line, about, 60.0)
+        training = Training()
+        engine = AwayEngine(line, "bench", "clients", cards, {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)})
+        engine.load(0, 0.0, [])
+        fed, values, took = Federation(engine, training), torch.randn(SHAPE), []
+        for _ in range(self.calls + 20):
+            begun = time.perf_counter()
+            fed.call("echo", values=values, quorum=1.0)
+            took.append(1000 * (time.perf_counter() - begun))
+        partial_file = self.out.with_suffix(".partial")
+        partial_file.write_text(json.dumps(took[20:]))
+        partial_file.replace(self.out)
+
+
+def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, float | None]:
+    """Seconds of a whole run; and, with `kill`, from the death of a client's process in the middle until the run goes on."""
+    root = str(Path(__file__).parents[2])
+    around = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        command = [sys.executable, "-m", "unalike.cli", "run", "digits", "--no-alone", "--json", "--set", f"rounds={rounds}", "--out",
+                   str(folder), *how]
+        begun = time.time()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around)
+        struck: list[float] = []
+        if kill:
+            threading.Thread(target=strike, args=(folder, struck, process.poll), daemon=True).start()
+        _, problems = process.communicate()
+        if process.returncode:
+            raise RuntimeError(problems[-2000:])
+        took = time.time() - begun
+        on = [e["time"] for e in events(folder) if e["event"] == "resume"] if kill else []
+        return round(took, 1), round(on[0] - struck[0], 1) if on and struck else None
+
+
+def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -> None:
+    """Kill the job process of the first client once the first round is over."""
+    while ended() is None and not any(e["event"] == "round" for e in events(folder)):
+        time.sleep(0.1)
+    for pid in flare.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
+        os.kill(pid, signal.SIGKILL)
+        struck.append(time.time())
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    path = Folder(folder).path / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []

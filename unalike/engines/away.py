@@ -1,0 +1,182 @@
+"""The server's end of an engine between organisations: calls go out as bytes on a line, replies come back. Knows no transport."""
+
+import math
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+from unalike.client import VERSION, Card
+from unalike.engine import Arrival
+from unalike.engines.ray import card, read
+from unalike.engines.worker import EngineError
+from unalike.errors import UserError
+from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
+
+TICK = 0.5           # seconds between looks whether the line is still there
+
+
+class Line(Protocol):
+    """What carries bytes to clients known by name."""
+
+    def names(self) -> list[str]: ...                                       # who can be reached
+    def admit(self, name: str, id: str) -> None:
+        """From now on the client `id` is the one reached by that name; ValueError where it may not be called so."""
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]": ...
+    def check(self) -> None:
+        """Raises EngineError where the line is broken for good."""
+
+
+class AwayEngine:
+    """Carries calls over a line. A client that does not answer within `timeout` seconds has failed."""
+
+    def __init__(self, line: Line, run: str, place: str, cards: dict[str, Card], begin: dict[str, Value], limit: int = LIMIT,
+                 timeout: float = 600.0):
+        self.line, self.run, self.place, self.told, self.limit, self.timeout = line, run, place, cards, limit, timeout
+        self.begin = begin                                 # what clients are told of the run
+        self.since = time.monotonic()
+        self.asked: dict[int, str] = {}                    # not yet answered: message and client
+        self.dropped: set[int] = set()
+        self.arrived: dict[int, Arrival] = {}              # not yet delivered, by number
+        self.repeated: list[tuple[str, str]] = []          # what was done again: nothing, but from a checkpoint on
+        self.left: dict[str, str] = {}                     # who is not there any more, and why
+        self.inbox: queue.Queue[tuple[int, Future[bytes]]] = queue.Queue()
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.since
+
+    def back(self, at: float) -> None:
+        """Real time goes on."""
+
+    def cards(self) -> dict[str, Card]:
+        return self.told
+
+    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        sizes = {}
+        for client, message in messages.items():
+            number: Any = message["number"]
+            data = bytes(encode(message, self.limit))
+            sizes[client], self.asked[number] = len(data), client
+            if client in self.left:
+                answer: Future[bytes] = Future()
+                answer.set_exception(EngineError(self.left[client]))
+            else:
+                answer = self.line.ask(client, "call", data, self.run, self.place, self.timeout)
+            answer.add_done_callback(partial(self._answered, number))
+        return sizes
+
+    def _answered(self, number: int, answer: "Future[bytes]") -> None:
+        self.inbox.put((number, answer))
+
+    def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
+        while not (here := self.arrived.keys() & numbers):
+            if self.now >= until or not self.asked.keys() & numbers:
+                return []
+            self._listen(until)
+        return [self.arrived.pop(number) for number in sorted(here, key=lambda number: self.arrived[number].at)]
+
+    def drop(self, numbers: set[int]) -> None:
+        self.dropped |= self.asked.keys() & numbers
+        for number in self.arrived.keys() & numbers:
+            del self.arrived[number]
+
+    def _listen(self, until: float = math.inf) -> None:
+        """The next replies, but not beyond `until`."""
+        try:
+            told = [self.inbox.get(timeout=max(0.0, min(TICK, until - self.now)))]
+        except queue.Empty:
+            self.line.check()
+            return
+        while not self.inbox.empty():
+            told.append(self.inbox.get())
+        for number, answer in told:
+            if (client := self.asked.pop(number, None)) is None:
+                continue                                   # of before a checkpoint was gone back to
+            try:
+                data = answer.result()
+                size, reply = len(data), read(data, number, self.limit)
+            except Exception as error:
+                self.line.check()
+                size, reply = 0, {"number": number, "failure": str(error)}
+            if number in self.dropped:
+                self.dropped.discard(number)
+            else:
+                self.arrived[number] = Arrival(client, self.now, size, reply)
+
+    # what is saved after a round
+
+    def pending(self) -> list[dict[str, Any]]:
+        """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
+        while self.asked:
+            self._listen()
+        return [{"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply} for i, a in enumerate(self.arrived.values())]
+
+    def save(self, round: int) -> None:
+        self.left |= self._all("save", {"round": round})
+
+    def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
+        self.since = time.monotonic() - now
+        self.asked, self.dropped = {}, set()
+        self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
+        if refused := self._all("begin", {**self.begin, "round": round}):
+            raise UserError("; ".join(f"client {client}: {why}" for client, why in refused.items()))
+
+    def _all(self, do: str, what: dict[str, Value]) -> dict[str, str]:
+        """Have every client do something; who could not, and why."""
+        data = bytes(encode(what))
+        answers = {c: self.line.ask(c, do, data, self.run, self.place, self.timeout) for c in self.told if c not in self.left}
+        replies = {client: heard(answer, self.line.check) for client, answer in answers.items()}
+        return {client: str(reply["failure"]) for client, reply in replies.items() if "failure" in reply}
+
+    def close(self) -> None:
+        """Clients stay where they are."""
+
+
+def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str, Card], dict[str, str]]:
+    """Who is there, and who is refused with what sentence."""
+    data = bytes(encode({"version": VERSION, "about": about}))
+    answers = {name: line.ask(name, "hello", data, "", "clients", timeout) for name in line.names()}
+    cards: dict[str, Card] = {}
+    refused: dict[str, str] = {}
+    for name, answer in answers.items():
+        reply = heard(answer, line.check)
+        if "failure" in reply:
+            refused[name] = str(reply["failure"])
+        elif reply.get("version") != VERSION:
+            version = str(reply.get("version"))[:20]
+            refused[name] = f"it speaks version {version} of the protocol, this server {VERSION}: install the same unalike"
+        else:
+            try:
+                made = card(mapping(reply.get("card")))
+                line.admit(name, made.id)
+                cards[made.id] = made
+            except TypeError as error:
+                refused[name] = f"its card cannot be read: {error}"
+            except ValueError as error:
+                refused[name] = str(error)
+    return cards, refused
+
+
+def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
+    """What was answered, or a failure."""
+    while not answer.done():
+        try:
+            answer.exception(timeout=TICK)
+        except TimeoutError:
+            check()
+    try:
+        return mapping(decode(answer.result()))
+    except MessageError as error:
+        return {"failure": f"its reply is no message: {error}"}
+    except Exception as error:
+        check()
+        return {"failure": str(error)}
+
+
+def members(config: dict[str, Any]) -> list[str]:
+    """Ids of the clients of a scenario, in its order."""
+    return [id for group in config.get("clients") or [] for id in
+            ([f"{group['id']}-{i}" for i in range(group["count"])] if group.get("count", 1) > 1 else [group["id"]])]
