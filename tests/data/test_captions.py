@@ -10,6 +10,7 @@ import torch
 from unalike.data import load_dataset
 from unalike.data.texts import said, written
 from unalike.errors import Problems
+from unalike.runs import prepare
 from unalike.scenarios import build, read
 
 
@@ -81,9 +82,10 @@ def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
 
 
 def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
-    words = {**SCENARIO["clients"][1], "data": {"name": "agnews"}}
-    with pytest.raises(Problems, match=r"client ear reads rows \(64,\) of int64"):
-        build.clients(read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")[0], folder)
+    words = {"id": "ear", "model": {"name": "fasttext"}, "data": {"name": "agnews"}}
+    scenario, method = read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")
+    with pytest.raises(Problems, match=r"clients.ear   its model takes rows such as its own, \(64,\), and cannot take those of the public"):
+        prepare(scenario, method, None, str(folder), "both")
 
 
 def test_generated_images_differ_and_are_the_same_again():

@@ -55,6 +55,8 @@ def _pooled(everyone: list[Client]) -> Client:
 def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client], list[Problem]]:
     """Everyone who can be made, and everything that is wrong with the others."""
     problems = names(scenario)
+    if any(place == "device" for place, _ in problems):             # the rest is looked at where there is one
+        scenario = scenario.model_copy(update={"device": "cpu"})
     tables = _tables(scenario, folder or scenario.data_dir, problems)
     public, taken = _public(scenario, tables, problems)
     parts = {name: Tensors(x, None, public.index) for name, x in public.x.items()} if public and isinstance(public.x, dict) else {}
@@ -206,11 +208,6 @@ def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], pr
             replace(table.tasks[target], **options)
         except ValueError as error:
             problems.append((f"{at}.task", str(error)))
-    held = tables.get(scenario.public.data or scenario.data.name) if scenario.public else None
-    if held is not None and isinstance(held.x, dict) and isinstance(table.x, Tensor) and _readable(held.x, table.x) is None:
-        has = ", ".join(f"{name} {_kind(part)}" for name, part in held.x.items())
-        problems.append(("public.data", f"has {has}; client {group.id} reads {_kind(table.x)}: choose a public set it can read, or give it "
-                                        "data of that kind."))
     if not isinstance(table.x, dict):
         problems += [(f"{at}.{field}", f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.")
                      for field in ("modalities", "mix", "missing") if getattr(group, field)]
@@ -237,10 +234,6 @@ def _owned(group: Group, there: int) -> int:
 def _readable(public: Mapping[str, Any], own: Tensor) -> str | None:
     """The modality of a public set that is of a client's kind: as many axes, and numbers of that sort."""
     return next((name for name, part in public.items() if part.dim() == own.dim() and part.dtype == own.dtype), None)
-
-
-def _kind(x: Tensor) -> str:
-    return f"{'images' if x.dim() == 4 else 'rows'} {tuple(x.shape[1:])} of {str(x.dtype).removeprefix('torch.')}"
 
 
 def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:
