@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -165,6 +166,17 @@ def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
     monkeypatch.setattr("unalike.report.write", lambda path: path)
     command.run(name, tmp_path, None, quick=True)
     assert json.loads((tmp_path / f"{name}-quick.json").read_text())[told]
+
+
+def test_kept_runs_are_not_made_again(tmp_path, monkeypatch):
+    study, made = Study(keep=str(tmp_path / "kept")), []
+    settings = ("rounds=1", "epochs=1", "alone=false", "public={size: 64}")
+    real = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **about: (made.append(command) if "unalike.cli" in command else None,
+                                                                       real(command, **about))[1])
+    first, again, other = (study.once("digits", settings, seed) for seed in (0, 0, 1))
+    assert len(made) == 2 and first.results == again.results and other.results["seed"] == 1
+    assert not list((tmp_path / "kept").glob("*/checkpoints"))
 
 
 def test_all_studies_are_listed():

@@ -4,12 +4,14 @@ Either returns a dict that the caller writes down. A study knows scenarios and s
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -31,6 +33,7 @@ class Study:
     data_dir: str | None = None
     settings: tuple[str, ...] = ()         # for every run, after its own
     only: tuple[str, ...] = ()             # rows with any of these words in their name
+    keep: str | None = None                # a folder where finished runs stay: a bench that was cut off goes on with them
 
     def runs(self, rows: Mapping[str, Row], quick: Sequence[str] = ("rounds=2",), seeds: Sequence[int] = range(5)) -> dict[str, list[Run]]:
         """The runs of each row, one a seed; if quick, two rows with these settings and one seed."""
@@ -52,7 +55,12 @@ class Study:
         return found
 
     def once(self, scenario: str, settings: Sequence[str], seed: int) -> Run:
-        """One run, as its folder tells it."""
+        """One run, as its folder tells it; if it was kept by this very code, it is not made again."""
+        from unalike.runs.folder import commit
+        kept = Path(self.keep) / sha256(repr((commit(), scenario, tuple(settings), seed, self.device)).encode()).hexdigest()[:16] if (
+            self.keep) else None
+        if kept is not None and (kept / "results.json").is_file():
+            return read(kept)
         root = str(Path(__file__).parents[2])
         around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])), "OMP_NUM_THREADS": "1"}
         with tempfile.TemporaryDirectory() as folder:
@@ -63,6 +71,11 @@ class Study:
             if done.returncode:
                 told = done.stderr.strip().replace(folder, "...")[-2000:]
                 raise UserError(f"{' '.join(command[3:5])} with {' '.join(settings) or 'no settings'}, seed {seed}, failed:\n{told}")
+            if kept is not None:
+                shutil.rmtree(f"{folder}/run/checkpoints", ignore_errors=True)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copytree(f"{folder}/run", (partial := kept.with_suffix(f".{os.getpid()}")))
+                partial.replace(kept)
             return read(f"{folder}/run")
 
 

@@ -212,6 +212,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only rows with this word in their name; may be repeated.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help="Such as 0-4 or 100,101.")] = None,
     settings: Settings = None,
+    keep: Annotated[str | None, typer.Option(help="Folder where finished runs stay, so that a bench that was cut off goes on.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
     data_dir: Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where datasets lie.")] = None,
@@ -219,7 +220,7 @@ def bench(
 ) -> None:
     """Make a number again: runs a bench and writes its JSON. Where it is made of runs, the options say which and how."""
     from unalike.cli.benches import run as run_bench
-    run_bench(name, out, seeds, quick=quick, only=tuple(only or ()), settings=tuple(settings or ()), jobs=jobs, device=device,
+    run_bench(name, out, seeds, quick=quick, only=tuple(only or ()), settings=tuple(settings or ()), jobs=jobs, device=device, keep=keep,
               data_dir=data_dir)
 
 

@@ -23,7 +23,7 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     study = Study(seeds=numbers(seeds) if seeds else None, **options)
     made = bench(name).run
     whole_runs = "study" in inspect.signature(made).parameters
-    given = [key for key in ("seeds", "jobs", "device", "settings", "only") if getattr(study, key) != getattr(Study, key)]
+    given = [key for key in ("seeds", "jobs", "device", "settings", "only", "keep") if getattr(study, key) != getattr(Study, key)]
     if given and not whole_runs:
         raise UserError(f"bench {name} makes no runs of a scenario, so it takes no {', '.join(given)}")
     import torch
