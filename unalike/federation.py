@@ -301,7 +301,8 @@ class Federation:
         if self.declared is None:
             return None
         card, declared = self.cards[sent.client], self.declared(sent.operation)
-        known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "public_rows": self.public_rows, **(sizes or {})}
+        known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "labels": len(card.labels),
+                 "public_rows": self.public_rows, **(sizes or {})}
         return (declared.reply if self.counts is None else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
 
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:

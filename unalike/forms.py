@@ -22,8 +22,8 @@ Look = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path
 
 
 class Shape:
-    """Lengths of the axes of a tensor, or of a list: numbers, words for one (fields of the method, `samples` of the client's card,
-    `public_rows`, `clients`, `sizes` of the call), or None for any. A tensor holds real numbers, or whole ones if `whole`."""
+    """Lengths of the axes of a tensor, or of a list: numbers, words for one (fields of the method, `samples` and `labels` of the client's
+    card, `public_rows`, `clients`, `sizes` of the call), or None for any. A tensor holds real numbers, or whole ones if `whole`."""
 
     def __init__(self, *axes: int | str | None, whole: bool = False):
         self.axes, self.whole = axes, whole

@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
+from unalike.algorithm import Described
 from unalike.averaging import Averaging, AveragingSide
 from unalike.client import Client
 from unalike.data import Samples, Tensors
 from unalike.federation import Replies
-from unalike.message import Value
 from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
 from unalike.operations import question
@@ -49,10 +49,10 @@ class PromptingSide(AveragingSide):
         return self.looked[part]
 
     @question
-    def describe(self) -> Value:
+    def describe(self) -> Described:
         told = super().describe()
-        assert isinstance(told, dict)
-        return told | {"parameters": told["parameters"] + sum(p.numel() for p in self.model.encoder.parameters())}
+        told["parameters"] += sum(p.numel() for p in self.model.encoder.parameters())
+        return told
 
 
 @dataclass

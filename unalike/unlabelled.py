@@ -6,7 +6,7 @@ is averaged to so many cells. A label means the same to all who call it by one n
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from unalike.algorithm import Algorithm, ClientSide
 from unalike.data.public import PublicOrder
 from unalike.data.samples import Samples
 from unalike.federation import Federation
+from unalike.forms import Shape
 from unalike.randomness import stream
 from unalike.tasks import MultiLabel, Segmentation
 from unalike.training import Tape, train
 
 CELLS = 8          # rows and columns of a dense opinion
+Opinion = Annotated[Tensor, Shape("public_rows", "labels")] | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
 UNKNOWN = -1       # a label that nobody vouches for; dense tasks have a number of their own
 
 

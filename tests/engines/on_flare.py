@@ -14,6 +14,7 @@ from pathlib import Path
 
 import conftest as toys
 import organisations
+from real import REAL
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between import flare
@@ -47,7 +48,7 @@ def wait(ended, seconds=LIMIT):
 
 def methods(folder):
     """Every method here and on FLARE, and one with privacy, in one job: same parameters, same ledger, same releases."""
-    cases = {**{name: (name, {}) for name in ALGORITHMS}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+    cases = {**{name: (name, {}) for name in REAL}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
     here = federation(folder)
     session = flare.Session(here)
     here.start()                                      # meanwhile

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import conftest as toys
 import torch
+from real import REAL
 
 from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.engines import ray as ray_engine
@@ -97,7 +98,7 @@ def events(folder, kind=None):
 def methods(folder):
     """Every method here and on Ray, and one with privacy: same parameters, same ledger, same releases. Asynchronous ones hear their clients
     on Ray in the order they did here. Two at a time there, since most of it is waiting for actors to start."""
-    cases = {**{name: (name, {}) for name in ALGORITHMS}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+    cases = {**{name: (name, {}) for name in REAL}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
 
     def go(case, place, **options):
         name, more = cases[case]

@@ -22,7 +22,7 @@ PLACE = Path(__file__).parent
 
 def there(name):
     """Toys for a method."""
-    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name].tasks)))
+    return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
 
 
 class Slow(nn.Module):

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from real import REAL
 
-from unalike.algorithms import ALGORITHMS
 from unalike.errors import UserError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
@@ -25,7 +25,7 @@ def seen(tmp_path_factory):
     return told(tmp_path_factory.mktemp("flare"), "methods")["methods"]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", REAL)
 def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
     there = seen[name]
     assert "problem" not in there, there

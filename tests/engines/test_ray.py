@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from unalike.algorithms import ALGORITHMS
+from real import REAL
 
 HERE = Path(__file__).parent
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
@@ -53,7 +52,7 @@ def seen(tmp_path_factory):
     return told(tmp_path_factory.mktemp("ray"), "methods", "killed", "frozen", "rubbish")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", REAL)
 def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
     there = seen["methods"][name]
     assert there["apart"] <= 1e-9 and there["same_ledger"]

@@ -5,14 +5,19 @@ docs/rivals.md says what is ours in it.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from unalike.federation import Federation
+from unalike.forms import Shape
 from unalike.message import Value
 from unalike.operations import operation, question
-from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed
+from unalike.unlabelled import CELLS, Unlabelled, UnlabelledSide, agreed
+
+Votes = (Annotated[Tensor, Shape("public_rows", "labels", whole=True)]
+         | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS, whole=True)])
 
 
 @dataclass
@@ -38,7 +43,7 @@ class CoFED(Unlabelled):
         algorithm: "CoFED"
 
         @question
-        def vote(self) -> Value:
+        def vote(self) -> Votes:
             """For each public row and label: 1 it is there, -1 it is not (where there may be several), 0 I would not say."""
             def at(output: Tensor) -> tuple[Tensor]:
                 p, margin = self.probabilities(self.cells(output)), self.algorithm.margin
@@ -51,7 +56,7 @@ class CoFED(Unlabelled):
             return self.look(at)[0]
 
         @operation
-        def learn_votes(self, votes: Tensor) -> Value:
+        def learn_votes(self, votes: Tensor) -> float | None:
             """A row of which several classes are said is left out, as is a label said to be there and not to be."""
             votes = self.client.place(votes)
             if self.several:

@@ -4,15 +4,15 @@ Those of one architecture, task and label set first go on from the mean of their
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from unalike.averaging import Parameters, mean_states
+from unalike.averaging import Parameters, mean_states, word
 from unalike.federation import Federation
-from unalike.message import Value
 from unalike.operations import operation, question, sends
-from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed, owners
+from unalike.unlabelled import Opinion, Unlabelled, UnlabelledSide, agreed, owners
 
 
 @dataclass
@@ -31,12 +31,15 @@ class FedDF(Unlabelled):
         if new := [c for c in fed.here if c not in kinds]:
             kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
         known = [kinds.get(c) for c in fed.here]
-        alike = [c for c, kind in zip(fed.here, known, strict=True) if kind is not None and known.count(kind) > 1]
+        alike = [c for c, one in zip(fed.here, known, strict=True) if one is not None and known.count(one) > 1]
         if alike:
             states = dict(fed.call("give", clients=alike, quorum=0))
+            for client in [c for c, state in states.items() if kind(fed.cards[c].task, fed.cards[c].labels, state) != kinds[c]]:
+                fed.refuse(client, "give", "its parameters are not those of the kind it told")
+                del states[client]
             weights = {c: float(fed.cards[c].samples) for c in states}
-            means = {kind: mean_states(its, weights) for kind in {kinds[c] for c in states}
-                     if (its := {c: states[c] for c in states if kinds[c] == kind})}
+            means = {one: mean_states(its, weights) for one in {kinds[c] for c in states}
+                     if (its := {c: states[c] for c in states if kinds[c] == one})}
             fed.call("take", clients=list(states), quorum=0, each={c: {"parameters": means[kinds[c]]} for c in states})
 
     class Side(UnlabelledSide):
@@ -44,15 +47,13 @@ class FedDF(Unlabelled):
 
         @question
         @sends("open")
-        def kind_of(self) -> Value:
+        def kind_of(self) -> str:
             """A word that is equal for those who may be averaged."""
-            task, model = self.client.task, self.model.state_dict()
-            told = (task.name, task.labels, [(name, tuple(tensor.shape)) for name, tensor in model.items()])
-            return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+            return kind(self.client.task.name, self.client.task.labels, self.model.state_dict())
 
         @question
         @sends("parameters")
-        def give(self) -> Value:
+        def give(self) -> Parameters:
             return dict(self.model.state_dict())
 
         @operation
@@ -61,15 +62,20 @@ class FedDF(Unlabelled):
 
         @question
         @sends("rows")
-        def opinion(self) -> Value:
+        def opinion(self) -> Opinion:
             """Logits of all public rows; those of classes begin where their mean is 0, so that they can be compared."""
             logits, = self.look(lambda output: (self.cells(output),))
             return logits if self.several else logits - logits.mean(1, keepdim=True)
 
         @operation
-        def distil(self, teacher: Tensor) -> Value:
+        def distil(self, teacher: Tensor) -> float | None:
             def loss(rows: Tensor) -> Tensor:
                 output = self.cells(self.model(self.public_rows(rows)))
                 return self.client.task.imitate(output, teacher[rows].to(output))
 
             return self.study(loss)
+
+
+def kind(task: str, labels: Sequence[str], parameters: Parameters) -> str:
+    """Equal for those who may be averaged."""
+    return hashlib.sha256(repr((task, tuple(labels), word(parameters))).encode()).hexdigest()[:16]

@@ -6,14 +6,15 @@ drawn to the mean of all. docs/rivals.md says what is ours in it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from unalike.algorithm import Algorithm
 from unalike.federation import Federation
+from unalike.forms import Shape
 from unalike.losses.kernels import cka
-from unalike.message import Value
 from unalike.operations import operation, question, sends
 from unalike.unlabelled import PublicSide, check_batch
 
@@ -31,7 +32,7 @@ class FedHeNN(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            if kernels := list(fed.call("kernel").values()):
+            if kernels := list(fed.call("kernel", sizes={"rows": len(fed.public(self.batch).batches(round)[0])}).values()):
                 mean = torch.stack([kernel.to(kernels[0]) for kernel in kernels]).mean(0)
                 fed.note("train_loss", dict(fed.call("follow", kernel=mean)))
             yield round
@@ -41,14 +42,14 @@ class FedHeNN(Algorithm):
 
         @question
         @sends("rows")
-        def kernel(self) -> Value:
+        def kernel(self) -> Annotated[Tensor, Shape("rows", "rows")]:
             """(l, l): cosines of the representations of this round's rows."""
             self.model.eval()
             with torch.no_grad():
                 return self.alike()
 
         @operation
-        def follow(self, kernel: Tensor) -> Value:
+        def follow(self, kernel: Tensor) -> float:
             """The round's local epochs, held near the kernel of all."""
             weight = self.algorithm.eta * self.round ** 0.5
             self.work += len(kernel) * self.training.epochs * -(-len(self.client.train) // self.training.batch)

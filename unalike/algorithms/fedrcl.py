@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm
-from unalike.averaging import Averaging, AveragingSide, Parameters
+from unalike.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.losses.contrastive import relaxed_contrast
-from unalike.message import Value
 from unalike.operations import operation, sends
 from unalike.tasks import Classification, MultiLabel
 
@@ -41,7 +40,7 @@ class FedRCL(Averaging):
 
         @operation
         @sends(parameters="parameters", samples="open")
-        def update(self, parameters: Parameters) -> Value:
+        def update(self, parameters: Parameters) -> Update:
             """As in averaging, but with an optimiser that is kept: most have nobody to be averaged with."""
             self.receive(parameters)
             self.passing = True

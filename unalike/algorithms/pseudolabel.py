@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from unalike.federation import Federation
-from unalike.message import Value
 from unalike.operations import operation
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
@@ -34,7 +33,7 @@ class PseudoLabel(Unlabelled):
     def trusted(self, round: int, rounds: int) -> float:
         """Steps of equal length, the last with all.
 
-        >>> [PseudoLabel().trusted(round, rounds=10) for round in (1, 2, 3, 9)]
+        >>> [PseudoLabel().trusted(round, rounds=11) for round in (1, 2, 3, 9)]
         [0.2, 0.2, 0.4, 1.0]
         """
         return math.ceil(self.steps * round / max(rounds - 1, 1)) / self.steps
@@ -43,7 +42,7 @@ class PseudoLabel(Unlabelled):
         algorithm: "PseudoLabel"
 
         @operation
-        def label(self, share: float) -> Value:
+        def label(self, share: float) -> float | None:
             """Label the public set, and learn the surest share of it."""
             guess, sure = self.look(lambda output: self.guess(self.probabilities(output)))
             y, rows = self.only(guess, surest(sure, self.kinds(guess), share))

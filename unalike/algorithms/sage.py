@@ -12,9 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, o
 
 from unalike.data.views import view
 from unalike.federation import Federation
-from unalike.message import Value
 from unalike.operations import operation, question, sends
-from unalike.unlabelled import Unlabelled, UnlabelledSide, agreed
+from unalike.unlabelled import Opinion, Unlabelled, UnlabelledSide, agreed
 
 
 @dataclass
@@ -39,11 +38,11 @@ class SAGE(Unlabelled):
 
         @question
         @sends("rows")
-        def opinion(self) -> Value:
+        def opinion(self) -> Opinion:
             return self.look(lambda output: (self.cells(self.probabilities(output)),))[0]
 
         @operation
-        def match(self, others: Tensor) -> Value:
+        def match(self, others: Tensor) -> float | None:
             """Guess on a weak view, learn on a strong one."""
             how, moves = self.algorithm, not self.client.task.dense
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from unalike.data.views import view
 from unalike.federation import Federation
 from unalike.losses.contrastive import nt_xent
-from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation
 from unalike.unlabelled import Unlabelled, UnlabelledSide
@@ -45,7 +44,7 @@ class SimCLR(Unlabelled):
             return made
 
         @operation
-        def contrast(self) -> Value:
+        def contrast(self) -> float | None:
             def loss(rows: Tensor) -> Tensor:
                 how, x = self.algorithm, self.public_rows(rows, as_came=True)
                 one, other = (self.compared(view(x, flips=how.flips)) for _ in range(2))

@@ -18,8 +18,7 @@ from unalike.models import ENCODERS, build_encoder
 from unalike.scenarios import parse
 from unalike.scenarios.reading import model_options
 from unalike.scenarios.schema import Named
-from unalike.scenarios.words import sentence
-from unalike.settings import Settings
+from unalike.settings import Settings, complaint
 from unalike.tasks import TASKS
 
 
@@ -70,9 +69,7 @@ def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
     try:
         made = kind.model_validate(told)
     except ValidationError as error:
-        raise Problems(str(path), [(where := ".".join(map(str, e["loc"])), unknown("field", str(e["loc"][-1]), kind.model_fields)
-                                    if e["type"] == "extra_forbidden" and "." not in where else sentence([e], e["input"]))
-                                   for e in error.errors()]) from None
+        raise Problems(str(path), [complaint(each, kind) for each in error.errors()]) from None
     beside = str(path.parent.resolve())
     if beside not in sys.path:                                # modules that lie beside the file are found
         sys.path.insert(0, beside)
