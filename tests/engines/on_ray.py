@@ -284,10 +284,12 @@ def severed(folder):
                                    watch=lambda event, calls=calls, **facts: calls.append(time.time()) if event == "call" else None)
             finally:
                 RayEngine.load = load
-            after = [at for at in calls if at > told[name].pop("at")]
+            cut_at = told[name].pop("at")
+            after = [cut_at, *(at for at in calls if at > cut_at)]
             told[name] |= {"same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
                            "longest": max((b - a for a, b in pairwise(after)), default=0)}
     finally:
+        cluster.shutdown()                      # or this program ends with the cluster
         for process in [*nodes, there]:
             process.terminate()
             process.wait(30)
