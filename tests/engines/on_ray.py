@@ -232,6 +232,7 @@ def storm(folder, rounds=60, kills=50):
 
 def severed(folder):
     """Two machines: the server's, and one that the network is cut off from in the middle of the run, for a while or for good."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     told = {}
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=20)
     sh = lambda words, **how: subprocess.run(words.split(), check=True, capture_output=True, **how)
@@ -248,7 +249,7 @@ def severed(folder):
            "RAY_health_check_failure_threshold": "8"}
     start = lambda *more, before="": subprocess.Popen([*before.split(), *ray, *more], stdout=subprocess.DEVNULL,
                                                       stderr=subprocess.DEVNULL, env=env)
-    nodes = [start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=4", "--include-dashboard=false")]
+    nodes = [start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=3", "--include-dashboard=false")]
     try:
         while subprocess.run([sys.executable, "-c", "import socket; socket.create_connection(('10.77.0.1', 6379), 1)"],
                              capture_output=True).returncode:
@@ -256,19 +257,23 @@ def severed(folder):
         time.sleep(2.0)
         nodes.append(start("--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2", "--num-cpus=2", before=inside))
         cluster = ray_engine.connected("10.77.0.1:6379")
-        while cluster.cluster_resources().get("CPU", 0) < 6:
+        while cluster.cluster_resources().get("CPU", 0) < 5:
             time.sleep(0.2)
         for name, cut_for in (("healed", 4.0), ("cut", None)):
             load = RayEngine.load
             calls = []
+            place = NodeAffinitySchedulingStrategy(cluster.get_runtime_context().get_node_id(), soft=False)
+            filler = cluster.remote(num_cpus=1, scheduling_strategy=place)(Slow).remote()      # there is room here for two actors of three
+            cluster.get(filler.__ray_ready__.remote())
 
-            def loaded(engine, *given, cut_for=cut_for, load=load, name=name):
+            def loaded(engine, *given, cut_for=cut_for, load=load, name=name, filler=filler):
                 load(engine, *given)
                 used = {engine.ray.get(actor.hello)[1] for actor in engine.actors}
 
                 def later():
                     time.sleep(4.0)
                     told[name] = {"nodes": len(used), "at": time.time()}
+                    cluster.kill(filler)
                     sh("ip link set here down")
                     if cut_for:
                         time.sleep(cut_for)
