@@ -102,8 +102,8 @@ class Federation:
         self.drawn = self.terms.drawn(list(self.cards), self.seed, number)
 
     def manned(self) -> None:
-        """Where nobody is left, whatever the quorum, nothing that comes of it is a result."""
-        if not self.everyone:
+        """Where nobody is left nothing that comes of it is a result, unless a quorum of 0 says so."""
+        if not self.everyone and self.terms.quorum:
             raise QuorumError(f"after round {self.finished}", 0, len(self.cards), 1, list(self.quarantined.values()))
 
     # calling them

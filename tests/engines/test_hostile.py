@@ -203,4 +203,4 @@ def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
     with pytest.raises(QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"):
-        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, terms=Terms(message_bytes=1000, quorum=0))
+        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, terms=Terms(message_bytes=1000))
