@@ -147,7 +147,9 @@ class ClientSide:
 
     def sampled(self, index: Tensor) -> tuple[Any, Tensor]:
         """These rows of the client's data; labels that nothing is learnt from need not be there, and are -1 then."""
-        x, y = self.client.train.labelled(index) if self.client.task.labelled else self.client.train.rows(index)
+        data = self.held("train")
+        assert data is not None
+        x, y = data.labelled(index) if self.client.task.labelled else data.rows(index)
         return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:

@@ -126,7 +126,7 @@ class Client:
 
         kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, look if trunk else None)
                                 for name in ("train", "test", "public", "common")}
-        return replace(self, **kept)
+        return replace(self, **kept) if any(kept[name] is not getattr(self, name) for name in kept) else self
 
     def card(self) -> Card:
         named, public = self.model_name or self._model_name(), self.public

@@ -7,7 +7,7 @@ place (FedMuscle, appendix M). Without a server's model, what all told stands fo
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 from unalike.algorithm import Algorithm
 from unalike.client import Client
 from unalike.federation import Federation
+from unalike.forms import Shape
 from unalike.losses import infonce, muscle_loss
 from unalike.message import Value
 from unalike.models.model import Model
@@ -25,7 +26,17 @@ from unalike.tasks import Retrieval
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 Views = dict[str, Tensor]            # representations (n, d) of the same rows by kind: image, text, other
+View = Annotated[Tensor, Shape("public_rows", "width")]
 KINDS = ("image", "text", "other")
+
+
+class Told(TypedDict, total=False):
+    """A client's representations of the public set, of the kinds it has, and its loss."""
+
+    image: View
+    text: View
+    other: View
+    loss: Required[float | None]
 
 
 @dataclass
@@ -89,7 +100,7 @@ class CreamFL(Unlabelled):
 
         @operation
         @sends(image="rows", text="rows", other="rows")
-        def update(self, known: Views) -> Value:
+        def update(self, known: Views) -> Told:
             """Be drawn to what is known, train on its own data, and tell."""
             if known:
                 self.draw_near(known)
@@ -125,7 +136,7 @@ class CreamFL(Unlabelled):
             self.study(loss)
 
         @operation
-        def absorb(self, goals: Views, peers: list[Tensor]) -> Value:
+        def absorb(self, goals: Views, peers: list[Tensor]) -> float | None:
             """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
             those of some clients, drawn anew for each batch; without either it is a walk like any other."""
             how, draws, task = self.algorithm, stream(self.seed, "peers", self.round), self.client.task
