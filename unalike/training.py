@@ -78,14 +78,13 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
     """One epoch per generator in `orders` over `rows` samples; `gradient(index)` leaves that of a batch in the parameters and gives its
     loss. Returns the mean loss."""
     model.train()
-    total: Tensor | float = 0.0
-    seen = 0
+    losses, sizes = [], []
     for order in orders:
         for index in batches(rows, batch, order):
-            total = total + gradient(index) * len(index)          # stays on the device: no waiting for each step
+            losses.append(gradient(index))                        # stays on the device: no waiting for each step
+            sizes.append(len(index))
             move(optimiser, clip)
-            seen += len(index)
-    mean = float(total) / max(seen, 1)
+    mean = float(torch.stack(losses) @ losses[0].new_tensor(sizes)) / sum(sizes) if losses else 0.0
     if not math.isfinite(mean):
         raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']})")
     return mean
@@ -110,14 +109,18 @@ class Tape:
     def begin(self) -> None:
         """To be called where the model may have other tensors than before: what was recorded with the old ones is forgotten."""
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not self.records:
+            return
         place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [len(self.parameters)]
         if place != getattr(self, "place", place):
             self.seen, self.kept = {}, {}
         self.place = place
 
     def __call__(self, *inputs: Any) -> Tensor:
+        if not self.records:
+            return self._run(inputs)
         leaves, form = tree_flatten(inputs)
-        if not self.records or not leaves[0].is_cuda:
+        if not leaves[0].is_cuda:
             return self._run(inputs)
         key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self.kept:
@@ -133,7 +136,7 @@ class Tape:
         graph.replay()
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
-        return loss
+        return loss.clone()
 
     def _run(self, inputs: Any) -> Tensor:
         for p in self.parameters:
