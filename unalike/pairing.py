@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unalike.data import load_dataset
 from unalike.data.composites import compose
 from unalike.data.pairs import flickr8k_pairs
+from unalike.errors import UserError
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
 from unalike.models.vlm import SPELLED, Towers, VisionLanguage
@@ -36,6 +37,8 @@ def train_small(folder: str | None = None, out: Path | None = None, device: str 
     pairs, began = flickr8k_pairs(folder), time.monotonic()
     eye, reader = EfficientNetLite(pairs.images.shape[1:], size=size), MiniLM()
     images = looked(eye.to(device), pairs.images, device)
+    if len({len(its) for its in pairs.captions}) != 1:
+        raise UserError("flickr8k_96_jpeg.npz needs as many captions for each image")
     flat = [text for its in pairs.captions for text in its]
     captions = told(reader.to(device), flat, device).unflatten(0, (len(pairs.captions), -1))
     train = pairs.rows(0)

@@ -44,6 +44,19 @@ def test_voc_labels_are_present_absent_or_unknown(folder):
     assert abs(int(table.x[2, 0, 0, 0]) - 80) < 4
 
 
+@pytest.mark.parametrize("name, file", [("voc2012", "voc2012_cls_96_jpeg"), ("caltech101", "caltech101_96_jpeg"), ("pacs", "pacs_64_jpeg"),
+                                        ("cifar10", "cifar10"), ("cifar_composites", "cifar10"), ("flickr8k", "flickr8k_96_jpeg"),
+                                        ("voc2012_masks", "voc2012_seg_128"), ("bdgp", "BDGP")])
+def test_a_file_that_is_cut_short_or_another_is_a_sentence(tmp_path, name, file):
+    np.savez(tmp_path / f"{file}.npz", other=np.zeros(1000))
+    with pytest.raises(ValueError, match=f"{file}.npz (lacks|needs)"):
+        load_dataset(name, str(tmp_path))
+    whole = (tmp_path / f"{file}.npz").read_bytes()
+    (tmp_path / f"{file}.npz").write_bytes(whole[:300])
+    with pytest.raises(ValueError, match=f"{file}.npz is not a readable .npz file"):
+        load_dataset(name, str(tmp_path))
+
+
 def test_settings_are_chosen_without_the_test_set(folder):
     table = load_dataset("voc2012", folder, broken="skip", choosing=True)
     assert table.train.tolist() == [1, 2] and table.test.tolist() == [0]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.data.multiview import find
+from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.data.texts import written
 from unalike.tasks import Classification
@@ -27,7 +27,7 @@ BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
 
 def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "scaled") -> Table:
     """CIFAR-10, images (n, 3, 32, 32) of mean 0 and deviation 1 by channel, or as bytes, for pretrained models; needs cifar10.npz."""
-    with np.load(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
+    with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
     images = torch.from_numpy(x).permute(0, 3, 1, 2)
@@ -40,7 +40,7 @@ def pacs(folder: str | None = None) -> Table:
     pacs_64_jpeg.npz. The style is a target too, "domain", so that rows can be dealt out by it."""
     from sklearn.model_selection import train_test_split
 
-    with np.load(find("pacs", folder, ("pacs_64_jpeg.npz",), PACS)) as held:
+    with opened(find("pacs", folder, ("pacs_64_jpeg.npz",), PACS)) as held:
         x, y, domain = pixels(held["jpeg"], held["off"]), held["y"].astype(np.int64), held["domain"].astype(np.int64)
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
     train, test = (torch.tensor(sorted(part)) for part in train_test_split(

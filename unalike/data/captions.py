@@ -1,19 +1,16 @@
 """Photographs with something besides them: Flickr8k with captions, VOC 2012 with a mask that says what each pixel is. Knows no clients."""
 
-import json
 from typing import Literal
 
-import numpy as np
 import torch
 
-from unalike.data.multiview import find
+from unalike.data.files import find, opened
+from unalike.data.pairs import flickr8k_pairs
 from unalike.data.pictures import Broken, decode
 from unalike.data.table import Table
 from unalike.data.texts import written
 from unalike.tasks import Segmentation
 
-FLICKR = ("https://github.com/jbrownlee/Datasets/releases (Flickr8k): images at 96x96 as JPEG bytes in `jpeg` and `off`, `names`, "
-          "`captions_json`, five captions an image, `split` 0 train, 1 validation, 2 test")
 MASKS = ("http://host.robots.ox.ac.uk/pascal/VOC/voc2012 (VOCtrainval_11-May-2012.tar): images at 128x128 as JPEG bytes in `jpeg` and "
          "`off`, `mask` (n, 128, 128), 255 where unknown, `names`, `split` 0 train, 1 val")
 VOC_THINGS = ("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
@@ -26,26 +23,15 @@ def flickr8k(folder: str | None = None, broken: Broken = "refuse", caption: Lite
 
     An image without a caption is broken as well. `caption` takes the first of five, or all in one text. Needs flickr8k_96_jpeg.npz.
     """
-    with np.load(find("flickr8k", folder, ("flickr8k_96_jpeg.npz",), FLICKR)) as held:
-        names, told = held["names"].tolist(), json.loads(held["captions_json"].tobytes())
-        x, good = decode(held["jpeg"], held["off"], broken, names)
-        split = torch.from_numpy(held["split"][good].astype(np.int64))
-    texts = [[text for text in (told[i] if isinstance(told, list) else told.get(names[i], [])) if text.strip()] for i in good]
-    bare = [names[i] for i, its in zip(good, texts, strict=True) if not its]
-    if bare and broken == "refuse":
-        raise ValueError(f"{len(bare)} of {len(good)} images have no caption, the first is {bare[0]}: write some, or leave them out with "
-                         "broken: skip")
-    fine = torch.tensor([bool(its) for its in texts])
-    chosen = [its[:1] if caption == "first" else its for its in texts if its]
+    pairs = flickr8k_pairs(folder, broken)
+    chosen = [its[:1] if caption == "first" else its for its in pairs.captions]
     said = written([" ".join(its) for its in chosen], LONGEST * max(map(len, chosen)))
-    split = split[fine]
-    return Table(x={"image": x[fine], "caption": said}, targets={}, tasks={}, train=(split == 0).nonzero().flatten(),
-                 test=(split == 2).nonzero().flatten())
+    return Table(x={"image": pairs.images, "caption": said}, targets={}, tasks={}, train=pairs.rows(0), test=pairs.rows(2))
 
 
 def voc2012_masks(folder: str | None = None, broken: Broken = "refuse") -> Table:
     """VOC 2012 with masks at 128x128: 1464 photographs to train, 1449 to test, 20 things and what is none; needs voc2012_seg_128.npz."""
-    with np.load(find("voc2012_masks", folder, ("voc2012_seg_128.npz",), MASKS)) as held:
+    with opened(find("voc2012_masks", folder, ("voc2012_seg_128.npz",), MASKS)) as held:
         x, good = decode(held["jpeg"], held["off"], broken, held["names"].tolist())
         mask, split = torch.from_numpy(held["mask"][good]), torch.from_numpy(held["split"][good])
     return Table(x=x, targets={"mask": mask}, tasks={"mask": Segmentation(VOC_THINGS)}, train=(split == 0).nonzero().flatten(),

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 
 from unalike.data.digits import load_digits_table
-from unalike.data.multiview import find
+from unalike.data.files import find, opened
 from unalike.data.pictures import Broken, caltech101
 from unalike.data.table import Table
 from unalike.tasks import MultiLabel
@@ -32,7 +32,7 @@ def digits_composites(folder: str | None = None, train: Count = 1200, test: Coun
 
 def cifar_composites(folder: str | None = None, train: Count = 10000, test: Count = 4000, most: Kinds = 2) -> Table:
     """Four CIFAR-10 images on a canvas of 64x64, of one or two kinds: 10000 to train, 4000 to test; needs cifar10.npz."""
-    with np.load(find("cifar_composites", folder, ("cifar10.npz",), CIFAR)) as held:
+    with opened(find("cifar_composites", folder, ("cifar10.npz",), CIFAR)) as held:
         sets = [(torch.from_numpy(held[f"x_{part}"]).permute(0, 3, 1, 2), torch.from_numpy(held[f"y_{part}"].astype(np.int64).ravel()))
                 for part in ("train", "test")]
     return composed(sets, CIFAR_CLASSES, (train, test), most)

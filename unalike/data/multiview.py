@@ -1,6 +1,5 @@
 """Samples seen in several ways, to be clustered: benchmarks from .npz or .mat files, and digits that need none. Knows no clients."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.tasks import Clustering
 from unalike.tasks.task import label_names
@@ -128,17 +128,6 @@ def pixels(view: Tensor) -> Tensor:
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {"columns": columns, "pixels": pixels, "none": lambda view: view}
 
 
-def find(name: str, folder: str | None, files: Sequence[str], source: str) -> Path:
-    """The first of these files that lies in the folder, or in UNALIKE_DATA where no folder is given."""
-    where = folder or os.environ.get("UNALIKE_DATA")
-    for file in files if where else ():
-        if (path := Path(str(where), file)).is_file():
-            return path
-    looked = f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
-    raise ValueError(f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it, "
-                     f"get it from {source}")
-
-
 def read_views(path: str | Path, names: Sequence[str] | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """The views (n, features) float64 of a .npz or .mat file, called `names` or view1, view2, ..., and its classes (n,) from 0 up.
 
@@ -169,7 +158,7 @@ def _variables(path: Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path.absolute()}")
     try:
         if path.suffix == ".npz":
-            with np.load(path) as held:
+            with opened(path) as held:
                 return dict(held)
         return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
     except NotImplementedError:

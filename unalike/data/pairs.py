@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.data.multiview import find
-from unalike.data.pictures import decode
+from unalike.data.files import find, opened
+from unalike.data.pictures import Broken, decode
 
 FLICKR = ("https://github.com/jbrownlee/Datasets/releases (Flickr8k): images at 96x96 as JPEG bytes in `jpeg` and `off`, `names`, "
           "`captions_json`, five captions an image, `split` 0 train, 1 validation, 2 test")
@@ -16,7 +16,7 @@ FLICKR = ("https://github.com/jbrownlee/Datasets/releases (Flickr8k): images at 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Images (n, 3, height, width) bytes, as many captions for each, and which part each belongs to: 0 train, 1 validation, 2 test."""
+    """Images (n, 3, height, width) bytes, captions of each, and which part each belongs to: 0 train, 1 validation, 2 test."""
 
     images: Tensor
     captions: list[list[str]]
@@ -26,11 +26,18 @@ class Pairs:
         return (self.split == part).nonzero().flatten()
 
 
-def flickr8k_pairs(folder: str | None = None) -> Pairs:
-    """8091 photographs at 96x96 with five captions each: 6000 to train, 1000 to choose by, 1000 to test; needs flickr8k_96_jpeg.npz."""
-    with np.load(find("flickr8k", folder, ("flickr8k_96_jpeg.npz",), FLICKR)) as held:
-        images, _ = decode(held["jpeg"], held["off"], names=held["names"].tolist())
-        captions, split = json.loads(held["captions_json"].tobytes()), torch.from_numpy(held["split"].astype(np.int64))
-    if len(captions) != len(images) or len({len(its) for its in captions}) != 1 or not captions[0]:
-        raise ValueError("flickr8k_96_jpeg.npz needs as many captions for each image, one or more")
-    return Pairs(images, captions, split)
+def flickr8k_pairs(folder: str | None = None, broken: Broken = "refuse") -> Pairs:
+    """8091 photographs at 96x96 with captions: 6000 to train, 1000 to choose by, 1000 to test; needs flickr8k_96_jpeg.npz.
+
+    `broken` as in voc2012; an image without a caption is broken as well.
+    """
+    with opened(find("flickr8k", folder, ("flickr8k_96_jpeg.npz",), FLICKR)) as held:
+        names, told = held["names"].tolist(), json.loads(held["captions_json"].tobytes())
+        images, good = decode(held["jpeg"], held["off"], broken, names)
+        split = torch.from_numpy(held["split"][good].astype(np.int64))
+    texts = [[text for text in (told[i] if isinstance(told, list) else told.get(names[i], [])) if text.strip()] for i in good]
+    if (bare := [names[i] for i, its in zip(good, texts, strict=True) if not its]) and broken == "refuse":
+        raise ValueError(f"{len(bare)} of {len(good)} images have no caption, the first is {bare[0]}: write some, or leave them out with "
+                         "broken: skip")
+    fine = torch.tensor([bool(its) for its in texts])
+    return Pairs(images[fine], [its for its in texts if its], split[fine])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.data.multiview import find
+from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.tasks import Classification, MultiLabel
 
@@ -31,7 +31,7 @@ def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool
     `broken` says what becomes of bytes that are no image, or one of another size: "refuse" them by name or "skip" them. `choosing` tests on
     every fifth of the photographs to train, which are then not trained on: settings are chosen without a look at the others.
     """
-    with np.load(find("voc2012", folder, ("voc2012_cls_96_jpeg.npz",), VOC)) as held:
+    with opened(find("voc2012", folder, ("voc2012_cls_96_jpeg.npz",), VOC)) as held:
         x, good = decode(held["jpeg"], held["off"], broken, held["names"].tolist())
         marks, split = torch.from_numpy(held["y"][good].astype(np.float32)), torch.from_numpy(held["split"][good])
         classes = tuple(held["classes"].tolist())
@@ -50,7 +50,7 @@ def caltech101(folder: str | None = None, broken: Broken = "refuse") -> Table:
     """
     from sklearn.model_selection import train_test_split
 
-    with np.load(find("caltech101", folder, ("caltech101_96_jpeg.npz",), CALTECH)) as held:
+    with opened(find("caltech101", folder, ("caltech101_96_jpeg.npz",), CALTECH)) as held:
         x, good = decode(held["jpeg"], held["off"], broken)
         y, classes = held["y"][good].astype(np.int64), tuple(held["classes"].tolist())
     train, test = train_test_split(range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED)
