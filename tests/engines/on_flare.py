@@ -5,16 +5,13 @@ Usage: python on_flare.py FOLDER STEP...
 
 import json
 import os
-import shutil
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import conftest as toys
 import organisations
-from real import REAL
+from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between import flare
@@ -133,10 +130,4 @@ def left(folder):
 
 
 if __name__ == "__main__":
-    where, told = Path(sys.argv[1]), {}
-    for step in sys.argv[2:]:
-        begun = time.time()
-        shutil.rmtree(where / step, ignore_errors=True)
-        made = globals()[step](where / step)
-        told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
-        (where / "told.json").write_text(json.dumps(told))
+    steps(globals())

@@ -5,9 +5,7 @@ Usage: python on_flower.py FOLDER STEP...
 
 import json
 import os
-import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import conftest as toys
 import organisations
 from flwr.serverapp import ServerApp
+from real import steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between import deploy, flower
@@ -124,10 +123,4 @@ def killed(folder):
 
 
 if __name__ == "__main__":
-    where, told = Path(sys.argv[1]), {}
-    for step in sys.argv[2:]:
-        begun = time.time()
-        shutil.rmtree(where / step, ignore_errors=True)
-        made = globals()[step](where / step)
-        told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
-        (where / "told.json").write_text(json.dumps(told))
+    steps(globals())

@@ -15,12 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import conftest as toys
 import torch
-from real import REAL
+from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.engines import ray as ray_engine
@@ -310,9 +309,4 @@ def server(folder):
 
 
 if __name__ == "__main__":
-    where, told = Path(sys.argv[1]), {}
-    for step in sys.argv[2:]:
-        begun = time.time()
-        made = globals()[step](where / step)
-        told[step] = {**made, "seconds_in_all": round(time.time() - begun, 1)}
-    (where / "told.json").write_text(json.dumps(told))
+    steps(globals())

@@ -16,7 +16,7 @@ from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.engine import Arrival, Sent
 from unalike.engines.host import Host
-from unalike.engines.ray import read
+from unalike.engines.realtime import read
 from unalike.engines.store import Store
 from unalike.federation import Failure, Federation, QuorumError
 from unalike.forms import outline

@@ -2,15 +2,14 @@
 
 import math
 import queue
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
 from unalike.client import VERSION, Card
 from unalike.engine import Arrival
-from unalike.engines.ray import card, read
+from unalike.engines.realtime import RealTime, card, read
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
 from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
@@ -29,30 +28,19 @@ class Line(Protocol):
         """Raises EngineError where the line is broken for good."""
 
 
-class AwayEngine:
+class AwayEngine(RealTime):
     """Carries calls over a line. A client that does not answer within `timeout` seconds has failed."""
 
     def __init__(self, line: Line, run: str, place: str, cards: dict[str, Card], begin: dict[str, Value], limit: int = LIMIT,
                  timeout: float = 600.0):
+        super().__init__()
         self.line, self.run, self.place, self.told, self.limit, self.timeout = line, run, place, cards, limit, timeout
         self.begin = begin                                 # what clients are told of the run
-        self.since = time.monotonic()
         self.asked: dict[int, str] = {}                    # not yet answered: message and client
         self.dropped: set[int] = set()
-        self.arrived: dict[int, Arrival] = {}              # not yet delivered, by number
         self.repeated: list[tuple[str, str]] = []          # what was done again: nothing, but from a checkpoint on
         self.left: dict[str, str] = {}                     # who is not there any more, and why
         self.inbox: queue.Queue[tuple[int, Future[bytes]]] = queue.Queue()
-
-    @property
-    def now(self) -> float:
-        return time.monotonic() - self.since
-
-    def back(self, at: float) -> None:
-        """Real time goes on."""
-
-    def cards(self) -> dict[str, Card]:
-        return self.told
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         sizes = {}
@@ -71,17 +59,12 @@ class AwayEngine:
     def _answered(self, number: int, answer: "Future[bytes]") -> None:
         self.inbox.put((number, answer))
 
-    def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
-        while not (here := self.arrived.keys() & numbers):
-            if self.now >= until or not self.asked.keys() & numbers:
-                return []
-            self._listen(until)
-        return [self.arrived.pop(number) for number in sorted(here, key=lambda number: self.arrived[number].at)]
+    def _awaited(self) -> Set[int]:
+        return self.asked.keys()
 
     def drop(self, numbers: set[int]) -> None:
         self.dropped |= self.asked.keys() & numbers
-        for number in self.arrived.keys() & numbers:
-            del self.arrived[number]
+        super().drop(numbers)
 
     def _listen(self, until: float = math.inf) -> None:
         """The next replies, but not beyond `until`."""
@@ -108,19 +91,12 @@ class AwayEngine:
 
     # what is saved after a round
 
-    def pending(self) -> list[dict[str, Any]]:
-        """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
-        while self.asked:
-            self._listen()
-        return [{"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply} for i, a in enumerate(self.arrived.values())]
-
     def save(self, round: int) -> None:
         self.left |= self._all("save", {"round": round})
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
-        self.since = time.monotonic() - now
+        self.restart(now, pending)
         self.asked, self.dropped = {}, set()
-        self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
         if refused := self._all("begin", {**self.begin, "round": round}):
             raise UserError("; ".join(f"client {client}: {why}" for client, why in refused.items()))
 

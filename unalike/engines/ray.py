@@ -9,7 +9,6 @@ import math
 import os
 import secrets
 import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from pydantic import Field
 
 from unalike.client import Card, Client
 from unalike.engine import Arrival
-from unalike.engines.host import Answer
 from unalike.engines.place import Place, seal
+from unalike.engines.realtime import RealTime, card, read
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
-from unalike.forms import look
-from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
+from unalike.message import LIMIT, Value, decode, encode, mapping
 
 SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
@@ -36,7 +34,7 @@ DEATHS = 3                 # of an actor, with no answer in between, until the c
 Positive = Annotated[float, Field(gt=0)]
 
 
-class RayEngine:
+class RayEngine(RealTime):
     """Carries calls to `actors` Ray actors with `cpus` and `gpus` each (parts of one, too), which share the clients among them.
 
     `address` is that of a cluster, "auto" the one of this machine; without it a cluster is started here. An actor with something to do
@@ -51,7 +49,7 @@ class RayEngine:
             raise UserError(f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25")
         self.ray = connected(address)
         self.limit, self.timeout = limit, timeout
-        self.since = time.monotonic()
+        super().__init__()
         self.folder, self.token = Path(folder).resolve(), secrets.token_hex(8)
         self.store = Store(self.folder, keeps=3)                           # one more than the server's, who is saved after them
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +66,6 @@ class RayEngine:
             except (TypeError, AttributeError) as error:
                 raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
         self.home = {client: actor for actor in self.actors for client in actor.clients}
-        self.arrived: dict[int, Arrival] = {}                              # not yet delivered, by number
         self.repeated: list[tuple[str, str]] = []
         try:
             self.told = self._cards(clients)
@@ -95,16 +92,6 @@ class RayEngine:
 
     # the server's side of it
 
-    @property
-    def now(self) -> float:
-        return time.monotonic() - self.since
-
-    def back(self, at: float) -> None:
-        """Real time goes on."""
-
-    def cards(self) -> dict[str, Card]:
-        return self.told
-
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         sizes = {}
         for client, message in messages.items():
@@ -115,18 +102,13 @@ class RayEngine:
             self.home[client].post(number, sent, self.now)
         return sizes
 
-    def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
-        while not (here := self.arrived.keys() & numbers):
-            if self.now >= until or not any(actor.asked.keys() & numbers for actor in self.actors):
-                return []
-            self._listen(until)
-        return [self.arrived.pop(number) for number in sorted(here, key=lambda number: self.arrived[number].at)]
+    def _awaited(self) -> set[int]:
+        return {number for actor in self.actors for number in actor.asked}
 
     def drop(self, numbers: set[int]) -> None:
         for actor in self.actors:
             actor.dropped |= actor.asked.keys() & numbers
-        for number in self.arrived.keys() & numbers:
-            del self.arrived[number]
+        super().drop(numbers)
 
     def _listen(self, until: float = math.inf) -> None:
         """Wait for the next replies, but not beyond `until` and what patience with each actor is left."""
@@ -194,12 +176,6 @@ class RayEngine:
 
     # what is saved after a round
 
-    def pending(self) -> list[dict[str, Any]]:
-        """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
-        while any(actor.asked for actor in self.actors):
-            self._listen()
-        return [{"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply} for i, a in enumerate(self.arrived.values())]
-
     def save(self, round: int) -> None:
         self._tell_all("save", round)
         for actor in self.actors:
@@ -207,9 +183,8 @@ class RayEngine:
         self.spare = self.spare or self.stand_by()
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
-        self.since = time.monotonic() - now
+        self.restart(now, pending)
         self.store.rewind(round)
-        self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
         for actor in self.actors:
             actor.asked, actor.told, actor.dropped = {}, [], set()
         self._tell_all("forget")
@@ -292,12 +267,6 @@ def connected(address: str | None) -> Any:
     return ray
 
 
-def card(told: dict[str, Any]) -> Card:
-    """A card from what an actor told: lists are tuples there."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-    return Card(**fields)
-
-
 def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: float) -> int:
     """How many actors there are to be: as many as were asked for, or fit in."""
     fit = int(min(resources.get("CPU", 0) / cpus, resources.get("GPU", 0) / gpus if gpus else math.inf) + 1e-9)
@@ -305,19 +274,6 @@ def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: flo
         raise UserError(f"there is room for {fit} actors of {cpus:g} CPUs and {gpus:g} GPUs each; the cluster has "
                         f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs: set engine.actors, .cpus, .gpus")
     return actors or fit
-
-
-def read(data: Any, number: int, limit: int) -> dict[str, Any]:
-    """A reply from its bytes; from anything else, a failure."""
-    try:
-        reply: Any = decode(memoryview(data), limit)
-        if wrong := look(Answer)(reply, {}, "it"):
-            raise MessageError(wrong)
-        if reply["number"] != number or not ("body" in reply or "failure" in reply):
-            raise MessageError(f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing")
-    except (MessageError, TypeError) as error:
-        return {"number": number, "failure": f"its reply is no message: {error}"}
-    return reply
 
 
 def cause(error: Exception) -> str:
