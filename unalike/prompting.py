@@ -4,7 +4,7 @@ A method says what learns: `head(model, labels)`, a module that takes the model,
 images, and gives logits (n, labels).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -69,6 +69,24 @@ class Prompting(Averaging):
 
     def weights(self, replies: Replies) -> dict[str, float]:
         return super().weights(replies) if self.mean == "samples" else dict.fromkeys(replies, 1.0)
+
+
+@dataclass
+class Querying(Prompting):
+    """What learns has queries that look around by attention."""
+
+    Head: ClassVar[Callable[..., nn.Module]]
+
+    tokens: int = 4
+    heads: int = 4
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        return [(name, f"must be above 0, got {getattr(self, name)}.") for name in ("tokens", "heads") if not getattr(self, name) > 0]
+
+    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+        if model.width % self.heads:
+            raise ValueError(f"{type(self).__name__} shares {model.width} channels among its heads: {self.heads} do not divide them")
+        return type(self).Head(self, model, labels)
 
 
 def seen(model: Prompted, data: Samples, client: Client) -> Samples:

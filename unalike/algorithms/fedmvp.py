@@ -9,24 +9,7 @@ from torch.nn.functional import normalize
 
 from unalike.models.prompts import START, Verdict, still
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
-
-
-@dataclass
-class FedMVP(Prompting):
-    """Its PromptFormer: learnt queries look at patches, then at texts. Left out: its tokens go into the layers of a ViT, ours, since the
-    eye may be any and is looked through once, to what it gives; its texts are attributes from an LLM, ours the labels."""
-
-    tokens: int = 4
-    heads: int = 4
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [(name, f"must be above 0, got {getattr(self, name)}.") for name in ("tokens", "heads") if not getattr(self, name) > 0]
-
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
-        if model.width % self.heads:
-            raise ValueError(f"FedMVP shares {model.width} channels among its heads: {self.heads} do not divide them")
-        return Former(self, model, labels)
+from unalike.prompting import Querying
 
 
 class Former(nn.Module):
@@ -34,7 +17,7 @@ class Former(nn.Module):
 
     texts: Tensor
 
-    def __init__(self, how: FedMVP, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: Querying, model: VisionLanguage, labels: Sequence[str]):
         super().__init__()
         width = model.width
         self.register_buffer("texts", normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1), persistent=False)
@@ -50,3 +33,11 @@ class Former(nn.Module):
         found = found + self.look(found, places, places, need_weights=False)[0]
         found = found + self.recall(found, texts, texts, need_weights=False)[0]
         return self.verdict(model.similarity(normalize(whole, dim=-1) + self.mix(found).mean(1), self.texts))
+
+
+@dataclass
+class FedMVP(Querying):
+    """Its PromptFormer: learnt queries look at patches, then at texts. Left out: its tokens go into the layers of a ViT, ours, since the
+    eye may be any and is looked through once, to what it gives; its texts are attributes from an LLM, ours the labels."""
+
+    Head = Former

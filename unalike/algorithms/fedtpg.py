@@ -8,23 +8,7 @@ from torch import Tensor, nn
 
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
-
-
-@dataclass
-class FedTPG(Prompting):
-    """Learnt queries look at all class names. Left out: classes that differ from client to client; here all have them all."""
-
-    tokens: int = 4
-    heads: int = 4
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [(name, f"must be above 0, got {getattr(self, name)}.") for name in ("tokens", "heads") if not getattr(self, name) > 0]
-
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
-        if model.width % self.heads:
-            raise ValueError(f"FedTPG shares {model.width} channels among its heads: {self.heads} do not divide them")
-        return Writer(self, model, labels)
+from unalike.prompting import Querying
 
 
 class Writer(nn.Module):
@@ -32,7 +16,7 @@ class Writer(nn.Module):
 
     names: Tensor
 
-    def __init__(self, how: FedTPG, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: Querying, model: VisionLanguage, labels: Sequence[str]):
         super().__init__()
         width = model.width
         self.texts = Prompts(model, [[how.tokens, label] for label in labels])
@@ -45,3 +29,10 @@ class Writer(nn.Module):
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         found = self.queries + self.attention(self.queries, self.names, self.names, need_weights=False)[0]
         return self.verdict(model.similarity(whole, model.read(*self.texts(self.start + self.write(found)))))
+
+
+@dataclass
+class FedTPG(Querying):
+    """Learnt queries look at all class names. Left out: classes that differ from client to client; here all have them all."""
+
+    Head = Writer
