@@ -90,75 +90,91 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
     return mean
 
 
-class Tape:
-    """Forward and backward of a batch: `tape(x, y)` leaves the gradient of `loss(x, y)` in the model's parameters and gives the loss.
+class Played:
+    """A function of tensors that a GPU records when inputs of their shapes come for the third time, and plays from then on: then it does
+    not wait for Python. Elsewhere, and where it cannot be recorded, it is simply called.
 
-    If it `records`, batches on a GPU whose shape was seen before are recorded, and played from then on: the GPU then does them without
-    waiting for Python. That is the same arithmetic for a loss that depends on the model and the batch alone and never looks at values.
+    What it gives back is overwritten by its next call with these shapes. The function must do the same at each call: depend on nothing
+    but its inputs and tensors that are changed in place, and never look at values.
     """
 
     SEEN, KEPT = 3, 2                                       # recorded at which time, and how many shapes
     pool: Any = None                                        # memory all recordings share: one is played at a time
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], records: bool = True):
-        self.model, self.loss, self.records = model, loss, records
+    def __init__(self, function: Callable[..., Any], records: bool = True):
+        self.function, self.records = function, records
+        self.forget()
+
+    def forget(self) -> None:
         self.seen: dict[Any, int] = {}
         self.kept: dict[Any, tuple | None] = {}             # by shapes; None: cannot be recorded
-        self.begin()
 
-    def begin(self) -> None:
-        """To be called where the model may have other tensors than before: what was recorded with the old ones is forgotten."""
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+    def __call__(self, *inputs: Any) -> Any:
         if not self.records:
-            return
-        place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [len(self.parameters)]
-        if place != getattr(self, "place", place):
-            self.seen, self.kept = {}, {}
-        self.place = place
-
-    def __call__(self, *inputs: Any) -> Tensor:
-        if not self.records:
-            return self._run(inputs)
+            return self.function(*inputs)
         leaves, form = tree_flatten(inputs)
         if not leaves[0].is_cuda:
-            return self._run(inputs)
+            return self.function(*inputs)
         key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self.kept:
             self.seen[key] = self.seen.get(key, 0) + 1
             if self.seen[key] < self.SEEN or len(self.kept) >= self.KEPT:
-                return self._run(inputs)
-            self.kept[key] = self._record([leaf.clone() for leaf in leaves], form)
+                return self.function(*inputs)
+            self.kept[key] = self._record([leaf.detach().clone() for leaf in leaves], form)
         if (kept := self.kept[key]) is None:
-            return self._run(inputs)
-        graph, given, loss, gradients = kept
+            return self.function(*inputs)
+        graph, given, ends = kept
         for leaf, new in zip(given, leaves, strict=True):
             leaf.copy_(new)
         graph.replay()
-        for p, gradient in zip(self.parameters, gradients, strict=True):
-            p.grad = gradient
-        return loss.clone()
-
-    def _run(self, inputs: Any) -> Tensor:
-        for p in self.parameters:
-            p.grad = None
-        value = self.loss(*inputs)
-        value.backward()
-        return value.detach()
+        return ends
 
     def _record(self, given: list[Tensor], form: Any) -> tuple | None:
-        """Nothing is computed yet, and nothing is lost if it fails, as it does where a loss looks at values."""
+        """Nothing is computed yet, and nothing is lost if it fails, as it does where the function looks at values."""
         graph = torch.cuda.CUDAGraph()
-        Tape.pool = Tape.pool or torch.cuda.graph_pool_handle()
+        Played.pool = Played.pool or torch.cuda.graph_pool_handle()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=Tape.pool):
-                loss = self._run(tree_unflatten(given, form))
+            with torch.cuda.graph(graph, pool=Played.pool):
+                ends = self.function(*tree_unflatten(given, form))
         except RuntimeError:
             torch.cuda.synchronize()
             with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
                 torch.zeros(1, device=given[0].device)
             return None
-        return graph, given, loss, [p.grad for p in self.parameters]
+        return graph, given, ends
+
+
+class Tape:
+    """Forward and backward of a batch: `tape(x, y)` leaves the gradient of `loss(x, y)` in the model's parameters and gives the loss. If it
+    `records`, they are played on a GPU."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], records: bool = True):
+        self.model, self.loss, self.played = model, loss, Played(self._run, records)
+        self.begin()
+
+    def begin(self) -> None:
+        """To be called where the model may have other tensors than before: what was recorded with the old ones is forgotten."""
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not self.played.records:
+            return
+        place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [len(self.parameters)]
+        if place != getattr(self, "place", place):
+            self.played.forget()
+        self.place = place
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        loss, gradients = self.played(*inputs)
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            p.grad = gradient
+        return loss.clone() if loss.is_cuda else loss
+
+    def _run(self, *inputs: Any) -> tuple[Tensor, list[Tensor | None]]:
+        for p in self.parameters:
+            p.grad = None
+        value = self.loss(*inputs)
+        value.backward()
+        return value.detach(), [p.grad for p in self.parameters]
 
 
 class Stack:
@@ -238,43 +254,6 @@ class Recorded:
                 torch.stack([each[name] for each in parameters], out=p)
         self.graph.replay()
         return self.stack.unstack(), self.ends.clone()
-
-
-class Replayed:
-    """A function of tensors that, on a GPU, is recorded once for each set of shapes and then played: Python is not waited for.
-
-    What it returns, a tensor or a tuple of them, is overwritten by the next call with these shapes. The function must do the same at
-    each call: no draws, no `.item()`, and weights that are changed in place only. Elsewhere it is simply called.
-    """
-
-    def __init__(self, function: Callable[..., Any], records: bool = True):
-        self.function, self.records = function, records
-        self.made: dict[Any, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        if not (self.records and inputs[0].is_cuda):
-            return self.function(*inputs)
-        key = tuple((each.shape, each.dtype) for each in inputs)
-        if key not in self.made:
-            self.made[key] = self._record(inputs)
-        graph, places, ends = self.made[key]
-        for place, each in zip(places, inputs, strict=True):
-            place.copy_(each)
-        graph.replay()
-        return ends
-
-    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]:
-        places = tuple(each.detach().clone() for each in inputs)
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):                      # lets every kernel be chosen
-            for _ in range(3):
-                self.function(*places)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            ends = self.function(*places)
-        return graph, places, ends
 
 
 def draws(model: nn.Module) -> bool:

@@ -197,7 +197,7 @@ def test_played_steps_are_those_that_were_run():
             tape.begin()
             optimiser = optimiser_for(list(model.parameters()), Training())
             losses.append(train(model, 20, lambda i: tape(x[i], y[i]), optimiser, [stream(0, e) for e in range(4)], 8))
-        assert bool(tape.kept) == records and all(kept is not None for kept in tape.kept.values())
+        assert bool(tape.played.kept) == records and all(kept is not None for kept in tape.played.kept.values())
         return losses, model.state_dict()
 
     (run, there), (played, here) = ends(False), ends(True)
@@ -211,4 +211,4 @@ def test_a_loss_that_looks_at_values_is_run_each_time():
     tape = Tape(model, lambda x: model(x).sum() * (1.0 if x.sum() > 0 else 2.0))
     x = torch.ones(3, 4, device="cuda")
     losses = [float(tape(x)) for _ in range(6)]
-    assert len(set(losses)) == 1 and list(tape.kept.values()) == [None] and torch.randn(2, device="cuda").isfinite().all()
+    assert len(set(losses)) == 1 and list(tape.played.kept.values()) == [None] and torch.randn(2, device="cuda").isfinite().all()

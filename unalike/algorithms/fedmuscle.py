@@ -23,12 +23,12 @@ from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
 from unalike.randomness import scope, stream
-from unalike.training import Replayed, draws, move, step
+from unalike.training import Played, draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
-RECORDS = True  # whether a GPU plays recorded passes
+RECORDS = False  # whether a GPU plays recorded passes: not yet seen on one, `unalike bench muscle-speed` compares
 
 
 @dataclass
@@ -289,7 +289,7 @@ class FedMuscle(Algorithm):
                 self.model.load_state_dict(settled)
 
         @cached_property
-        def replayed(self) -> tuple[Replayed, Replayed] | None:
+        def replayed(self) -> tuple[Played, Played] | None:
             """On a GPU, where each pass is the same: representations of rows, and what a gradient of theirs is for the weights."""
             if not RECORDS or torch.device(self.client.device).type != "cuda" or draws(self.model.train()):
                 return None
@@ -297,7 +297,7 @@ class FedMuscle(Algorithm):
             def pulled(x: Tensor, gradient: Tensor) -> tuple:
                 return torch.autograd.grad(self.model.represent(x), self.learning(), gradient, allow_unused=True)
 
-            return Replayed(torch.no_grad()(self.model.represent)), Replayed(pulled)
+            return Played(torch.no_grad()(self.model.represent)), Played(pulled)
 
         def learning(self) -> list[nn.Parameter]:
             return [p for p in self.model.parameters() if p.requires_grad]
@@ -332,7 +332,7 @@ class FedMuscle(Algorithm):
 
 
 @cache
-def stacked(loss: Any, temperature: float, lower_temperature: float) -> Replayed:
+def stacked(loss: Any, temperature: float, lower_temperature: float) -> Played:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
     def of(anchors: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
@@ -340,7 +340,7 @@ def stacked(loss: Any, temperature: float, lower_temperature: float) -> Replayed
         each = torch.func.vmap(contrast)(anchors, list(others))
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
-    return Replayed(of, RECORDS)
+    return Played(of, RECORDS)
 
 
 def like(z: Tensor, temperature: Any) -> Any:
