@@ -1,6 +1,6 @@
 """AFMCC's clustering by dataset and ratio of full, multi- and single-modality clients: the paper's Tables 2 and 3a."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unalike.benches import Row, Study, averages
@@ -21,8 +21,7 @@ def run(study: Study) -> dict:
     rows = {}
     for name in PAPER:
         dataset, ratio = name.split()
-        mix = zip(("full", "single") if ratio.count(":") == 1 else ("full", "multi", "single"), ratio.split(":"), strict=True)
-        rows[name] = (scenario(study, dataset), [f"clients.0.mix={{{', '.join(f'{kind}: {part}' for kind, part in mix)}}}"])
+        rows[name] = (scenario(study, dataset), mixed(ratio))
     return table(study, rows, {name: acc for name, (acc, _, _) in PAPER.items()})
 
 
@@ -30,9 +29,16 @@ def scenario(study: Study, dataset: str = "bdgp") -> str:
     return "afmcc-digits" if study.quick else f"afmcc-{dataset}"
 
 
-def table(study: Study, rows: Mapping[str, Row], paper: Mapping[str, float] | None = None) -> dict[str, Any]:
+def mixed(ratio: str) -> list[str]:
+    """The setting for clients F/S or F/M/S."""
+    mix = zip(("full", "single") if ratio.count(":") == 1 else ("full", "multi", "single"), ratio.split(":"), strict=True)
+    return [f"clients.0.mix={{{', '.join(f'{kind}: {part}' for kind, part in mix)}}}"]
+
+
+def table(study: Study, rows: Mapping[str, Row], paper: Mapping[str, float] | None = None,
+          quick: Sequence[str] = QUICK) -> dict[str, Any]:
     """Mean and spread of both protocols for each row, beside the paper's ACC where it has one."""
-    made = study.runs({name: (scenario, [*PLAIN, *settings]) for name, (scenario, settings) in rows.items()}, QUICK)
+    made = study.runs({name: (scenario, [*PLAIN, *settings]) for name, (scenario, settings) in rows.items()}, quick)
     return {"rows": {name: averages(runs, figures) | ({"paper_acc": paper[name]} if paper and name in paper else {})
                      for name, runs in made.items()}}
 
