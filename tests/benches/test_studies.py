@@ -17,11 +17,10 @@ from unalike.errors import UserError
 from unalike.report import Run
 from unalike.scenarios import load
 
-STUDIES = ["afmcc", "afmcc-ablation", "afmcc-rivals", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration", "budget",
-           "safeguard",
-           "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation", "fedmpt-annotation",
-           "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert", "muscle-public",
-           "muscle-batch", "muscle-d-temperature", "muscle-map"]
+STUDIES = ["afmcc", "afmcc-ablation", "afmcc-rivals", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration",
+           "budget", "safeguard", "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation",
+           "fedmpt-annotation", "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert",
+           "muscle-public", "muscle-batch", "muscle-d-temperature", "muscle-map"]
 
 
 def made_up(scenario, algorithm, seed):
