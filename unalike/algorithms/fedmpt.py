@@ -37,7 +37,7 @@ class FedMPT(Prompting):
     rank: int = 32                                          # D_s, of adapters and gate
     temperature: float = 4.0                                # tau, on similarities of scale x cosine
     scale: float = 20.0
-    entropy: float = 0.2                                    # lambda
+    entropy: float = 0.02                                   # lambda
     steps: int = 10                                         # of Sinkhorn
     prompts: bool = True                                    # no: one prompt without conditions
     adapters: bool = True
