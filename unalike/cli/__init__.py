@@ -210,7 +210,7 @@ def bench(
     name: Annotated[str, typer.Argument(help="One of those in `unalike list`.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, to see that it works.")] = False,
     only: Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only rows with this word in their name; may be repeated.")] = None,
-    seeds: Annotated[str | None, typer.Option(metavar="SEEDS", help="Such as 0-4 or 100,101.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", metavar="SEEDS", help="Such as 0-4 or 100,101.")] = None,
     settings: Settings = None,
     keep: Annotated[str | None, typer.Option(help="Folder where finished runs stay, so that a bench that was cut off goes on.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
