@@ -100,34 +100,60 @@ def test_other_models_and_the_safeguard_are_refused(toys, tmp_path):
 
 # FMCSC
 
+def mlp(layers, x):
+    """Two layers with a ReLU between them, written out."""
+    return (x @ layers[0].weight.mT + layers[0].bias).clamp(min=0) @ layers[2].weight.mT + layers[2].bias
+
+
 def views_of(side, x):
-    """Codes of both views, the fused feature and each view's, written out."""
+    """Codes of both views and the fused feature, written out."""
     net = side.model.encoder
     z = {v: net.auto.encoders[v](x[v] if v in x else torch.zeros(10, 3).double()) for v in SHAPE}
-    return net, z, normalize(torch.cat([z["left"], z["right"]], 1) @ net.common.weight.mT + net.common.bias, dim=-1)
+    return net, z, normalize(mlp(net.common, torch.cat([z["left"], z["right"]], 1)), dim=-1)
+
+
+def some_rows(side):
+    return side.client.place(side.client.train.rows(torch.arange(10))[0])
 
 
 def test_several_views_are_drawn_to_the_fused_feature(toys):
     side = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
-    x = side.client.place(side.client.train.rows(torch.arange(10))[0])
+    x = some_rows(side)
     net, z, h = views_of(side, x)
-    by_hand = sum(reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, net.view(z[v]), 0.5) for v in x)
+    by_hand = sum(reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, mlp(net.view[v], z[v]), 0.5) for v in x)
     by_hand = by_hand + 0.5 * class_correlation_loss((h @ side.model.head.weight.mT).softmax(-1), 0.3)
     assert torch.allclose(side.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(side.model.features(x), h)
 
 
-def test_a_single_view_follows_the_model_for_all_views_and_leaves_its_own(toys):
+def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toys):
     side = side_of(FMCSC(), clients(toys)[2], toys)
-    x = side.client.place(side.client.train.rows(torch.arange(10))[0])
+    x = some_rows(side)
     other = {name: t + 0.3 for name, t in side.model.state_dict().items()}
     net, z, h = views_of(side, x)
     rebuilt = reconstruction(x["left"], net.auto.decoders["left"](z["left"]))
     assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt)                       # alone there is nobody to follow
-    away, side.whole = normalize(net.view(z["left"]), dim=-1), other
+    side.given = other
     given = side_of(FMCSC(), clients(toys)[2], toys)
     given.model.load_state_dict(other)
-    near, far = ((h * to).sum(-1).div(0.5).exp() for to in (given.model.features(x), away))
+    near, far = ((h * to).sum(-1).div(0.5).exp() for to in (given.model.features(x), normalize(z["left"], dim=-1)))
     assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12)
+
+
+def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
+    method = FMCSC(teaching=200)
+    side, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
+    first = {name: t.clone() for name, t in side.shared().items()}
+    told = side.perform("update", 1, 0, {"models": {"left,right": first, "left": first}})
+    assert set(told["models"]) == set(told["weights"]) == {"left,right", "left"} and min(told["weights"].values()) >= 0
+    assert all(torch.equal(t, told["models"]["left,right"][name]) for name, t in side.shared().items())         # it keeps its own
+    x = side.rows()
+    goal = side.model.features(x)
+
+    def far(model):
+        one.model.load_state_dict(model)
+        return (one.model.features({"left": x["left"]}) - goal).square().mean()
+
+    assert far(told["models"]["left"]) < 0.5 * far(first)
 
 
 def test_pretraining_goes_from_client_to_client(toys, tmp_path):
@@ -151,10 +177,11 @@ def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_p
                         if operation == "update" else call(operation, **about))
     next(method.serve(fed))
     told = got["update"]
-    for views, members in (("left,right", "abcd"), ("left", "abc"), ("right", "abd")):
-        weights = {c: sum(told[c]["information"].get(view, 0) for view in views.split(",")) for c in members}
-        by_hand = sum(w * told[c]["parameters"]["encoder.view.weight"] for c, w in weights.items()) / sum(weights.values())
-        assert torch.allclose(fed.state["models"][views]["encoder.view.weight"], by_hand, rtol=1e-9)
+    for views, members in (("left,right", "ab"), ("left", "abc"), ("right", "abd")):
+        weights = {c: told[c]["weights"][views] for c in members}
+        by_hand = sum(w * told[c]["models"][views]["encoder.common.0.weight"] for c, w in weights.items()) / sum(weights.values())
+        assert torch.allclose(fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9)
+        assert {c for c in told if views in told[c]["models"]} == set(members)
 
 
 def test_mutual_information():

@@ -1,19 +1,22 @@
 """FMCSC (Chen et al. 2024): clients with all views or one of them cluster together, by a model for each set of views.
 
 Clients train one after another on reconstruction, then all at once in rounds. Who owns several views draws each of them to the fused
-feature; who owns one draws its fused feature to that of the model for all views and away from its own view's. The server mixes a
-model for each set of views, weighted by what a client's views tell about its fused feature. docs/clustering.md says what is ours in it.
+feature, and then teaches the models for fewer views what its own says of the same samples; who owns one draws its fused feature to that
+of the model it was sent and away from its view's code. The server mixes a model for each set of views, weighted by mutual information.
+docs/clustering.md says what is ours in it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.func import functional_call
+from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
 
-from unalike.averaging import Averaging, AveragingSide, Parameters, Update
+from unalike.averaging import Averaging, AveragingSide, Parameters
 from unalike.federation import Federation
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
@@ -21,9 +24,15 @@ from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
 from unalike.operations import operation
 
+HIDDEN = 256            # between codes and features
 
-class Informed(Update):
-    information: dict[str, float]          # of each view
+
+class Taught(TypedDict):
+    """By set of views: models, and how much each is to count."""
+
+    models: dict[str, Parameters]
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    loss: float
 
 
 @dataclass
@@ -34,6 +43,7 @@ class FMCSC(Averaging):
 
     temperature: float = 0.5
     pretraining: int = 250             # epochs of each client, one after another
+    teaching: int = 50                 # epochs a round that who owns several views gives each model for fewer
     bins: int = 10                     # of the histogram that tells mutual information
     constraint: float = 0.0            # weight of AFMCC's class-correlation loss
     flexibility: float = 0.3           # its lambda
@@ -42,16 +52,16 @@ class FMCSC(Averaging):
         for round in fed.rounds():
             self.acquaint(fed)
             models, group = fed.state["models"], fed.state["group"]
-            whole = next(iter(models))
-            single = [c for c in fed.here if len(fed.cards[c].modalities) == 1 and group[c] != whole]
-            replies = fed.call("update", each={c: {"parameters": models[group[c]]} | ({"whole": models[whole]} if c in single else {})
-                                               for c in fed.here})
+            owned = {c: set(group[c].split(",")) for c in fed.here}
+            within = {c: {name: model for name, model in models.items() if set(name.split(",")) <= owned[c]} for c in fed.here}
+            replies = fed.call("update", each={c: {"models": given} for c, given in within.items()})
             for name in models:
-                weights = {c: sum(told[view] for view in name.split(",") if view in told)
-                           for c, reply in replies.items() if (told := reply["information"]).keys() & set(name.split(","))}
-                if weights:
+                told = {c: reply for c, reply in replies.items() if name in reply["models"]}
+                weights = {c: reply["weights"].get(name, 0.0) for c, reply in told.items()}
+                if told:
                     even = 0.0 if sum(weights.values()) else 1.0
-                    models[name] = self.merge({c: replies[c]["parameters"] for c in weights}, {c: w + even for c, w in weights.items()})
+                    made = {c: reply["models"][name] for c, reply in told.items()}
+                    models[name] = self.merge(made, {c: w + even for c, w in weights.items()})
             fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
             yield round
 
@@ -59,11 +69,9 @@ class FMCSC(Averaging):
         """Pretraining goes from client to client, those with most views first; a model for each set of views begins where it ends."""
         if "models" in fed.state:
             return
-        most = sorted(fed.everyone, key=lambda c: -len(fed.cards[c].modalities))
-        start = fed.relay("pretrain", most)
+        start = fed.relay("pretrain", sorted(fed.everyone, key=lambda c: -len(fed.cards[c].modalities)))
         group = {c: ",".join(card.modalities) for c, card in fed.cards.items()}
-        whole = ",".join(dict.fromkeys(view for c in most for view in fed.cards[c].modalities))
-        fed.state |= {"group": group, "models": {name: start for name in dict.fromkeys([whole, *group.values()])}}
+        fed.state |= {"group": group, "models": {name: start for name in dict.fromkeys(group.values())}}
 
     def exposes(self) -> str | None:
         return "FMCSC's clients tell how much their views have in common, and hand pretrained models on, which nothing protects"
@@ -73,7 +81,9 @@ class FMCSC(Averaging):
 
     class Side(AveragingSide):
         algorithm: "FMCSC"
-        whole: Parameters | None = None         # while it trains: the model for all views
+        given: Parameters | None = None         # while it trains: the model it was sent
+        own: Parameters = {}                    # while it teaches: its own model
+        seen: tuple[str, ...] = ()              # and the views that the other is shown
 
         def build(self, encoder: nn.Module) -> Model:
             made = super().build(encoder)
@@ -88,21 +98,41 @@ class FMCSC(Averaging):
             return self.shared()
 
         @operation
-        def update(self, parameters: Parameters, whole: Parameters | None = None) -> Informed:
-            self.whole = parameters if whole is None else whole
-            told = super().update(parameters)
-            self.whole, net, x = None, self.views, self.rows()
-            with torch.no_grad():
-                codes = net.codes(x)
-                told["information"] = {name: mutual_information(net.fused(codes), net.view(codes[name]), self.algorithm.bins)
-                                       for name in modalities(x)}
-            return told
+        def update(self, models: dict[str, Parameters]) -> Taught:
+            """Trains its own model; who owns several views then teaches those for some of them."""
+            mine = ",".join(modalities(self.rows()))
+            self.receive(models[mine])
+            self.passing, self.given = True, models[mine]
+            loss = self.learn(optimiser=self.optimiser(fresh=True))
+            self.own = {name: tensor.clone() for name, tensor in self.shared().items()}
+            made, weights = {mine: self.own}, {mine: self.information(models[mine], tuple(modalities(self.rows())))}
+            for name, model in models.items():
+                if name != mine:
+                    self.receive(model)
+                    self.seen = tuple(name.split(","))
+                    self.learn(self.algorithm.teaching, self.optimiser(fresh=True), self.lesson)
+                    made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
+                    weights[name] = self.information(model, self.seen)
+            self.receive(self.own)
+            self.passing, self.given, self.own = True, None, {}
+            return {"models": {name: made[name] for name in models}, "weights": weights, "loss": loss}
 
         @operation
         def train(self) -> float:
             if self.round == 1:
                 self.learn(self.algorithm.pretraining, self.optimiser(fresh=True), self.task_loss)
             return self.learn(loss=self.loss)
+
+        def information(self, sent: Parameters, views: tuple[str, ...]) -> float:
+            """How much the model it has now is to count: what the fused feature has in common with the features of the views; of one view,
+            with the fused feature of the model that was sent, less what it has in common with the view's code."""
+            net, x, bins = self.views, only(self.rows(), views), self.algorithm.bins
+            with torch.no_grad():
+                codes, h = net.codes(x), net(x)
+                if len(views) > 1:
+                    return sum(mutual_information(h, net.view[name](codes[name]), bins) for name in views)
+                before = functional_call(net, encoder(sent, h), (x,))
+                return max(0.0, mutual_information(h, before, bins) - mutual_information(h, codes[views[0]], bins))
 
         def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             x = marked(x)
@@ -121,17 +151,23 @@ class FMCSC(Averaging):
             if len(owned) > 1:
                 for name in owned:
                     there = x[name + MARK] > 0
-                    loss = loss + nt_xent(h[there], net.view(codes[name])[there], how.temperature)
-            elif self.whole is not None:
-                given = {name.removeprefix("encoder."): t.to(h) for name, t in self.whole.items() if name.startswith("encoder.")}
+                    loss = loss + nt_xent(h[there], net.view[name](codes[name])[there], how.temperature)
+            elif self.given is not None:
                 with torch.no_grad():
-                    goal = torch.func.functional_call(net, given, (x,))
-                away = normalize(net.view(codes[owned[0]]), dim=-1)
-                near = torch.stack([(h * goal).sum(-1), (h * away).sum(-1)], 1) / how.temperature         # (n, 2)
+                    goal = functional_call(net, encoder(self.given, h), (x,))
+                near = torch.stack([(h * goal).sum(-1), cosine_similarity(h, codes[owned[0]])], 1) / how.temperature        # (n, 2)
                 loss = loss + cross_entropy(near, torch.zeros(len(h), dtype=torch.int64, device=h.device))
             if how.constraint:
                 loss = loss + how.constraint * class_correlation_loss(self.model.head(h).softmax(-1), how.flexibility)
             return loss
+
+        def lesson(self, x: Tensor | dict, y: Tensor) -> Tensor:
+            """Of some views, tell what one's own model tells of all, and all views."""
+            x, net = marked(x), self.views
+            codes = net.codes(only(x, self.seen))
+            with torch.no_grad():
+                goal = functional_call(net, encoder(self.own, x[self.seen[0]]), (x,))
+            return self.rebuilt(x, codes) + mse_loss(net.fused(codes), goal)
 
         @property
         def views(self) -> "Views":
@@ -140,14 +176,14 @@ class FMCSC(Averaging):
 
 
 class Views(nn.Module):
-    """An autoencoder, a head for the code of any view, and a head for those of all views together, of length 1; a missing view is 0."""
+    """An autoencoder, a head for the code of each view, and one for those of all views together, of length 1; a missing view is 0."""
 
     def __init__(self, auto: Any):
         super().__init__()
         self.auto: Autoencoder = auto
         self.width = auto.width
-        self.view = nn.Linear(auto.width, auto.width)
-        self.common = nn.Linear(auto.width * len(auto.encoders), auto.width)
+        self.view = nn.ModuleDict({name: head(auto.width, auto.width) for name in auto.encoders})
+        self.common = head(auto.width * len(auto.encoders), auto.width)
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
         return self.fused(self.codes(marked(x)))
@@ -161,6 +197,20 @@ class Views(nn.Module):
 
     def fused(self, codes: dict[str, Tensor]) -> Tensor:
         return normalize(self.common(torch.cat(list(codes.values()), 1)), dim=-1)
+
+
+def head(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(before, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, after))
+
+
+def only(x: dict[str, Tensor], views: tuple[str, ...]) -> dict[str, Tensor]:
+    """These views, with their marks."""
+    return {name: rows for name, rows in x.items() if name.removesuffix(MARK) in views}
+
+
+def encoder(parameters: Parameters, like: Tensor) -> Parameters:
+    """Of a model's parameters those of its encoder, where another tensor lies."""
+    return {name.removeprefix("encoder."): tensor.to(like) for name, tensor in parameters.items() if name.startswith("encoder.")}
 
 
 def mutual_information(a: Tensor, b: Tensor, bins: int = 10) -> float:
