@@ -8,7 +8,7 @@ from unalike.algorithms import FedMuscle
 from unalike.data import load_dataset
 from unalike.errors import Problems
 from unalike.federation import Failure
-from unalike.models import CNN, MLP
+from unalike.models import CNN, MLP, build_encoder
 
 
 @pytest.fixture
@@ -176,8 +176,35 @@ def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
     monkeypatch.setattr(fedmuscle, "STACKED", 0)
     alone, each = algorithm.pulls(fed, views, drawn)
     assert list(pulls) == list(alone) == list("abcd")
-    assert losses == pytest.approx(each, abs=1e-12)
+    assert all(float(losses[c]) == pytest.approx(float(each[c]), abs=1e-12) for c in each)
     assert all(torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4 for c in pulls)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU only")
+@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"loss": "pairwise"}, {"loss": "gramian"}])
+def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
+    """Clients with adapters in a network of which most is frozen, a plain one, and one that draws and so is not recorded."""
+    from unalike.algorithms import fedmuscle
+    images = lambda rows, seed: torch.randint(256, (rows, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    seeing = toys.partial(build_encoder, "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4})
+
+    def clients():
+        see = [toys.client(id, model=seeing, device="cuda", train=(images(20, i), torch.arange(20) % 4), test=None,
+                           public=(images(24, 9), None)) for i, id in enumerate("ab")]
+        return [*see, toys.client("c", device="cuda"), toys.client("d", model=toys.noisy, device="cuda")]
+
+    made = {}
+    for records in (False, True):
+        monkeypatch.setattr(fedmuscle, "RECORDS", records)
+        fedmuscle.stacked.cache_clear()
+        made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
+    sides = outcome.fed.engine.host.sides
+    assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
+    if "exchange" not in fields:
+        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0.2, 0.15)
+        assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
+    fedmuscle.stacked.cache_clear()
+    assert toys.apart(made[False], made[True]) < 1e-8
 
 
 def test_projection(toys, tmp_path):

@@ -23,7 +23,7 @@ from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
 from unalike.randomness import scope, stream
-from unalike.training import Played, draws, move, step
+from unalike.training import Passes, Played, draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
@@ -105,7 +105,7 @@ class FedMuscle(Algorithm):
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss."""
-        total: dict[str, list[float]] = {}
+        total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
         exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
         for batch, rows in enumerate(fed.public(self.batch).batches(round, epoch)):
             views = dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": len(rows)}))
@@ -124,8 +124,8 @@ class FedMuscle(Algorithm):
                     c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()})
             for client, value in losses.items():
                 if value is not None:                   # with privacy clients do not tell
-                    total.setdefault(client, []).append(value)
-        return {client: sum(values) / len(values) for client, values in total.items()}
+                    total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
+        return {client: float(torch.stack(values).mean()) for client, values in total.items()}
 
     def epoch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with a single exchange: everyone's representations of the whole public set."""
@@ -190,12 +190,12 @@ class FedMuscle(Algorithm):
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
             each, gradients = stacked(self.loss, **settings)(anchors, *others)
-            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.tolist(), strict=True))
+            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.to(torch.float64, copy=True).unbind(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
             loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
             pulls[client], = torch.autograd.grad(loss, z)
-            losses[client] = float(loss.detach())
+            losses[client] = loss.detach()
         return pulls, losses
 
     def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
@@ -222,8 +222,6 @@ class FedMuscle(Algorithm):
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             rows = self.walk(epoch)[batch]
             self.work += len(rows) / 3
-            if self.replayed is not None:
-                return self.replayed[0](self.public_rows(rows)).clone()
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
             return self.graph[1].detach()
 
@@ -232,14 +230,9 @@ class FedMuscle(Algorithm):
             """Backward from the gradient the server found, one step."""
             optimiser = self.aligner()
             optimiser.zero_grad(set_to_none=True)
-            self.work += len(gradient)
-            if self.replayed is not None:
-                found = self.replayed[1](self.public_rows(self.walk(epoch)[batch]), gradient.to(self.client.device, self.client.dtype))
-                for parameter, its in zip(self.learning(), found, strict=True):
-                    parameter.grad = its
-            else:
-                z = self.recall(epoch, batch)
-                z.backward(gradient.to(z.device, z.dtype))
+            z = self.recall(epoch, batch)
+            self.work += len(z)
+            z.backward(gradient.to(z.device, z.dtype))
             move(optimiser, self.training.clip)
 
         @operation
@@ -289,24 +282,16 @@ class FedMuscle(Algorithm):
                 self.model.load_state_dict(settled)
 
         @cached_property
-        def replayed(self) -> tuple[Played, Played] | None:
-            """On a GPU, where each pass is the same: representations of rows, and what a gradient of theirs is for the weights."""
-            if not RECORDS or torch.device(self.client.device).type != "cuda" or draws(self.model.train()):
-                return None
-
-            def pulled(x: Tensor, gradient: Tensor) -> tuple:
-                return torch.autograd.grad(self.model.represent(x), self.learning(), gradient, allow_unused=True)
-
-            return Played(torch.no_grad()(self.model.represent)), Played(pulled)
-
-        def learning(self) -> list[nn.Parameter]:
-            return [p for p in self.model.parameters() if p.requires_grad]
+        def passes(self) -> Passes:
+            """Representations of rows; a GPU plays them where each pass is the same."""
+            learning = [p for p in self.model.parameters() if p.requires_grad]
+            return Passes(self.model.represent, learning, RECORDS and not draws(self.model.train()))
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
             self.model.train()
             with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
-                return self.model.represent(self.public_rows(rows))
+                return self.passes(self.public_rows(rows))
 
         def recall(self, epoch: int, batch: int) -> Tensor:
             """The representations of a batch with their graph: kept, or computed again without counting statistics twice."""
