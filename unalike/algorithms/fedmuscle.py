@@ -190,7 +190,8 @@ class FedMuscle(Algorithm):
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
             each, gradients = stacked(self.loss, **settings)(anchors, *others)
-            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.to(torch.float64, copy=True).unbind(), strict=True))
+            kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
+            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
             loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
