@@ -310,8 +310,8 @@ class Recorded:
 
 def draws(model: nn.Module) -> bool:
     """Whether a pass in training draws random numbers or counts statistics, so that it is another at each call."""
-    return any((isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0) or
-               (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training) for layer in model.modules())
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    return any(isinstance(layer, random) and layer.training and getattr(layer, "p", 1) > 0 for layer in model.modules())
 
 
 class Called(nn.Module):

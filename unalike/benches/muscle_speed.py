@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(study: Study) -> dict:
     return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}
 
 
-def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, Counter[str]]:
+def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float]]:
     """Seconds of a round, and of the calls and the loss in it where they are timed apart."""
     side, public, skipped, rounds = (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
     draw = torch.Generator().manual_seed(0)
@@ -48,8 +48,8 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, Counter
         held = Tensors(images(rows), torch.arange(rows) % 10)
         clients.append(Client(f"c{i}", model, Classification(label_names(10)), held, public=shared, device=study.device))
     algorithm, training, records = fedmuscle.FedMuscle(), Training(rounds=rounds, epochs=6), fedmuscle.RECORDS
-    parts: Counter[str] = Counter()
-    moments: list[tuple[float, Counter[str]]] = []
+    parts: dict[str, float] = defaultdict(float)
+    moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalEngine(clients, lambda client: algorithm.Side(client, algorithm, training, 0), Path(folder))
         fed: Any = Federation(engine, training, Terms(evaluations=1), 0)
@@ -62,15 +62,15 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, Counter
             for number in algorithm.serve(fed):
                 fed.finished = number
                 wait()
-                moments.append((time.perf_counter(), parts.copy()))
+                moments.append((time.perf_counter(), dict(parts)))
         finally:
             fedmuscle.RECORDS = records
             engine.close()
     (begun, before), (ended, after), count = moments[skipped - 1], moments[-1], rounds - skipped
-    return (ended - begun) / count, Counter({name: (after[name] - before[name]) / count for name in after})
+    return (ended - begun) / count, {name: (after[name] - before.get(name, 0.0)) / count for name in after}
 
 
-def timed(function: Callable, parts: Counter[str], name: str | None = None) -> Callable:
+def timed(function: Callable, parts: dict[str, float], name: str | None = None) -> Callable:
     """The same, its seconds counted under this name, or that of its first argument."""
     def count(*given: Any, **named: Any) -> Any:
         wait()
