@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unalike.algorithm import Algorithm
 from unalike.federation import Federation
 from unalike.forms import Shape
-from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
+from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
@@ -28,6 +28,8 @@ from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
+WHOLE = 2**25   # combinations of peers' rows that are all summed up unless the scenario says otherwise
+SAMPLES = 64    # of more than that, so many are drawn
 RECORDS = False  # whether a GPU plays recorded passes: not yet seen on one, `unalike bench muscle-speed` compares
 
 
@@ -45,6 +47,7 @@ class FedMuscle(Algorithm):
     temperature: Temperature = 0.2                                   # tau^(N); a matrix over the clients for one per pair
     lower_temperature: Temperature | Literal["consistent"] = 0.15    # tau^(N-1); "consistent" solves eq. 22
     loss: Literal["muscle", "pairwise", "gramian"] = "muscle"
+    samples: int | None = None                                       # combinations drawn to estimate the Muscle loss; None: all if feasible
     exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
     sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
     choice: Literal["random", "relevance"] = "random"                # which peers
@@ -72,6 +75,10 @@ class FedMuscle(Algorithm):
                 problems.append((name, f"must be at least {COLDEST:g}, got {given}."))
         if self.align_rate is not None and not self.align_rate > 0:
             problems.append(("align_rate", f"must be above 0, got {self.align_rate}."))
+        if self.samples is not None and self.samples < 1:
+            problems.append(("samples", f"must be at least 1, got {self.samples}; leave it out for all combinations if feasible."))
+        if self.exchange == "paper" and self.drawn(self.peers, self.batch):
+            problems.append(("exchange", f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."))
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
             problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
@@ -113,7 +120,7 @@ class FedMuscle(Algorithm):
             if not drawn:
                 continue
             if exchange == "gradient":
-                pulls, losses = self.pulls(fed, views, drawn)
+                pulls, losses = self.pulls(fed, views, drawn, stream(fed.seed, "combinations", round, epoch, batch))
                 fed.call("align", epoch=epoch, batch=batch, each={c: {"gradient": pulls[c]} for c in drawn})
             elif exchange == "peers":
                 losses = fed.call("align_to_peers", epoch=epoch, batch=batch, each={
@@ -171,8 +178,20 @@ class FedMuscle(Algorithm):
         lower = consistent_lower(torch.tensor(upper, dtype=torch.float64) if isinstance(upper, list) else upper)
         return {"temperature": upper, "lower_temperature": lower.tolist() if isinstance(lower, Tensor) else lower}
 
-    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any) -> Tensor:
+    def drawn(self, peers: int, batch: int) -> int:
+        """How many combinations of so many peers' rows are drawn; 0: all are summed up."""
+        if self.loss != "muscle" or (self.samples is None and batch ** peers <= WHOLE):
+            return 0
+        return self.samples or SAMPLES
+
+    def draws(self, peers: int, batch: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """What decides which combinations are drawn for an anchor's rows, (peers, batch, combinations); None: all are summed up."""
+        return torch.rand(peers, batch, count, generator=generator) if (count := self.drawn(peers, batch)) else None
+
+    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any, draws: Tensor | None = None) -> Tensor:
         """The loss of one anchor."""
+        if draws is not None:
+            return muscle_sampled(z, peers, draws, like(z, temperature), like(z, lower_temperature))
         if self.loss == "muscle":
             return muscle_loss(z, peers, like(z, temperature), like(z, lower_temperature))
         per_peer = like(z, temperature)[0, 1:] if isinstance(temperature, list) else temperature
@@ -180,21 +199,25 @@ class FedMuscle(Algorithm):
             return pairwise_loss(z, peers, per_peer)
         return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
 
-    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]]) -> tuple[dict, dict]:
+    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]],
+              generator: torch.Generator | None = None) -> tuple[dict, dict]:
         """dL/dZ of every client, and the losses. Where all have as many peers and one temperature, they are computed as one."""
         pulls, losses = {}, {}
+        draws = {c: self.draws(len(peers), len(views[c]), generator) for c, peers in drawn.items()}
         sizes = {len(peers) for peers in drawn.values()}
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
-        if not per_pair and len(sizes) == 1 and max(sizes) <= STACKED:
+        estimated = [told for told in draws.values() if told is not None]
+        if not per_pair and len(sizes) == 1 and (max(sizes) <= STACKED or estimated):
             others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
-            each, gradients = stacked(self.loss, **settings)(anchors, *others)
+            decided = torch.stack(estimated).to(anchors) if estimated else None
+            each, gradients = stacked(self.loss, **settings)(anchors, others, decided)
             kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
-            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
+            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers), draws=draws[client])
             pulls[client], = torch.autograd.grad(loss, z)
             losses[client] = loss.detach()
         return pulls, losses
@@ -239,8 +262,7 @@ class FedMuscle(Algorithm):
         @operation
         def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> float:
             """The same step from the peers' representations."""
-            z = self.recall(epoch, batch)
-            return self.descend(self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures), len(z))
+            return self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(peers[0]))
 
         @operation
         def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> float:
@@ -266,8 +288,7 @@ class FedMuscle(Algorithm):
             for batch, rows in enumerate(self.walk(epoch)):
                 z = self.forward(epoch, batch)
                 self.work += len(z) / 3
-                pulled = [p[rows].to(z.device, z.dtype) for p in peers]
-                total += self.descend(self.algorithm.contrast(z, pulled, **temperatures), len(z))
+                total += self.descend(self.contrast(z, [p[rows] for p in peers], temperatures), len(z))
                 count += 1
             return total / count
 
@@ -307,6 +328,10 @@ class FedMuscle(Algorithm):
                 setattr(module, name, buffer)
             return z
 
+        def contrast(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> Tensor:
+            how = self.algorithm
+            return how.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=how.draws(len(peers), len(z)))
+
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
             step(loss, self.aligner(), self.training.clip)
@@ -320,10 +345,10 @@ class FedMuscle(Algorithm):
 @cache
 def stacked(loss: Any, temperature: float, lower_temperature: float) -> Played:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
-    def of(anchors: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    def of(anchors: Tensor, others: list[Tensor], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature)
-        each = torch.func.vmap(contrast)(anchors, list(others))
+        contrast = lambda z, peers, drawn: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature, drawn)
+        each = torch.func.vmap(contrast, in_dims=(0, 0, None if draws is None else 0))(anchors, others, draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
     return Played(of, RECORDS)
