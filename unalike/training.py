@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from unalike.settings import Settings
@@ -123,6 +124,9 @@ class Played:
             self.kept[key] = self._record([leaf.detach().clone() for leaf in leaves], form)
         if (kept := self.kept[key]) is None:
             return self.function(*inputs)
+        return self._play(kept, leaves)
+
+    def _play(self, kept: tuple, leaves: list[Tensor]) -> Any:
         graph, given, ends = kept
         for leaf, new in zip(given, leaves, strict=True):
             leaf.copy_(new)
@@ -130,19 +134,67 @@ class Played:
         return ends
 
     def _record(self, given: list[Tensor], form: Any) -> tuple | None:
-        """Nothing is computed yet, and nothing is lost if it fails, as it does where the function looks at values."""
-        graph = torch.cuda.CUDAGraph()
         Played.pool = Played.pool or torch.cuda.graph_pool_handle()
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.graph(graph, pool=Played.pool):
-                ends = self.function(*tree_unflatten(given, form))
-        except RuntimeError:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
-                torch.zeros(1, device=given[0].device)
+        made = captured(lambda: self.function(*tree_unflatten(given, form)), Played.pool)
+        return made and (made[0], given, made[1])
+
+
+class Passes(Played):
+    """A pass of a model that is played, and its way back: what it gives leads back to `parameters` like that of any pass, until the next
+    call with rows of this shape. Ahead and back are recorded apart, in memory of their own: passes of others may come between."""
+
+    def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], records: bool = True):
+        super().__init__(function, records)
+        self.parameters = list(parameters)
+        self.own: Any = None
+
+    def _record(self, given: list[Tensor], form: Any) -> tuple | None:
+        self.own = self.own or torch.cuda.graph_pool_handle()
+        if (ahead := captured(lambda: self.function(*tree_unflatten(given, form)), self.own)) is None:
             return None
-        return graph, given, ends
+        gradient = torch.zeros_like(ahead[1])
+        back = captured(lambda: torch.autograd.grad(ahead[1], self.parameters, gradient, allow_unused=True), self.own)
+        return back and (ahead[0], given, ahead[1].detach(), back[0], gradient, back[1])
+
+    def _play(self, kept: tuple, leaves: list[Tensor]) -> Tensor:
+        return ThereAndBack.apply(kept, leaves, *self.parameters)
+
+
+class ThereAndBack(torch.autograd.Function):
+    """A recorded pass as one step of autograd's."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: tuple, leaves: list[Tensor], *parameters: Tensor) -> Tensor:
+        graph, given, ends = kept[:3]
+        ctx.back = kept[3:]
+        for leaf, new in zip(given, leaves, strict=True):
+            leaf.copy_(new)
+        graph.replay()
+        return ends.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        graph, given, found = ctx.back
+        given.copy_(gradient)
+        graph.replay()
+        return None, None, *(None if each is None else each.detach() for each in found)
+
+
+def captured(function: Callable[[], Any], pool: Any) -> tuple[Any, Any] | None:
+    """What a GPU is to do in a function, to be played, and where that leaves what it gives. Nothing is computed yet, and nothing is lost
+    where it cannot be recorded, as where the function looks at values: None."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            ends = function()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
+            torch.zeros(1, device="cuda")
+        return None
+    return graph, ends
 
 
 class Tape:
@@ -258,8 +310,8 @@ class Recorded:
 
 def draws(model: nn.Module) -> bool:
     """Whether a pass in training draws random numbers or counts statistics, so that it is another at each call."""
-    return any((isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0) or
-               (isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training) for layer in model.modules())
+    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    return any(isinstance(layer, random) and layer.training and getattr(layer, "p", 1) > 0 for layer in model.modules())
 
 
 class Called(nn.Module):

@@ -19,7 +19,7 @@ from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.randomness import stream
 from unalike.tasks import MultiLabel, Segmentation
-from unalike.training import Tape, train
+from unalike.training import train
 
 CELLS = 8          # rows and columns of a dense opinion
 Opinion = Annotated[Tensor, Shape("public_rows", "labels")] | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
@@ -64,16 +64,21 @@ class UnlabelledSide(PublicSide):
         self.work += len(self.public) / 3
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
-    def study(self, loss: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> float | None:
-        """This round's passes through the public set, or some rows of it, by the loss of a batch of row numbers; the mean of it."""
+    def study(self, loss: Callable[..., Tensor], given: Callable[[Tensor], tuple], rows: Tensor | None = None) -> float | None:
+        """This round's passes through the public set, or some rows of it, by the loss of what is `given` for a batch of row numbers; the
+        mean of it."""
         how, rows = self.algorithm, torch.arange(len(self.public)) if rows is None else rows.cpu()
         if len(rows) < 2:
             return None
         orders = [stream(self.seed, "public", self.round, epoch) for epoch in range(how.passes)]
         self.work += len(rows) * len(orders)
-        tape = Tape(self.model, loss, records=False)
-        return train(self.model, len(rows), lambda index: tape(rows[index]), self.optimiser("public", how.public_rate), orders, how.batch,
-                     self.training.clip)
+        tape = self.tape(loss)
+        return train(self.model, len(rows), lambda index: tape(*given(rows[index])), self.optimiser("public", how.public_rate), orders,
+                     how.batch, self.training.clip)
+
+    def labelled(self, y: Tensor) -> Callable[[Tensor], tuple[Any, Tensor]]:
+        """Public rows, and what is said of them in `y`, which has all rows."""
+        return lambda rows: (self.public_rows(rows), y[rows.to(y.device)])
 
     # what an output says
 

@@ -1,5 +1,7 @@
 """FedMuscle: three exchanges of one update, what travels, whom a client is pulled to, and what it leaves with."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,8 @@ from unalike.algorithms import FedMuscle
 from unalike.data import load_dataset
 from unalike.errors import Problems
 from unalike.federation import Failure
-from unalike.models import CNN, MLP
+from unalike.models import CNN, MLP, build_encoder
+from unalike.randomness import stream
 
 
 @pytest.fixture
@@ -165,19 +168,69 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
 
 
 @pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"loss": "gramian"}, {"lower_temperature": "consistent"},
-                                    {"peers": 1}, {"peers": 3}])
+                                    {"peers": 1}, {"peers": 3}, {"peers": 3, "samples": 5}])
 def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
     from unalike.algorithms import fedmuscle
     algorithm = toys.method("fedmuscle", **fields)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     views = dict(zip("abcd", torch.randn(4, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), strict=True))
     drawn = algorithm.draw(fed, views, 1, 0, 0)
-    pulls, losses = algorithm.pulls(fed, views, drawn)
+    pulls, losses = algorithm.pulls(fed, views, drawn, stream(1))
     monkeypatch.setattr(fedmuscle, "STACKED", 0)
-    alone, each = algorithm.pulls(fed, views, drawn)
+    one = [[0.2] * 4] * 4 if "samples" in fields else 0.2                             # one per pair: nothing is stacked
+    alone, each = replace(algorithm, temperature=one).pulls(fed, views, drawn, stream(1))
     assert list(pulls) == list(alone) == list("abcd")
-    assert losses == pytest.approx(each, abs=1e-12)
+    assert all(float(losses[c]) == pytest.approx(float(each[c]), abs=1e-12) for c in each)
     assert all(torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4 for c in pulls)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU only")
+@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"loss": "pairwise"}, {"loss": "gramian"}])
+def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
+    """Clients with adapters in a network of which most is frozen, a plain one, and one that draws and so is not recorded."""
+    from unalike.algorithms import fedmuscle
+    images = lambda rows, seed: torch.randint(256, (rows, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    seeing = toys.partial(build_encoder, "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4})
+
+    def clients():
+        see = [toys.client(id, model=seeing, device="cuda", train=(images(20, i), torch.arange(20) % 4), test=None,
+                           public=(images(24, 9), None)) for i, id in enumerate("ab")]
+        return [*see, toys.client("c", device="cuda"), toys.client("d", model=toys.noisy, device="cuda")]
+
+    made = {}
+    for records in (False, True):
+        monkeypatch.setattr(fedmuscle, "RECORDS", records)
+        fedmuscle.stacked.cache_clear()
+        made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
+    sides = outcome.fed.engine.host.sides
+    assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
+    if "exchange" not in fields:
+        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0.2, 0.15)
+        assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
+    fedmuscle.stacked.cache_clear()
+    assert toys.apart(made[False], made[True]) < 1e-8
+
+
+@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"sync": "epoch"}])
+def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, monkeypatch):
+    """Of 8^3 combinations: all of them, or an estimate that goes the same way, and the same twice."""
+    from unalike.algorithms import fedmuscle
+    exact = outcome(peers=3, rounds=1, keep="aligned", **fields)
+    monkeypatch.setattr(fedmuscle, "WHOLE", 8**3 - 1)
+    drawn, again = (outcome(peers=3, rounds=1, keep="aligned", **fields) for _ in range(2))
+    assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
+    few, many = (outcome(peers=3, rounds=1, keep="aligned", samples=count, training={"optimiser": "sgd"}, **fields) for count in (2, 5000))
+    monkeypatch.undo()
+    exact = outcome(peers=3, rounds=1, keep="aligned", training={"optimiser": "sgd"}, **fields)
+    assert toys.apart(many, exact) < toys.apart(few, exact) / 4
+
+
+def test_nine_peers(outcome, toys):
+    outcome([toys.client(c) for c in "abcdefghij"], peers=9, rounds=1)
+    (noted,) = [note["values"] for note in outcome.noted if note["name"] == "muscle_loss"]
+    assert len(noted) == 10 and all(0 < value < 60 for value in noted.values())
+    problems = dict(FedMuscle(peers=9, exchange="paper", samples=0).check(10, 100))
+    assert "32^9 rows" in problems["exchange"] and "at least 1, got 0" in problems["samples"]
 
 
 def test_projection(toys, tmp_path):

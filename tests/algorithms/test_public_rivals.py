@@ -158,7 +158,7 @@ def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
 def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
     ann, got = unlike()[0], {}
     side = side_of("cofed", ann, toys)
-    side.study = lambda loss, rows: got.update(rows=rows)
+    side.study = lambda loss, given, rows: got.update(rows=rows)
     votes = torch.zeros(20, 3, dtype=torch.int8)
     votes[:15, 0], votes[15:17, 1], votes[18, :2] = 1, 1, 1                              # 18 is two things, 17 and 19 nothing
     torch.manual_seed(0)

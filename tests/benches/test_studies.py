@@ -20,7 +20,8 @@ from unalike.scenarios import load
 STUDIES = ["afmcc", "afmcc-ablation", "afmcc-rivals", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration",
            "budget", "safeguard", "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation",
            "fedmpt-annotation", "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert",
-           "muscle-public", "muscle-batch", "muscle-d-temperature", "muscle-map"]
+           "muscle-public", "muscle-batch", "muscle-d-temperature", "muscle-map", "muscle-multimodal",
+           "muscle-cross-temperature"]
 
 
 def made_up(scenario, algorithm, seed):

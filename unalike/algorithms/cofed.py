@@ -65,4 +65,4 @@ class CoFED(Unlabelled):
                 y, rows = self.only(votes.argmax(1), (votes > 0).sum(1) == 1)
             if y.dim() == 1 and len(rows):              # every class comes as often
                 rows = rows[torch.multinomial(1.0 / y[rows].bincount()[y[rows]].cpu(), len(rows), replacement=True).to(rows.device)]
-            return self.study(lambda few: self.client.task.loss(self.model(self.public_rows(few)), y[few.to(y.device)]), rows)
+            return self.study(self.task_loss, self.labelled(y), rows)

@@ -133,7 +133,7 @@ class CreamFL(Unlabelled):
                         total.append(cross_entropy(near / how.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)))
                 return how.regularise * torch.stack(total).sum()
 
-            self.study(loss)
+            self.study(loss, lambda rows: (rows,))
 
         @operation
         def absorb(self, goals: Views, peers: list[Tensor]) -> float | None:
@@ -151,7 +151,7 @@ class CreamFL(Unlabelled):
                     costs.append(task.loss(torch.stack(list(views.values()), 1), rows.to(self.client.device)))
                 return torch.stack(costs).sum()
 
-            return self.study(loss) if goals or peers or isinstance(task, Retrieval) else None
+            return self.study(loss, lambda rows: (rows,)) if goals or peers or isinstance(task, Retrieval) else None
 
         def views(self, rows: Tensor) -> Views:
             """(B, d) of length 1 for each kind it sees of these public rows."""

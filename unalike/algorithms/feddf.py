@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unalike.averaging import Parameters, mean_states, word
 from unalike.federation import Federation
-from unalike.operations import operation, question, sends
+from unalike.operations import operation, question, sends, steady
 from unalike.unlabelled import Opinion, Unlabelled, UnlabelledSide, agreed, owners
 
 
@@ -69,11 +69,11 @@ class FedDF(Unlabelled):
 
         @operation
         def distil(self, teacher: Tensor) -> float | None:
-            def loss(rows: Tensor) -> Tensor:
-                output = self.cells(self.model(self.public_rows(rows)))
-                return self.client.task.imitate(output, teacher[rows].to(output))
+            return self.study(self.imitated, self.labelled(self.client.place(teacher)))
 
-            return self.study(loss)
+        @steady
+        def imitated(self, x: Tensor | dict, teacher: Tensor) -> Tensor:
+            return self.client.task.imitate(self.cells(self.model(x)), teacher)
 
 
 def kind(task: str, labels: Sequence[str], parameters: Parameters) -> str:

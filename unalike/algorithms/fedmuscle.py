@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from unalike.algorithm import Algorithm
 from unalike.federation import Federation
 from unalike.forms import Shape
-from unalike.losses import consistent_lower, gramian_loss, muscle_loss, pairwise_loss
+from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
 from unalike.randomness import scope, stream
-from unalike.training import Played, draws, move, step
+from unalike.training import Passes, Played, draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
+WHOLE = 2**25   # combinations of peers' rows that are all summed up unless the scenario says otherwise
+SAMPLES = 64    # of more than that, so many are drawn
 RECORDS = False  # whether a GPU plays recorded passes: not yet seen on one, `unalike bench muscle-speed` compares
 
 
@@ -45,6 +47,7 @@ class FedMuscle(Algorithm):
     temperature: Temperature = 0.2                                   # tau^(N); a matrix over the clients for one per pair
     lower_temperature: Temperature | Literal["consistent"] = 0.15    # tau^(N-1); "consistent" solves eq. 22
     loss: Literal["muscle", "pairwise", "gramian"] = "muscle"
+    samples: int | None = None                                       # combinations drawn to estimate the Muscle loss; None: all if feasible
     exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
     sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
     choice: Literal["random", "relevance"] = "random"                # which peers
@@ -72,6 +75,10 @@ class FedMuscle(Algorithm):
                 problems.append((name, f"must be at least {COLDEST:g}, got {given}."))
         if self.align_rate is not None and not self.align_rate > 0:
             problems.append(("align_rate", f"must be above 0, got {self.align_rate}."))
+        if self.samples is not None and self.samples < 1:
+            problems.append(("samples", f"must be at least 1, got {self.samples}; leave it out for all combinations if feasible."))
+        if self.exchange == "paper" and self.drawn(self.peers, self.batch):
+            problems.append(("exchange", f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."))
         if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
             problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
@@ -105,7 +112,7 @@ class FedMuscle(Algorithm):
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss."""
-        total: dict[str, list[float]] = {}
+        total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
         exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
         for batch, rows in enumerate(fed.public(self.batch).batches(round, epoch)):
             views = dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": len(rows)}))
@@ -113,7 +120,7 @@ class FedMuscle(Algorithm):
             if not drawn:
                 continue
             if exchange == "gradient":
-                pulls, losses = self.pulls(fed, views, drawn)
+                pulls, losses = self.pulls(fed, views, drawn, stream(fed.seed, "combinations", round, epoch, batch))
                 fed.call("align", epoch=epoch, batch=batch, each={c: {"gradient": pulls[c]} for c in drawn})
             elif exchange == "peers":
                 losses = fed.call("align_to_peers", epoch=epoch, batch=batch, each={
@@ -124,8 +131,8 @@ class FedMuscle(Algorithm):
                     c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()})
             for client, value in losses.items():
                 if value is not None:                   # with privacy clients do not tell
-                    total.setdefault(client, []).append(value)
-        return {client: sum(values) / len(values) for client, values in total.items()}
+                    total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
+        return {client: float(torch.stack(values).mean()) for client, values in total.items()}
 
     def epoch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with a single exchange: everyone's representations of the whole public set."""
@@ -171,8 +178,20 @@ class FedMuscle(Algorithm):
         lower = consistent_lower(torch.tensor(upper, dtype=torch.float64) if isinstance(upper, list) else upper)
         return {"temperature": upper, "lower_temperature": lower.tolist() if isinstance(lower, Tensor) else lower}
 
-    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any) -> Tensor:
+    def drawn(self, peers: int, batch: int) -> int:
+        """How many combinations of so many peers' rows are drawn; 0: all are summed up."""
+        if self.loss != "muscle" or (self.samples is None and batch ** peers <= WHOLE):
+            return 0
+        return self.samples or SAMPLES
+
+    def draws(self, peers: int, batch: int, generator: torch.Generator | None = None) -> Tensor | None:
+        """What decides which combinations are drawn for an anchor's rows, (peers, batch, combinations); None: all are summed up."""
+        return torch.rand(peers, batch, count, generator=generator) if (count := self.drawn(peers, batch)) else None
+
+    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any, draws: Tensor | None = None) -> Tensor:
         """The loss of one anchor."""
+        if draws is not None:
+            return muscle_sampled(z, peers, draws, like(z, temperature), like(z, lower_temperature))
         if self.loss == "muscle":
             return muscle_loss(z, peers, like(z, temperature), like(z, lower_temperature))
         per_peer = like(z, temperature)[0, 1:] if isinstance(temperature, list) else temperature
@@ -180,22 +199,27 @@ class FedMuscle(Algorithm):
             return pairwise_loss(z, peers, per_peer)
         return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
 
-    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]]) -> tuple[dict, dict]:
+    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]],
+              generator: torch.Generator | None = None) -> tuple[dict, dict]:
         """dL/dZ of every client, and the losses. Where all have as many peers and one temperature, they are computed as one."""
         pulls, losses = {}, {}
+        draws = {c: self.draws(len(peers), len(views[c]), generator) for c, peers in drawn.items()}
         sizes = {len(peers) for peers in drawn.values()}
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
-        if not per_pair and len(sizes) == 1 and max(sizes) <= STACKED:
+        estimated = [told for told in draws.values() if told is not None]
+        if not per_pair and len(sizes) == 1 and (max(sizes) <= STACKED or estimated):
             others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
-            each, gradients = stacked(self.loss, **settings)(anchors, *others)
-            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, each.tolist(), strict=True))
+            decided = torch.stack(estimated).to(anchors) if estimated else None
+            each, gradients = stacked(self.loss, **settings)(anchors, others, decided)
+            kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
+            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
-            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers))
+            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers), draws=draws[client])
             pulls[client], = torch.autograd.grad(loss, z)
-            losses[client] = float(loss.detach())
+            losses[client] = loss.detach()
         return pulls, losses
 
     def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
@@ -222,8 +246,6 @@ class FedMuscle(Algorithm):
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             rows = self.walk(epoch)[batch]
             self.work += len(rows) / 3
-            if self.replayed is not None:
-                return self.replayed[0](self.public_rows(rows)).clone()
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
             return self.graph[1].detach()
 
@@ -232,21 +254,15 @@ class FedMuscle(Algorithm):
             """Backward from the gradient the server found, one step."""
             optimiser = self.aligner()
             optimiser.zero_grad(set_to_none=True)
-            self.work += len(gradient)
-            if self.replayed is not None:
-                found = self.replayed[1](self.public_rows(self.walk(epoch)[batch]), gradient.to(self.client.device, self.client.dtype))
-                for parameter, its in zip(self.learning(), found, strict=True):
-                    parameter.grad = its
-            else:
-                z = self.recall(epoch, batch)
-                z.backward(gradient.to(z.device, z.dtype))
+            z = self.recall(epoch, batch)
+            self.work += len(z)
+            z.backward(gradient.to(z.device, z.dtype))
             move(optimiser, self.training.clip)
 
         @operation
         def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> float:
             """The same step from the peers' representations."""
-            z = self.recall(epoch, batch)
-            return self.descend(self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures), len(z))
+            return self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(peers[0]))
 
         @operation
         def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> float:
@@ -272,8 +288,7 @@ class FedMuscle(Algorithm):
             for batch, rows in enumerate(self.walk(epoch)):
                 z = self.forward(epoch, batch)
                 self.work += len(z) / 3
-                pulled = [p[rows].to(z.device, z.dtype) for p in peers]
-                total += self.descend(self.algorithm.contrast(z, pulled, **temperatures), len(z))
+                total += self.descend(self.contrast(z, [p[rows] for p in peers], temperatures), len(z))
                 count += 1
             return total / count
 
@@ -289,24 +304,16 @@ class FedMuscle(Algorithm):
                 self.model.load_state_dict(settled)
 
         @cached_property
-        def replayed(self) -> tuple[Played, Played] | None:
-            """On a GPU, where each pass is the same: representations of rows, and what a gradient of theirs is for the weights."""
-            if not RECORDS or torch.device(self.client.device).type != "cuda" or draws(self.model.train()):
-                return None
-
-            def pulled(x: Tensor, gradient: Tensor) -> tuple:
-                return torch.autograd.grad(self.model.represent(x), self.learning(), gradient, allow_unused=True)
-
-            return Played(torch.no_grad()(self.model.represent)), Played(pulled)
-
-        def learning(self) -> list[nn.Parameter]:
-            return [p for p in self.model.parameters() if p.requires_grad]
+        def passes(self) -> Passes:
+            """Representations of rows; a GPU plays them where each pass is the same."""
+            learning = [p for p in self.model.parameters() if p.requires_grad]
+            return Passes(self.model.represent, learning, RECORDS and not draws(self.model.train()))
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
             self.model.train()
             with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
-                return self.model.represent(self.public_rows(rows))
+                return self.passes(self.public_rows(rows))
 
         def recall(self, epoch: int, batch: int) -> Tensor:
             """The representations of a batch with their graph: kept, or computed again without counting statistics twice."""
@@ -321,6 +328,10 @@ class FedMuscle(Algorithm):
                 setattr(module, name, buffer)
             return z
 
+        def contrast(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> Tensor:
+            how = self.algorithm
+            return how.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=how.draws(len(peers), len(z)))
+
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
             step(loss, self.aligner(), self.training.clip)
@@ -334,10 +345,10 @@ class FedMuscle(Algorithm):
 @cache
 def stacked(loss: Any, temperature: float, lower_temperature: float) -> Played:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
-    def of(anchors: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    def of(anchors: Tensor, others: list[Tensor], draws: Tensor | None) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature)
-        each = torch.func.vmap(contrast)(anchors, list(others))
+        contrast = lambda z, peers, drawn: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature, drawn)
+        each = torch.func.vmap(contrast, in_dims=(0, 0, None if draws is None else 0))(anchors, others, draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
     return Played(of, RECORDS)

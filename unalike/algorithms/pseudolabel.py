@@ -46,7 +46,7 @@ class PseudoLabel(Unlabelled):
             """Label the public set, and learn the surest share of it."""
             guess, sure = self.look(lambda output: self.guess(self.probabilities(output)))
             y, rows = self.only(guess, surest(sure, self.kinds(guess), share))
-            return self.study(lambda few: self.client.task.loss(self.model(self.public_rows(few)), y[few.to(y.device)]), rows)
+            return self.study(self.task_loss, self.labelled(y), rows)
 
         def kinds(self, guess: Tensor) -> Tensor:
             """A number for each different guess: a class, or a label that is there or not."""

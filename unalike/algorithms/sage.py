@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, o
 
 from unalike.data.views import view
 from unalike.federation import Federation
-from unalike.operations import operation, question, sends
+from unalike.operations import operation, question, sends, steady
 from unalike.unlabelled import Opinion, Unlabelled, UnlabelledSide, agreed
 
 
@@ -44,22 +44,26 @@ class SAGE(Unlabelled):
         @operation
         def match(self, others: Tensor) -> float | None:
             """Guess on a weak view, learn on a strong one."""
-            how, moves = self.algorithm, not self.client.task.dense
+            how, told = self.algorithm, self.client.place(others)
 
-            def loss(rows: Tensor) -> Tensor:
+            def given(rows: Tensor) -> tuple:
                 x = self.public_rows(rows, as_came=True)
-                with torch.no_grad():
-                    own = self.probabilities(self.model(view(x, strong=False, moves=moves, flips=how.flips)))
-                    all_ = others[rows].to(own)
-                    all_ = interpolate(all_, size=own.shape[-2:], mode="bilinear") if all_.dim() == 4 else all_
-                    target, kept = self.target(own, all_)
-                output = self.model(view(x, moves=moves, flips=how.flips))
-                cost = binary_cross_entropy_with_logits(output, target, reduction="none") if self.several \
-                    else -(target * output.log_softmax(1)).sum(1)
-                return (cost * kept).mean()
+                weak, strong = (view(x, strong=strong, moves=not self.client.task.dense, flips=how.flips) for strong in (False, True))
+                return weak, strong, told[rows.to(told.device)]
 
             self.work += len(self.public) * how.passes / 3
-            return self.study(loss)
+            return self.study(self.matched, given)
+
+        @steady
+        def matched(self, weak: Tensor | dict, strong: Tensor | dict, others: Tensor) -> Tensor:
+            with torch.no_grad():
+                own = self.probabilities(self.model(weak))
+                others = interpolate(others, size=own.shape[-2:], mode="bilinear") if others.dim() == 4 else others
+                target, kept = self.target(own, others)
+            output = self.model(strong)
+            cost = binary_cross_entropy_with_logits(output, target, reduction="none") if self.several \
+                else -(target * output.log_softmax(1)).sum(1)
+            return (cost * kept).mean()
 
         def target(self, own: Tensor, all_: Tensor) -> tuple[Tensor, Tensor]:
             """What is to be said, like the probabilities, and where something is: one truth value a guess."""

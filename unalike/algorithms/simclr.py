@@ -12,7 +12,7 @@ from unalike.data.views import view
 from unalike.federation import Federation
 from unalike.losses.contrastive import nt_xent
 from unalike.models.model import Model
-from unalike.operations import operation
+from unalike.operations import operation, steady
 from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 
@@ -45,13 +45,16 @@ class SimCLR(Unlabelled):
 
         @operation
         def contrast(self) -> float | None:
-            def loss(rows: Tensor) -> Tensor:
-                how, x = self.algorithm, self.public_rows(rows, as_came=True)
-                one, other = (self.compared(view(x, flips=how.flips)) for _ in range(2))
-                return nt_xent(one, other, how.temperature)
+            def given(rows: Tensor) -> tuple:
+                x = self.public_rows(rows, as_came=True)
+                return tuple(view(x, flips=self.algorithm.flips) for _ in range(2))
 
             self.work += len(self.public) * self.algorithm.passes           # each row is seen twice
-            return self.study(loss)
+            return self.study(self.apart, given)
+
+        @steady
+        def apart(self, one: Tensor | dict, other: Tensor | dict) -> Tensor:
+            return nt_xent(self.compared(one), self.compared(other), self.algorithm.temperature)
 
         def compared(self, x: Tensor | dict) -> Tensor:
             z = self.model.features(x)

@@ -1,13 +1,14 @@
-"""Seconds of a FedMuscle round at full size, six clients and 5000 public images, and the share of its loss. All is random."""
+"""Seconds of a FedMuscle round at full size, six clients and 5000 public images, and of its parts. All is random."""
 
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unalike.algorithms import fedmuscle
 from unalike.benches import Study
@@ -22,35 +23,22 @@ from unalike.training import Training
 
 LABELLED = (200, 200, 200, 100, 100, 50)        # as in muscle-vision
 LITE = (1, 0, 2, 1, 0, 0)
-
-
-class Timed(fedmuscle.FedMuscle):
-    """The same, with the time its loss and gradient take; a GPU is waited for before and after."""
-
-    loss_seconds = 0.0
-
-    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]]) -> tuple[dict, dict]:
-        wait(views)
-        begun = time.perf_counter()
-        told = super().pulls(fed, views, drawn)
-        wait(told[0])
-        self.loss_seconds += time.perf_counter() - begun
-        return told
+SKIPPED = 3                                     # rounds: images go through the trunk, and the last batch comes for the third time
 
 
 def run(study: Study) -> dict:
-    """The first round is left out: there images go through the trunk and passes are recorded. The loss is timed in runs of its own."""
+    """The parts are timed in runs of their own, which wait for the GPU before and after each."""
     told: dict[str, Any] = {}
     for how in ("recorded", "as written"):
-        whole, _ = seconds(study, fedmuscle.FedMuscle(), how)
-        waited, loss = seconds(study, Timed(), how)
-        told[how] = {"seconds_a_round": whole, "loss_seconds": loss, "loss_share": loss / waited}
+        whole, _ = seconds(study, how)
+        waited, parts = seconds(study, how, apart=True)
+        told[how] = {"seconds_a_round": whole, "loss_share": parts["loss"] / waited, **{f"{name}_seconds": parts[name] for name in parts}}
     return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}
 
 
-def seconds(study: Study, algorithm: fedmuscle.FedMuscle, how: str) -> tuple[float, float]:
-    """Seconds of a round, and of the loss in it."""
-    side, public, rounds = (32, 64, 2) if study.quick else (96, 5000, 4)
+def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float]]:
+    """Seconds of a round, and of the calls and the loss in it where they are timed apart."""
+    side, public, skipped, rounds = (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
     draw = torch.Generator().manual_seed(0)
     images = lambda count: torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=draw)
     shared, clients = Tensors(images(public)), []
@@ -59,23 +47,42 @@ def seconds(study: Study, algorithm: fedmuscle.FedMuscle, how: str) -> tuple[flo
         model = partial(build_encoder, "efficientnet", (3, side, side), {"lite": lite, "weights": "none", "adapters": 16})
         held = Tensors(images(rows), torch.arange(rows) % 10)
         clients.append(Client(f"c{i}", model, Classification(label_names(10)), held, public=shared, device=study.device))
-    training, records = Training(rounds=rounds, epochs=6), fedmuscle.RECORDS
+    algorithm, training, records = fedmuscle.FedMuscle(), Training(rounds=rounds, epochs=6), fedmuscle.RECORDS
+    parts: dict[str, float] = defaultdict(float)
+    moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalEngine(clients, lambda client: algorithm.Side(client, algorithm, training, 0), Path(folder))
-        fed, moments = Federation(engine, training, Terms(evaluations=1), 0), []
+        fed: Any = Federation(engine, training, Terms(evaluations=1), 0)
+        if apart:
+            fed.call = timed(fed.call, parts)
+            vars(algorithm)["pulls"] = timed(algorithm.pulls, parts, "loss")
         try:
             fedmuscle.RECORDS = how == "recorded"
             fedmuscle.stacked.cache_clear()
             for number in algorithm.serve(fed):
                 fed.finished = number
-                moments.append((time.perf_counter(), getattr(algorithm, "loss_seconds", 0.0)))
+                wait()
+                moments.append((time.perf_counter(), dict(parts)))
         finally:
             fedmuscle.RECORDS = records
             engine.close()
-    whole, loss = ((last - first) / (rounds - 1) for first, last in zip(moments[0], moments[-1], strict=True))
-    return whole, loss
+    (begun, before), (ended, after), count = moments[skipped - 1], moments[-1], rounds - skipped
+    return (ended - begun) / count, {name: (after[name] - before.get(name, 0.0)) / count for name in after}
 
 
-def wait(told: dict[str, Tensor]) -> None:
-    if any(each.is_cuda for each in told.values()):
+def timed(function: Callable, parts: dict[str, float], name: str | None = None) -> Callable:
+    """The same, its seconds counted under this name, or that of its first argument."""
+    def count(*given: Any, **named: Any) -> Any:
+        wait()
+        begun = time.perf_counter()
+        told = function(*given, **named)
+        wait()
+        parts[name or given[0]] += time.perf_counter() - begun
+        return told
+
+    return count
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()

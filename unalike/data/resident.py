@@ -32,7 +32,7 @@ class Resident(Samples):
             self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
         assert self.held is not None
         x, y = self.held
-        chosen = index.to(self.device)
+        chosen = index.to(self.device, non_blocking=True)
         return each(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
 
     def _brought(self, index: Tensor) -> tuple[Inputs, Tensor | None]:

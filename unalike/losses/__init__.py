@@ -5,10 +5,12 @@ from .collapse import collapse, prototype_contrast, rejection, simplex_etf
 from .contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
 from .multilabel import asymmetric, binary_cross_entropy, focal, known_mean
 from .muscle import consistent_lower, information_bound, muscle_loss
+from .sampled import muscle_sampled
 from .transport import importance, sinkhorn, transport
 
 __all__ = [
     "asymmetric", "binary_cross_entropy", "class_correlation", "class_correlation_loss", "collapse", "consistent_lower", "focal",
-    "fusion_contrast", "gramian_loss", "importance", "infonce", "information_bound", "known_mean", "muscle_loss", "nt_xent",
-    "pairwise_loss", "prototype_contrast", "reconstruction", "rejection", "simplex_etf", "sinkhorn", "transport",
+    "fusion_contrast", "gramian_loss", "importance", "infonce", "information_bound", "known_mean", "muscle_loss",
+    "muscle_sampled", "nt_xent", "pairwise_loss", "prototype_contrast", "reconstruction", "rejection", "simplex_etf", "sinkhorn",
+    "transport",
 ]

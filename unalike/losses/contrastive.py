@@ -51,7 +51,8 @@ def pairwise_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Seque
     FedMuscle, section 4.1: what the Muscle loss becomes when peers are taken as independent of each other (eq. 16).
     """
     check_rows(z, peers)
-    temperatures = torch.as_tensor(temperature, dtype=z.dtype, device=z.device)
+    temperatures = (z.new_full((), temperature) if isinstance(temperature, int | float) else      # a GPU fills, and does not wait
+                    torch.as_tensor(temperature, dtype=z.dtype, device=z.device))
     if temperatures.shape not in ((), (len(peers),)):
         raise ValueError(f"temperature is one number or one per peer ({len(peers)}), got shape {tuple(temperatures.shape)}.")
     return torch.stack([infonce(z, peer, t) for peer, t in zip(peers, temperatures.expand(len(peers)), strict=True)]).sum()

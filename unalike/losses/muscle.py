@@ -312,7 +312,7 @@ def _anchor_and_pairs(temperature: Temperature, peers: int, device: torch.device
 
 def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
     """The temperature as a float64 tensor, with ones on the diagonal of a matrix; numbers and lists are checked."""
-    t = torch.as_tensor(value, dtype=torch.float64, device=device)
+    t = torch.as_tensor(value, dtype=torch.float64, device=device if isinstance(value, Tensor) else None)
     if t.ndim == 2 and t.shape[0] == t.shape[1]:
         t = torch.where(torch.eye(len(t), dtype=torch.bool, device=t.device), 1.0, t)
     if isinstance(value, Tensor):
@@ -324,7 +324,7 @@ def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
         raise ValueError(f"{name} must be above 0, got {value}.")
     if t.ndim == 2 and not (t.shape[0] == t.shape[1] and torch.allclose(t, t.mT)):
         raise ValueError(f"{name} as a matrix must be square and symmetric, got {value}.")
-    return t
+    return t.to(device) if t.ndim else torch.full((), float(t), dtype=t.dtype, device=device)      # a GPU fills, and does not wait
 
 
 def _is_warm(value: Temperature) -> bool:

@@ -17,6 +17,7 @@ from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.hub import Hub
 from unalike.models.minilm import MiniLM
 from unalike.models.pairs import GRU, Pair
+from unalike.models.reader import Reader
 from unalike.models.small import SmallVLM
 from unalike.models.words import TinyVLM
 
@@ -135,8 +136,8 @@ class Block(nn.Module):
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
-    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "minilm": MiniLM, "clip": Clip, "siglip": Siglip, "vlm-tiny": TinyVLM,
-    "vlm-small": SmallVLM, "gru": GRU, "pair": Pair,
+    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "reader": Reader, "minilm": MiniLM, "clip": Clip, "siglip": Siglip,
+    "vlm-tiny": TinyVLM, "vlm-small": SmallVLM, "gru": GRU, "pair": Pair,
 }
 
 

