@@ -91,7 +91,7 @@ class AveragingSide(ClientSide):
 
 @dataclass
 class Averaging(Algorithm):
-    """FedAvg's loop. Clients whose shared parameters have the same shape average with each other; the others keep to themselves."""
+    """FedAvg's loop. Clients whose shared parameters have the same shape and meaning average with each other, others keep to themselves."""
 
     personal: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
@@ -99,6 +99,10 @@ class Averaging(Algorithm):
 
     def shares(self, name: str) -> bool:
         """Whether the parameter of that name travels."""
+        return True
+
+    def by_label(self) -> bool:
+        """Whether some of what travels stands for single labels, as a head does: then only clients with the same labels average."""
         return True
 
     def weights(self, replies: Replies) -> dict[str, float]:
@@ -141,7 +145,7 @@ class Averaging(Algorithm):
         if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
             return
         for client, told in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            shape = told or f"only {client}"
+            shape = self.kin(fed, client, told) if told else f"only {client}"
             if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
                 if word(begun[client]) != told:
                     fed.refuse(client, "begin", "its first weights have other names or shapes than it told")
@@ -149,6 +153,11 @@ class Averaging(Algorithm):
                 models[shape] = begun[client]
             if shape in models:
                 group[client] = shape
+
+    def kin(self, fed: Federation, client: str, shape: str) -> str:
+        """A word that is equal for clients who average with each other."""
+        card = fed.cards[client]
+        return f"{shape} {digest((card.task, card.labels))}" if self.by_label() and TASKS[card.task].labelled else shape
 
     def evaluate(self, fed: Federation) -> Replies:
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
@@ -180,7 +189,11 @@ class Averaging(Algorithm):
 def word(parameters: Parameters) -> str:
     """Equal for parameters of equal names and shapes."""
     told = sorted((name, tuple(tensor.shape)) for name, tensor in parameters.items())
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16] if told else ""
+    return digest(told) if told else ""
+
+
+def digest(told: object) -> str:
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:

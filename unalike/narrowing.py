@@ -232,13 +232,14 @@ class Narrowing(Averaging):
         if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
             return
         for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            if said["shape"] not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
+            shape = self.kin(fed, client, said["shape"])
+            if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
                 if not sound(said["shape"], **begun[client]):
                     fed.refuse(client, "begin", "its first weights are not as it told")
                     continue
-                models[said["shape"]], widths[said["shape"]] = begun[client]["parameters"], begun[client]["widths"]
-            if said["shape"] in models:
-                group[client], ratio[client] = said["shape"], said["ratio"]
+                models[shape], widths[shape] = begun[client]["parameters"], begun[client]["widths"]
+            if shape in models:
+                group[client], ratio[client] = shape, said["ratio"]
 
     def excitement(self, fed: Federation, clients: list[str]) -> Replies:
         """What these clients' data do to the units of the whole model."""

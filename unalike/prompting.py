@@ -67,6 +67,9 @@ class Prompting(Averaging):
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         raise NotImplementedError(f"{type(self).__name__} does not say what learns: write head(model, labels)")
 
+    def by_label(self) -> bool:
+        return False                            # labels are read, not learnt
+
     def weights(self, replies: Replies) -> dict[str, float]:
         return super().weights(replies) if self.mean == "samples" else dict.fromkeys(replies, 1.0)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unalike import Terms
+from unalike import Classification, Terms
 from unalike.algorithms import FedAvg, FedProx
 from unalike.randomness import stream
 
@@ -95,6 +95,17 @@ def test_unlike_shapes_form_groups(toys, tmp_path):
     fed = toys.federation(tmp_path / "again", FedAvg(), toys.clients(), rounds=1)
     toys.serve(fed, FedAvg())
     assert fed.state["group"]["a"] == fed.state["group"]["b"] != fed.state["group"]["c"] and len(fed.state["models"]) == 2
+
+
+def test_rows_of_a_head_that_stand_for_other_labels_are_not_averaged(toys, tmp_path):
+    """Three clients of one shape, the third with the same labels in another order: what it calls the first is another's last."""
+    names = [str(label) for label in range(4)]
+    clients = [toys.client("a"), toys.client("b"), toys.client("c", task=Classification(names[::-1]))]
+    assert clients[0].task.labels == tuple(names)
+    for method, groups in ((FedAvg(), 2), (toys.method("heterofl"), 2), (toys.method("fedrcl"), 1)):
+        fed = toys.federation(tmp_path / type(method).__name__, method, clients, rounds=1)
+        toys.serve(fed, method)
+        assert fed.state["group"]["a"] == fed.state["group"]["b"] and len(fed.state["models"]) == groups
 
 
 def test_a_group_of_one_trains_alone(toys, tmp_path):

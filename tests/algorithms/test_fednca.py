@@ -13,6 +13,7 @@ from unalike.algorithms.fednca import ClassHead, FedNCA
 from unalike.errors import Problems
 from unalike.losses import prototype_contrast, rejection, simplex_etf
 from unalike.models import CNN, MLP
+from unalike.report import read, records
 from unalike.tasks import MultiLabel
 from unalike.training import Training
 
@@ -115,13 +116,16 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
     noted = {(event["round"], event["name"]): event["values"] for event in notes if event["event"] == "note"}
     assert not results["failures"]
     for number in (1, 2):
-        assert set(noted[number, "spread"]) == set(noted[number, "alignment"]) == {"a", "b"}
+        assert set(noted[number, "variance within / between"]) == set(noted[number, "cosine to prototypes"]) == {"a", "b"}
         assert set(noted[number, "train_loss"]) == set("abc")
+    drawn = records.notes(read(tmp_path / "run"))
+    assert drawn.caption == "By round and client: train loss, variance within / between and cosine to prototypes."
 
 
 @pytest.mark.parametrize(("method", "about", "said"), [
     (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 4)}, "5 classes need 5 channels or more .* have 4: widen the encoder"),
-    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 18)}, "18 channels among its heads: 4 do not divide"),
+    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 18)}, "18 channels among its heads: 4 do not divide them, heads=3 would"),
+    (FedNCA(margin=1.5), {}, "margin .*is a probability, from 0 to below 1, got 1.5"),
     (FedNCA(), {"model": partial(MLP, (1, 8, 8))}, r"needs an encoder with grid\(x\), MLP has none; disentangle=false"),
     (FedNCA(), {"task": MultiLabel(1), "train": (data()[0], data()[1][:, :1])}, "2 classes or more, got 1"),
     (FedNCA(temperature=0.0, rejection=-1.0), {}, "temperature .*above 0, got 0"),

@@ -277,6 +277,8 @@ def test_list_of_one_kind_tells_what_each_has(command):
     assert ["loss", "muscle", "muscle,", "pairwise,", "gramian"] in rows and ["align_rate", "null"] in rows
     out = command("list", "datasets")[1]
     assert "attributes    multilabel, 4 labels" in out and "left, right, spectrum" in out and "bdgp needs BDGP.npz" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["options.most", "3"] in rows and ["options.broken", "refuse", "refuse,", "skip"] in rows
     rows = [line.split() for line in command("list", "models")[1].splitlines()]
     assert ["channels", "[16,", "32]"] in rows and ["norm", "none", "none,", "batch,", "group"] in rows
     assert command("list", "scenarios")[1].split()[0] == "scenarios"

@@ -75,17 +75,18 @@ SETS = {made.__name__: made for made in (voc2007, coco2014, nuswide_images, mult
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_published_folders_are_read(name, tmp_path):
+def test_published_folders_are_read(name, tmp_path, caplog):
     file, classes, labels, shade = SETS[name](tmp_path)
     table = load_dataset(name, str(tmp_path), size=8)
     assert table.x.shape[1:] == (3, 8, 8) and table.x.dtype == torch.uint8 and table.tasks["objects"].labels == classes
     assert table.targets["objects"][table.train].tolist() == labels and len(table) > len(table.train)
     assert abs(int(table.x[table.train[0], 0, 0, 0]) - shade) < 4           # the image belongs to its labels
     file.write_bytes(b"no image")
-    with pytest.raises(ValueError, match=rf"1 of \d+ images cannot be used: {file.name} \(is no image\)"):
+    with pytest.raises(ValueError, match=rf"1 of \d+ images cannot be used: {file.name} is no image"):
         load_dataset(name, str(tmp_path), size=8)
     file.unlink()
     assert len(load_dataset(name, str(tmp_path), size=8, broken="skip")) == len(table) - 1
+    assert f"{file.name} is missing. They are left out." in caplog.text
 
 
 @pytest.mark.parametrize("name", SETS)

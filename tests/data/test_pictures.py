@@ -69,12 +69,14 @@ def test_broken_images_are_refused_by_name(folder):
         load_dataset("voc2012", folder, broken="mend")
 
 
-def test_images_of_another_size_are_told_too():
-    data, off = packed([jpeg("red"), jpeg("red", (5, 5)), jpeg("blue")])
-    with pytest.raises(ValueError, match="image 1 is 5x5, the others 8x6"):
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_images_of_another_size_than_most_are_told_too(odd, caplog):
+    data, off = packed([jpeg("red", (5, 5) if i == odd else (8, 6)) for i in range(3)])
+    with pytest.raises(ValueError, match=f"1 of 3 images cannot be used: image {odd} is 5x5, most are 8x6"):
         decode(data, off)
     x, good = decode(data, off, "skip")
-    assert good.tolist() == [0, 2] and x.shape == (2, 3, 6, 8)
+    assert good.tolist() == [i for i in range(3) if i != odd] and x.shape == (2, 3, 6, 8)
+    assert caplog.messages == [f"1 of 3 images cannot be used: image {odd} is 5x5, most are 8x6. They are left out."]
 
 
 def test_a_missing_file_says_where_to_get_it(tmp_path, monkeypatch):

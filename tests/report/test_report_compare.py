@@ -67,6 +67,8 @@ def test_settings_that_differ_make_groups(make):
     paths = [make("d"), make("e", training={"optimiser": {"name": "sgd", "rate": 0.1}}), make("f", federation={"sample": 0.5})]
     labels = [group["label"] for group in compare(paths)["groups"]]
     assert labels[1] == "fedmuscle training.optimiser.rate=0.1 federation.sample=1.0" and len(set(labels)) == 3
+    paths = [make("g", federation={"task": {}}), make("h", federation={"task": {"criterion": "focal"}})]
+    assert [its["fields"] for its in compare(paths)["groups"]] == [{"federation.task.criterion": told} for told in (None, "focal")]
 
 
 def test_other_clients_make_another_group_unless_given_in_python(make):

@@ -4,6 +4,7 @@ import json
 
 import torch
 
+from unalike import Client, FedAvg, MultiLabel, Training, run
 from unalike.report import holdings
 from unalike.report.folder import read
 from unalike.runs import held_labels, run_scenario
@@ -34,3 +35,15 @@ def test_clients_with_unlike_labels_have_no_such_picture():
 def test_one_label_a_sample_has_no_pairs(toys):
     told = held_labels(toys.clients())
     assert told["together"] is None and told["pairs"] == {} and torch.tensor(told["counts"]["a"]).sum() == 20
+
+
+def test_clients_given_in_python_are_drawn_too_and_of_many_labels_those_held_most(tmp_path):
+    y = torch.zeros(6, 70)
+    y[:, 3], y[0, 5:65] = 1, 1                      # all hold 3, one holds 5 to 64 as well: 61 labels that somebody holds
+    mine = [Client(id, lambda: torch.nn.Linear(2, 4), MultiLabel(70), train=(torch.rand(3, 2), y[rows])) for id, rows in
+            (("a", slice(3)), ("b", slice(3, 6)))]
+    run(FedAvg(), mine, training=Training(rounds=1), alone=False, out=tmp_path / "run")
+    drawn = [of(read(tmp_path / "run")) for of in (holdings.holdings, holdings.pairs)]
+    assert "lacks 9 to 69 of 70 labels. Of 70 labels the 60 that are held most are drawn." in drawn[0].caption
+    assert drawn[1].caption.endswith("the 60 that are held most are drawn.")
+    assert holdings._told(read(tmp_path / "run"))[2] == [3, *range(5, 64)]

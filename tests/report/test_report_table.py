@@ -97,6 +97,14 @@ def clustered(results):
     return results | {"metrics": {**scores, "joint": {**scores, "acc": 69.9}}}
 
 
+def test_several_labels_are_told_by_more_than_one_figure(told):
+    results = told()
+    for its in results["clients"].values():
+        its["task"] = "multilabel"
+    results["metrics"] = {"micro_f1": 21.7, "macro_f1": 8.44, "mAP": 49.1, "macro_auc": 82.3, "CF1": 9.0, "micro_auc": None}
+    assert "federation macro f1 8.4, auc 82.3; mAP 49.1, CF1 9.0\n" in printed(results)
+
+
 def test_clustering_shows_everyone_together_and_who_owns_what(told):
     text = printed(clustered(told()))
     assert "federation acc 71.3, nmi 65.0, ari 60.5; joint acc 69.9, nmi 65.0, ari 60.5\n" in text and "left, right" in text

@@ -25,6 +25,9 @@ class FedDualCoOp(Prompting):
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         return [(name, f"must be above 0, got {getattr(self, name):g}.") for name in ("tokens", "gain") if not getattr(self, name) > 0]
 
+    def by_label(self) -> bool:
+        return self.own
+
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         return Dual(self, model, labels)
 

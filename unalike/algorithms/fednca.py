@@ -20,6 +20,7 @@ from unalike.operations import operation, sends, steady
 from unalike.tasks import MultiLabel
 
 LOOKED_AT = 256         # rows of a client whose features are measured after a round
+NOTED = {"spread": "variance within / between", "alignment": "cosine to prototypes"}       # the curves of neural collapse in the report
 
 
 class Collapsing(Update):
@@ -45,7 +46,9 @@ class FedNCA(Averaging):
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         positive = {"temperature": self.temperature, "scale": self.scale, "heads": self.heads}
         problems = [(name, f"must be above 0, got {value:g}.") for name, value in positive.items() if not value > 0]
-        return problems + [(name, f"must be at least 0, got {getattr(self, name):g}.") for name in ("rejection", "prototype", "margin")
+        if not 0 <= self.margin < 1:
+            problems.append(("margin", f"is a probability, from 0 to below 1, got {self.margin:g}."))
+        return problems + [(name, f"must be at least 0, got {getattr(self, name):g}.") for name in ("rejection", "prototype")
                            if not getattr(self, name) >= 0]
 
     def weights(self, replies: Replies) -> dict[str, float]:
@@ -53,9 +56,9 @@ class FedNCA(Averaging):
 
     def note(self, fed: Federation, replies: Replies) -> None:
         super().note(fed, replies)
-        for name in ("spread", "alignment"):
+        for name, said in NOTED.items():
             if told := {client: reply["collapse"][name] for client, reply in replies.items() if name in (reply["collapse"] or {})}:
-                fed.note(name, told)
+                fed.note(said, told)
 
     class Side(AveragingSide):
         algorithm: "FedNCA"
@@ -107,7 +110,8 @@ class ClassHead(nn.Module):
         super().__init__()
         self.heads, etf = heads, simplex_etf(classes, width).float()
         if heads and width % heads:
-            raise ValueError(f"the attention shares {width} channels among its heads: {heads} do not divide them")
+            fit = max(count for count in range(1, heads) if width % count == 0)
+            raise ValueError(f"the attention shares {width} channels among its heads: {heads} do not divide them, heads={fit} would")
         if trainable:
             self.prototypes = nn.Parameter(etf)
         else:

@@ -35,6 +35,9 @@ class FedRCL(Averaging):
     def shares(self, name: str) -> bool:
         return name.startswith("encoder.")
 
+    def by_label(self) -> bool:
+        return False
+
     class Side(AveragingSide):
         algorithm: "FedRCL"
 

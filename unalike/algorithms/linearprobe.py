@@ -14,6 +14,9 @@ from unalike.prompting import Prompting
 class LinearProbe(Prompting):
     """What labels alone teach; `fedavg` on the same model adds a hidden layer, and looks at every image anew."""
 
+    def by_label(self) -> bool:
+        return True
+
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         return Probe(model.width, len(labels))
 

@@ -49,7 +49,7 @@ def show(what: str | None = None, folder: str | None = None) -> None:
         console.print(f"[bold]{title}[/]")
         console.print(table(list(KINDS[title]().items()), "cyan"), "")
     if what is None:
-        console.print("More of each: unalike list algorithms (fields), datasets (targets), models (options).", highlight=False)
+        console.print("More of each: unalike list algorithms (fields), datasets (targets, options), models (options).", highlight=False)
 
 
 def table(rows: Rows, style: str) -> Table:
@@ -66,18 +66,26 @@ def fields(name: str, folder: str | None) -> Rows:
 
 
 def options(name: str, folder: str | None) -> Rows:
-    known = [p for p in inspect.signature(ENCODERS[name]).parameters.values() if p.name != "shape"]
-    return [(p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation)) for p in known]
+    return asked(ENCODERS[name], "shape")
 
 
 def targets(name: str, folder: str | None) -> Rows:
-    """The targets a client can have, and the modalities; a dataset whose file is not here says what it needs."""
+    """The targets a client can have, the modalities, and the options; a dataset whose file is not here says what it needs."""
+    settable = [(f"options.{row[0]}", *row[1:]) for row in asked(DATASETS[name], "folder")]
     try:
         made = DATASETS[name](folder)
     except ValueError as error:
-        return [("", str(error))]
+        return [*settable, ("", str(error))]
     rows: Rows = [(target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()]
-    return [*rows, ("modalities", ", ".join(made.x))] if isinstance(made.x, dict) else rows
+    if isinstance(made.x, dict):
+        rows.append(("modalities", ", ".join(made.x)))
+    return rows + settable
+
+
+def asked(maker: Callable[..., Any], given: str) -> Rows:
+    """What a maker may be told besides what it is given: name, default, choices."""
+    known = [p for p in inspect.signature(maker).parameters.values() if p.name != given]
+    return [(p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation)) for p in known]
 
 
 DETAILS: dict[str, Callable[[str, str | None], Rows]] = {"algorithms": fields, "datasets": targets, "models": options}
@@ -85,7 +93,9 @@ DETAILS: dict[str, Callable[[str, str | None], Rows]] = {"algorithms": fields, "
 
 def said(default: Any) -> str:
     """A default as a scenario would write it."""
-    return "null" if default is None else str(list(default) if isinstance(default, tuple) else default)
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    return str(list(default) if isinstance(default, tuple) else default)
 
 
 def choices(kind: Any) -> str:

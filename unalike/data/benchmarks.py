@@ -1,7 +1,6 @@
 """Sets that papers on unlike clients measure on: CIFAR-10, PACS with its four styles, AG News as rows of word numbers. Knows no clients."""
 
 import csv
-import io
 import re
 import zlib
 from itertools import pairwise
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unalike.data.files import find, opened
+from unalike.data.pictures import decode
 from unalike.data.table import Table
 from unalike.data.texts import written
 from unalike.tasks import Classification
@@ -41,7 +41,7 @@ def pacs(folder: str | None = None) -> Table:
     from sklearn.model_selection import train_test_split
 
     with opened(find("pacs", folder, ("pacs_64_jpeg.npz",), PACS)) as held:
-        x, y, domain = pixels(held["jpeg"], held["off"]), held["y"].astype(np.int64), held["domain"].astype(np.int64)
+        x, y, domain = decode(held["jpeg"], held["off"])[0], held["y"].astype(np.int64), held["domain"].astype(np.int64)
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
     train, test = (torch.tensor(sorted(part)) for part in train_test_split(
         range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
@@ -65,14 +65,6 @@ def scaled(x: Tensor, rows: int) -> Tensor:
     """Bytes (n, channels, height, width) as float32 of mean 0 and deviation 1 in each channel of the first rows."""
     x = x.float().div_(255)
     return x.sub_(x[:rows].mean((0, 2, 3), keepdim=True)).div_(x[:rows].std((0, 2, 3), keepdim=True))
-
-
-def pixels(jpeg: np.ndarray, off: np.ndarray) -> Tensor:
-    """All images, which are of one size, as bytes (n, 3, height, width)."""
-    from PIL import Image
-
-    images = [np.asarray(Image.open(io.BytesIO(jpeg[start:end].tobytes())).convert("RGB")) for start, end in pairwise(off)]
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
 def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:

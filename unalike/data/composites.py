@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 
+from unalike.data.benchmarks import CIFAR, CIFAR_CLASSES
 from unalike.data.digits import load_digits_table
 from unalike.data.files import find, opened
 from unalike.data.pictures import Broken, caltech101
@@ -15,8 +16,6 @@ from unalike.data.table import Table
 from unalike.tasks import MultiLabel
 
 SEED = 22           # fixes which images meet on a canvas, for every run
-CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html: x_train (50000, 32, 32, 3) bytes, y_train, x_test, y_test"
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 Count = Annotated[int, Field(ge=1)]
 Kinds = Annotated[int, Field(ge=1, le=4)]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from unalike.data.pictures import Broken
+from unalike.data.pictures import Broken, leave_out
 from unalike.data.table import Table
 from unalike.tasks import MultiLabel
 
@@ -161,11 +161,8 @@ def table(name: str, parts: Sequence[Rows], classes: Sequence[str], size: int, b
             x[len(good)] = squeezed(file, size)
             good.append(i)
         except Exception as problem:        # what PIL raises on broken bytes is open
-            wrong.append(f"{file.name} ({'is missing' if isinstance(problem, FileNotFoundError) else 'is no image'})")
-    if wrong and (broken == "refuse" or not good):
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        raise ValueError(f"{len(wrong)} of {len(rows)} images cannot be used: {', '.join(wrong[:10])}{more}. "
-                         "Mend them, or leave them out with broken: skip")
+            wrong.append(f"{file.name} {'is missing' if isinstance(problem, FileNotFoundError) else 'is no image'}")
+    leave_out(wrong, len(rows), broken)
     y, part = torch.tensor([rows[i][1] for i in good]), torch.tensor([rows[i][2] for i in good])
     return Table(x=torch.from_numpy(x[:len(good)]).permute(0, 3, 1, 2).contiguous(), targets={"objects": y},
                  tasks={"objects": MultiLabel(tuple(classes))}, train=(part == 0).nonzero().flatten(), test=(part == 1).nonzero().flatten())

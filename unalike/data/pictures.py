@@ -4,6 +4,8 @@ Such a file holds all bytes end to end in `jpeg`, and where each begins and the 
 """
 
 import io
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,8 @@ from torch import Tensor
 from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.tasks import Classification, MultiLabel
+
+log = logging.getLogger(__name__)
 
 Broken = Literal["refuse", "skip"]
 
@@ -61,26 +65,34 @@ def caltech101(folder: str | None = None, broken: Broken = "refuse") -> Table:
 def decode(jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: Sequence[str] | None = None) -> tuple[Tensor, np.ndarray]:
     """Every image once, as bytes (n, 3, height, width), and which items these are (n,): all, unless broken ones are skipped.
 
-    The first image that can be read says the size. Called `names`, or by number, at most ten are told.
+    Most of them say the size. Called `names`, or by number.
     """
     if broken not in ("refuse", "skip"):
         raise ValueError(f'broken images are to "refuse" or to "skip", got {broken!r}')
-    found: list[np.ndarray] = []
-    good, wrong = [], []
+    found: dict[int, np.ndarray] = {}
+    wrong: dict[int, str] = {}
     for i, (start, end) in enumerate(pairwise(off)):
         try:
-            image = read(jpeg[start:end].tobytes())
-            if found and image.shape != found[0].shape:
-                raise ValueError(f"is {image.shape[1]}x{image.shape[0]}, the others {found[0].shape[1]}x{found[0].shape[0]}")
-            found.append(image)
-            good.append(i)
+            found[i] = read(jpeg[start:end].tobytes())
         except ValueError as problem:
-            wrong.append(f"{names[i] if names else f'image {i}'} {problem}")
-    if wrong and (broken == "refuse" or not found):
-        more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-        raise ValueError(f"{len(wrong)} of {len(off) - 1} images cannot be used: {'; '.join(wrong[:10])}{more}. "
-                         "Mend them, or leave them out with broken: skip")
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2).contiguous(), np.array(good)
+            wrong[i] = str(problem)
+    if found:
+        (height, width, _), _ = Counter(image.shape for image in found.values()).most_common(1)[0]
+        for i in [i for i, image in found.items() if image.shape[:2] != (height, width)]:
+            wrong[i] = f"is {found[i].shape[1]}x{found.pop(i).shape[0]}, most are {width}x{height}"
+    leave_out([f"{names[i] if names else f'image {i}'} {why}" for i, why in sorted(wrong.items())], len(off) - 1, broken)
+    return torch.from_numpy(np.stack([*found.values()])).permute(0, 3, 1, 2).contiguous(), np.array([*found])
+
+
+def leave_out(wrong: Sequence[str], of: int, broken: Broken) -> None:
+    """Refuse a set for its broken images, or say which are left out of it; at most ten are named."""
+    if not wrong:
+        return
+    more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+    told = f"{len(wrong)} of {of} images cannot be used: {'; '.join(wrong[:10])}{more}."
+    if broken == "refuse" or len(wrong) == of:
+        raise ValueError(f"{told} Mend them, or leave them out with broken: skip")
+    log.warning("%s They are left out.", told)
 
 
 def read(data: bytes | Path) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 
 SMALL = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 NOTHING = "–"
+LABELLED = ("macro_f1", "macro_auc", "mAP", "CF1", "micro_auc")     # of several labels a sample, beside micro_f1
 
 
 def number(value: Any) -> float | None:
@@ -153,11 +154,14 @@ def figures(told, above: str = "") -> dict[str, str]:
 
 
 def federation(results: dict) -> dict[str, float]:
-    """Figures of all clients together by their full name, "acc", "joint acc", where all of them cluster: these are scored at once, while
-    elsewhere they are means of what the table shows."""
-    if any(its.get("task") != "clustering" for its in results["clients"].values()):
+    """Figures of all clients together by their full name, "acc", "joint acc": where all of them cluster, which is scored at once, or all
+    tell several labels, of which the one figure in the table says little. Elsewhere they are means of what the table shows."""
+    tasks, told = {its.get("task") for its in results["clients"].values()}, results.get("metrics") or {}
+    if tasks == {"multilabel"}:
+        told = {name: told.get(name) for name in LABELLED}
+    elif tasks != {"clustering"}:
         return {}
-    return {name: float(value) for name, value in figures(results.get("metrics")).items()}
+    return {name: float(value) for name, value in figures(told).items()}
 
 
 def grouped(told: dict[str, float]) -> str:

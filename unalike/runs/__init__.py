@@ -82,7 +82,7 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
         if changed := differences(made.folder.config | {"engine": config["engine"]}, config):
             raise UserError(f"{path} holds another run: {', '.join(changed[:3])}; resume it as it was, or choose another folder")
     else:
-        made.folder = Folder.create(path, config)
+        begin(made, path, config)
     return report(made, progress)
 
 
@@ -92,17 +92,25 @@ def run_scenario(scenario: Scenario, algorithm: Algorithm, *, out: str | Path | 
     config = scenario.model_dump(mode="json") | {"algorithm": {"name": scenario.algorithm.name, **vars(algorithm)},
                                                  "data_dir": data_dir or scenario.data_dir}
     made = prepare(scenario, algorithm, None, data_dir, source or scenario.name, watch)
-    made.folder = Folder.create(place(out, scenario.name, scenario.algorithm.name, scenario.seed), config)
+    folder = begin(made, place(out, scenario.name, scenario.algorithm.name, scenario.seed), config)
+    return report(made), folder.path
+
+
+def begin(made: Run, path: Path, config: dict[str, Any]) -> Folder:
+    """A new folder for a run, with what its clients hold written down."""
+    made.folder = Folder.create(path, config)
     if (told := held_labels(made.clients)) is not None:
         made.folder.event("labels", **told)
-    return report(made), made.folder.path
+    return made.folder
 
 
 def held_labels(clients: list[Client]) -> dict[str, Any] | None:
-    """Which labels each client of a scenario holds and, of multi-label ones, which go together; None where clients have unlike labels.
+    """Which labels each client holds and, of multi-label ones, which go together; None where clients have unlike labels.
 
     For the report's pictures: a simulation may look, a server never sees it.
     """
+    if not clients:                             # between organisations they are elsewhere
+        return None
     task, counts, pairs = clients[0].task, {}, {}
     if task.name not in ("classification", "multilabel") or any(c.task.labels != task.labels for c in clients):
         return None
