@@ -59,7 +59,7 @@ def look(hint: Any, hidden: bool = False) -> Look:
     part of it that has a name, may be None instead."""
     origin, inside = get_origin(hint), get_args(hint)
     if hidden and not is_typeddict(hint):
-        return look(hint | None) if not isinstance(hint, str) else look(Any)
+        return look(Any) if isinstance(hint, str) else look(hint | None) if hint is not None else look(None)
     if hint in PLAIN:
         fine, word = PLAIN[hint], getattr(hint, "__name__", "None").replace("NoneType", "None")
         return lambda value, sizes, path: None if fine(value) else f"{path} is {shown(value)}, and must be a {word}"

@@ -239,9 +239,14 @@ class Stack:
     def __init__(self, model: nn.Module, parameters: Sequence[dict[str, Tensor]], training: Training, rate: float | None = None):
         self.model, self.count, self.clip = model, len(parameters), training.clip
         trained = {name: p.requires_grad for name, p in model.named_parameters()}
-        self.parameters = {name: torch.stack([each[name].detach() for each in parameters]).requires_grad_(moves)
-                           for name, moves in trained.items()}
-        self.optimiser = optimiser_for([p for p in self.parameters.values() if p.requires_grad], training, rate)
+        self.turned = {name: turn(torch.stack([each[name].detach() for each in parameters])).contiguous().requires_grad_(moves)
+                       for name, moves in trained.items()}
+        self.optimiser = optimiser_for([p for p in self.turned.values() if p.requires_grad], training, rate)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """(models, ...) each."""
+        return {name: turn(p) for name, p in self.turned.items()}
 
     def step(self, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """One update of each model by its `loss(model, *inputs)`; inputs have a first axis for the models. Returns the losses (models,)."""
@@ -251,7 +256,7 @@ class Stack:
             return torch.func.functional_call(called, {f"model.{name}": p for name, p in parameters.items()}, given)
 
         if self.count == 1:
-            losses = one(*tree_map(lambda rows: rows[0], (self.parameters, *inputs)))[None]
+            losses = one(*tree_map(lambda rows: rows.squeeze(0), (self.parameters, *inputs)))[None]
         else:
             losses = torch.func.vmap(one)(self.parameters, *inputs)
         self.optimiser.zero_grad(set_to_none=True)
@@ -262,7 +267,7 @@ class Stack:
         return losses.detach()
 
     def _clip(self, largest: float) -> None:
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        grads = [p.grad for p in self.turned.values() if p.grad is not None]
         norms = torch.stack([grad.flatten(1).square().sum(1) for grad in grads]).sum(0).sqrt()
         shrink = (largest / (norms + 1e-6)).clamp(max=1.0)
         for grad in grads:
@@ -270,8 +275,14 @@ class Stack:
 
     def unstack(self) -> list[dict[str, Tensor]]:
         """The parameters of each model."""
-        now = {name: p.detach().clone() for name, p in self.parameters.items()}
+        now = {name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in self.parameters.items()}
         return [{name: p[i] for name, p in now.items()} for i in range(self.count)]
+
+
+def turn(stacked: Tensor) -> Tensor:
+    """Matrices of a stack, transposed; all else as it is. A batched product gives the gradient of a weight transposed, which an optimiser
+    can only use as it is where the weight lies so too. Undoes itself."""
+    return stacked.mT if stacked.ndim == 3 else stacked
 
 
 class Recorded:
@@ -303,7 +314,7 @@ class Recorded:
         """Parameters of each model after the steps, and its last loss."""
         with torch.no_grad():
             for name, p in self.stack.parameters.items():
-                torch.stack([each[name] for each in parameters], out=p)
+                p.copy_(torch.stack([each[name] for each in parameters]))
         self.graph.replay()
         return self.stack.unstack(), self.ends.clone()
 

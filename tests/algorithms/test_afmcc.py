@@ -153,20 +153,31 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
     perform = AFMCC.Side.perform_together.__func__
     monkeypatch.setattr(AFMCC.Side, "perform_together", classmethod(
         lambda cls, sides, name, *rest: asked.append((name, len(sides))) or perform(cls, sides, name, *rest)))
-    toys.execute(tmp_path / "once", small(), odd(), rounds=3, terms=Terms(tick=10.0))
-    assert ("visit", 4) in asked and ("weigh", 4) in asked
+    once = toys.execute(tmp_path / "once", small(), odd(), rounds=3, terms=Terms(tick=10.0), alone=True)
+    assert {("train", 4), ("visit", 4), ("weigh", 4)} <= set(asked) and not once["failures"]
+    alone = {client: told["alone"] for client, told in once["clients"].items()}
     for how in ({"alive": 1}, {"workers": 2}):
-        toys.execute(tmp_path / str(how), small(), odd(), rounds=3, terms=Terms(tick=10.0), **how)
+        apart = toys.execute(tmp_path / str(how), small(), odd(), rounds=3, terms=Terms(tick=10.0), alone=True, **how)
         assert toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / str(how))) <= 1e-9
+        assert {client: told["alone"] for client, told in apart["clients"].items()} == alone and None not in alone.values()
 
 
 def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
     one = clients(toys, ["left right"] * 4)
     one[1].train.x["left"][3] = float("nan")
-    results = toys.execute(tmp_path / "run", small(), one, rounds=2, terms=Terms(tick=10.0))
+    results = toys.execute(tmp_path / "run", small(), one, rounds=2, terms=Terms(tick=10.0), alone=True)
     assert [failure["client"] for failure in results["failures"]] == ["b"]
+    assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
     assert results["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 1 of 24 samples')
     assert all(torch.isfinite(t).all() for c in "acd" for t in toys.states(tmp_path / "run")[c].values())
+
+
+def test_who_diverges_in_a_stack_is_named_and_the_others_go_on(toys, tmp_path):
+    one = clients(toys, ["left right"] * 3)
+    one[1].train.x["left"] = one[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
+    results = toys.execute(tmp_path / "run", small(weights="uniform"), one, rounds=2, terms=Terms(tick=10.0), alone=True)
+    assert {failure["client"] for failure in results["failures"]} == {"b"} and "the data of b" in results["failures"][0]["reason"]
+    assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
 
 
 def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):

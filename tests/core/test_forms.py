@@ -63,7 +63,7 @@ def test_what_is_not_is_told_with_its_place(hint, value, says):
 def test_with_privacy_nothing_may_be_told_instead():
     hidden = look(Told, hidden=True)
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
-    assert look(float, hidden=True)(None, {}, "it") is None
+    assert look(float, hidden=True)(None, {}, "it") is None and look(None, hidden=True)(None, {}, "it") is None
     assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden({"loss": None}, {}, "it")
 
 

@@ -169,10 +169,14 @@ class AFMCC(Algorithm):
             return [{"parameters": after} for after in descend(sides, parameters, turns * len(sides[0].subsets()), turns)]
 
         @operation
-        def train(self) -> None:
+        @together
+        def train(sides: "list[AFMCC.Side]") -> list[None]:
             """A visit without the others."""
-            steps = self.algorithm.steps * len(self.subsets()) + (self.algorithm.pretraining if self.round == 1 else 0)
-            self.model.load_state_dict(descend([self], [dict(self.model.state_dict())], steps, self.algorithm.steps)[0])
+            first, how = sides[0], sides[0].algorithm
+            steps = how.steps * len(first.subsets()) + (how.pretraining if first.round == 1 else 0)
+            for side, after in zip(sides, descend(sides, [dict(s.model.state_dict()) for s in sides], steps, how.steps), strict=True):
+                side.model.load_state_dict(after)
+            return [None] * len(sides)
 
         @operation
         def receive(self, parameters: Parameters) -> None:
@@ -248,7 +252,7 @@ def descend(sides: list[AFMCC.Side], parameters: list[Parameters], steps: int, t
             ends = stack.step(loss, padded([{name: rows[few] for name, rows in side.rows().items()}
                                             for side, few in zip(sides, picked, strict=True)]))
         after = stack.unstack()
-    if len(sides) == 1 and not bool(ends.isfinite().all()):          # of several, the server finds who it was by the reply
+    if not bool(ends.isfinite().all()):          # one of several: they are asked again one by one, and it is named then
         raise Diverged(f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.rate")
     return after
 

@@ -126,7 +126,7 @@ def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -
     picked = [x[torch.randint(len(x), (starts,), generator=generator, device=x.device)]]
     nearest = torch.full((starts, len(x)), torch.inf, dtype=x.dtype, device=x.device)
     while len(picked) < clusters:
-        nearest = torch.minimum(nearest, _apart(x, picked[-1][:, None])[..., 0])
+        nearest = torch.minimum(nearest, (_nearness(x, picked[-1][:, None])[..., 0] + (x * x).sum(-1)[:, None]).clamp_(min=0).mT)
         chances = nearest + torch.finfo(x.dtype).tiny                   # all rows alike: any of them
         picked.append(x[torch.multinomial(chances, 1, generator=generator)[:, 0]])
     return torch.stack(picked, 1)
@@ -135,38 +135,46 @@ def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -
 def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows gets the farthest one."""
     centres = centres.clone()
-    groups = torch.full((len(centres), len(x)), -1, device=x.device)
+    groups = torch.full((len(x), len(centres)), -1, device=x.device)
     moving = torch.arange(len(centres), device=x.device)                # starts that have not settled
+    lengths = (x * x).sum(-1)[:, None]
     for _ in range(300):
-        far, found = _apart(x, centres[moving]).min(-1)
-        moved = (found != groups[moving]).any(-1)
-        groups[moving] = found
-        moving, found, far = moving[moved], found[moved], far[moved]
+        far, found = _nearness(x, centres[moving]).min(-1)              # (n, starts)
+        moved = (found != groups[:, moving]).any(0)
+        groups[:, moving] = found
+        moving, found, far = moving[moved], found[:, moved], far[:, moved]
         if not len(moving):
             break
-        _fill(found, far, centres.shape[1])
-        belongs = torch.nn.functional.one_hot(found, centres.shape[1]).to(x.dtype)
-        centres[moving] = belongs.mT @ x / belongs.sum(1)[..., None]
-    return groups, centres, _apart(x, centres).amin(-1).sum(-1)
+        belongs, sizes = _belongs(found, centres.shape[1], x)
+        if not sizes.all():
+            _fill(found, far + lengths, centres.shape[1])
+            belongs, sizes = _belongs(found, centres.shape[1], x)
+        centres[moving] = (belongs.flatten(1).mT @ x).reshape(*sizes.shape, -1) / sizes[..., None]
+    return groups.mT, centres, (_nearness(x, centres).amin(-1) + lengths).clamp(min=0).sum(0)
+
+
+def _belongs(groups: Tensor, clusters: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, starts, clusters): 1 where a row is in a group, else 0; and how many rows each has (starts, clusters)."""
+    belongs = x.new_zeros(*groups.shape, clusters).scatter_(-1, groups[..., None], 1.0)
+    return belongs, belongs.sum(0)
 
 
 def _fill(groups: Tensor, far: Tensor, clusters: int) -> None:
-    """Groups (starts, n) that lost all their rows get the rows farthest from their centres, as in scikit-learn. Changes `groups`."""
-    sizes = torch.nn.functional.one_hot(groups, clusters).sum(1)
+    """Groups (n, starts) that lost all their rows get the rows farthest from their centres, as in scikit-learn. Changes `groups`."""
+    sizes = torch.stack([own.bincount(minlength=clusters) for own in groups.mT])
     for start in (sizes == 0).any(-1).nonzero()[:, 0].tolist():
         for empty in (sizes[start] == 0).nonzero()[:, 0].tolist():
-            spare = sizes[start][groups[start]] > 1                     # never the last row of another group
-            row = int(torch.where(spare, far[start], -1.0).argmax())
-            sizes[start, groups[start, row]] -= 1
+            spare = sizes[start][groups[:, start]] > 1                  # never the last row of another group
+            row = int(torch.where(spare, far[:, start], -1.0).argmax())
+            sizes[start, groups[row, start]] -= 1
             sizes[start, empty] += 1
-            groups[start, row], far[start, row] = empty, 0.0
+            groups[row, start], far[row, start] = empty, 0.0
 
 
-def _apart(x: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances (starts, n, clusters)."""
-    flat = x @ centres.flatten(0, 1).mT                                 # one product for all starts
-    across = flat.reshape(len(x), *centres.shape[:2]).transpose(0, 1)
-    return ((centres * centres).sum(-1)[:, None] - 2 * across + (x * x).sum(-1)[None, :, None]).clamp_(min=0)
+def _nearness(x: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances (n, starts, clusters) less the squared length of each row, which is the same to all centres."""
+    flat = centres.flatten(0, 1)
+    return torch.addmm((flat * flat).sum(-1), x, flat.mT, alpha=-2).reshape(len(x), *centres.shape[:2])      # one product for all starts
 
 
 def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
