@@ -14,7 +14,7 @@ import organisations
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import flare
+from unalike.between import flare, keeper
 from unalike.between.run import follow
 from unalike.privacy import Privacy
 
@@ -116,8 +116,7 @@ def stranger(folder):
         while time.monotonic() - begun < 15.0:
             names |= {client.name for client in session._session().get_connected_client_list()}
             time.sleep(1.0)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        keeper.stop([process])
     finally:
         session.close()
     return {"names": sorted(names)}

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from nvflare.collab import collab
 from nvflare.collab.api import CallOption
 from pydantic import Field
 
+from unalike.between import keeper
 from unalike.between.site import Site
 from unalike.engines.away import members
 from unalike.engines.worker import EngineError
@@ -278,11 +278,7 @@ class Local:
         return gone
 
     def stop(self) -> None:
-        for process in self.processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)             # with its job processes
-        for process in self.processes.values():
-            process.wait()
+        keeper.stop(self.processes.values())
 
 
 def join(kit: Path, client: Path | None) -> None:
@@ -300,7 +296,7 @@ def join(kit: Path, client: Path | None) -> None:
             member(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
     allow(kit)
-    command = site_command(kit, server)
+    command = keeper.command(site_command(kit, server), parent=0)
     os.execv(command[0], command)
 
 
@@ -314,28 +310,12 @@ def site_command(kit: Path, server: bool) -> list[str]:
 
 
 def launch(kit: Path, server: bool) -> subprocess.Popen:
-    """The FLARE process of a startup kit, in a process group of its own; it and what it starts end with this one."""
+    """The FLARE process of a startup kit; it and what it starts end with this one."""
     source = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     with (kit / "log.out").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-c", KEEPER, *site_command(kit, server)], stdin=subprocess.DEVNULL, stdout=log,
-                                stderr=log, env=env, start_new_session=True)
-
-
-# runs a command and ends with whoever started this, and the command with it
-KEEPER = """
-import ctypes, os, signal, subprocess, sys
-parent = os.getppid()
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-child = subprocess.Popen(sys.argv[1:])
-while os.getppid() == parent:
-    try:
-        sys.exit(child.wait(1))
-    except subprocess.TimeoutExpired:
-        pass
-os.killpg(0, signal.SIGKILL)
-"""
+        return subprocess.Popen(keeper.command(site_command(kit, server), os.getpid()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                env=env, start_new_session=True)
 
 
 def provision(folder: Path, ids: list[str]) -> None:
