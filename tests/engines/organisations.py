@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,12 +38,13 @@ class Slow(nn.Module):
         return self.layer(x)
 
 
-def make(run, id, seconds=0.0):
-    """The client of that id, as it would be here."""
+def make(run, id, seconds=0.0, alike=False):
+    """The client of that id, as it would be here; or one like the first, but for its id."""
     torch.set_num_threads(1)
     if seconds:
         return toys.client(id, model=lambda: Slow(seconds))
-    return next(client for client in there(run["algorithm"]).clients(3) if client.id == id)
+    clients = there(run["algorithm"]).clients(3)
+    return replace(clients[0], id=id) if alike else next(client for client in clients if client.id == id)
 
 
 def describe(folder, id, **options):
@@ -52,11 +54,11 @@ def describe(folder, id, **options):
     return folder / "client.yaml"
 
 
-def prepared(folder, name, rounds=2, privacy=None, replay=None, **changed):
+def prepared(folder, name, rounds=2, privacy=None, replay=None, alone=False, **changed):
     """A run's folder as it is before it begins."""
     method = toys.method(name, **changed)
     config = {"name": "toy", "algorithm": {"name": name, **vars(method)}, "training": toys.training(rounds=rounds).model_dump(),
-              "federation": {}, "safeguard": False, "alone": False, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
+              "federation": {}, "safeguard": False, "alone": alone, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
               "python": True, "replay": replay and str(replay)}
     return Folder.create(folder, plain(config))
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from unalike.engines.away import AwayEngine, greet
 from unalike.engines.worker import EngineError
 from unalike.message import decode, encode
 from unalike.privacy import Privacy
+from unalike.runs.audit import of_member
 from unalike.runs.export import trained
 from unalike.runs.folder import Folder
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 organisations = importlib.import_module("organisations")          # as a site finds it
+toys = organisations.toys
 ABOUT = {"name": "toy", "algorithm": "fedavg", "seed": 0}
 
 
@@ -31,6 +34,7 @@ class Direct:
         self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
         self.sites = {id: Site(file, id) for id, file in self.files.items()}
         self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
+        self.passed = Counter()                                    # bytes, by client, what was asked, where, and which way
 
     def names(self):
         return list(self.files)
@@ -41,8 +45,14 @@ class Direct:
 
     def ask(self, client, do, data, run, place, timeout):
         self.asked.append((client, do))
+        self.passed[client, do, place, "down"] += len(data)
         site = Site(self.files[client], client, resident=False) if self.forgets else self.sites[client]
-        return self.pool.submit(site.answer, do, data, run, place)
+        return self.pool.submit(self.answered, site, client, do, data, run, place)
+
+    def answered(self, site, client, do, data, run, place):
+        reply = site.answer(do, data, run, place)
+        self.passed[client, do, place, "up"] += len(reply)
+        return reply
 
     def check(self):
         if self.broken:
@@ -90,6 +100,22 @@ def test_privacy_goes_with_the_terms(tmp_path):
     local = organisations.here(tmp_path / "here", "fedavg", privacy=privacy)
     there = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
     assert there["privacy"] == local["privacy"] and there["privacy"]["releases"] == 2
+
+
+@pytest.mark.parametrize("name", ["fedmuscle", "fedavg", "creamfl"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_path):
+    """Of three alike clients the first, whose first weights the others are given, in a run that its server's scenario tells of."""
+    line = Direct(tmp_path / "sites", alike=True)
+    about = {"name": "toy", "training": toys.training(rounds=2).model_dump(), "alone": alone, "algorithm":
+             {"name": name, **{key: value for key, value in vars(toys.method(name)).items() if isinstance(value, int | float | str)}}}
+    (tmp_path / "server.yaml").write_text(json.dumps({**about, "engine": {"name": "flare", "clients": 3}}))
+    told = of_member(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"]["a"]
+    away(tmp_path / "away", line, name, alone=alone)
+    for way in ("up", "down"):
+        assert told["bytes"][way] + told["bytes"]["measuring"][way] == sum(
+            size for (client, do, _, going), size in line.passed.items() if (client, do, going) == ("a", "call", way))
+    assert any(each.get("alone") for each in told["messages"]) == alone
 
 
 def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):

@@ -56,6 +56,15 @@ class Played(Settings):
     client: str
 
 
+def describes_client(path: str | Path) -> bool:
+    """Whether a file is one of a client, not of a scenario."""
+    try:
+        told = parse(Path(path).read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return isinstance(told, dict) and ("factory" in told or {"scenario", "client"} <= told.keys() or {"id", "model"} <= told.keys())
+
+
 def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
     """The client that a file describes, or every problem of it at once. `run` tells a factory what it is for."""
     path = Path(path)
