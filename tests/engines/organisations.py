@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
+from unalike.privacy import Privacy
 from unalike.runs import plain
 from unalike.runs.folder import Folder
 
@@ -38,12 +39,14 @@ class Slow(nn.Module):
         return self.layer(x)
 
 
-def make(run, id, seconds=0.0, alike=False):
+def make(run, id, seconds=0.0, alike=False, least=None):
     """The client of that id, as it would be here; or one like the first, but for its id."""
     torch.set_num_threads(1)
     if seconds:
         return toys.client(id, model=lambda: Slow(seconds))
     clients = there(run["algorithm"]).clients(3)
+    if least:
+        clients = [replace(client, privacy=Privacy(noise=least, entropy="secret")) for client in clients]
     return replace(clients[0], id=id) if alike else next(client for client in clients if client.id == id)
 
 

@@ -118,6 +118,18 @@ def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_
     assert any(each.get("alone") for each in told["messages"]) == alone
 
 
+@pytest.mark.parametrize("given, says", [(None, True), ({"noise": 0.1, "entropy": "secret"}, True), ({"noise": 4}, True),
+                                         ({"noise": 4, "entropy": "secret"}, False)])
+def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(given, says, tmp_path):
+    line = Direct(tmp_path / "sites", alike=True, least=2.0)
+    folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=given and Privacy(**given), alone=True)
+    serve(folder.path, line, 30.0)
+    problem = (folder.read_json("problem.json") or {"problem": ""})["problem"]
+    assert ("client a: it takes part only with privacy: {noise: 2, entropy: secret}" in problem) == says
+    assert (folder.results is None) == says
+    assert bool(line.passed["a", "call", "alone", "up"] + line.passed["a", "call", "clients", "up"]) != says, "nothing left it"
+
+
 def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
     organisations.here(tmp_path / "here", "fedmuscle", rounds=3)
     folder = organisations.prepared(tmp_path / "away", "fedmuscle", rounds=3)
