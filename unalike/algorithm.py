@@ -19,7 +19,7 @@ from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
-from unalike.operations import operation, question, sends, steady, untold
+from unalike.operations import answerable, operation, question, sends, steady
 from unalike.privacy import PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
@@ -229,7 +229,7 @@ class ClientSide:
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
-        self.answers(name)
+        answerable(self, name)
         entering(method, body)
         self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
@@ -249,17 +249,12 @@ class ClientSide:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
         for side, body in zip(sides, bodies, strict=True):
-            side.answers(name)
+            answerable(side, name)
             entering(method, body)
         for side, round in zip(sides, rounds, strict=True):
             side.round, side.learnt = round, side.learnt or method.operation == "changes"
         replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
         return [side.leaving(name, turn, body, reply) for side, turn, body, reply in zip(sides, turns, bodies, replies, strict=True)]
-
-    def answers(self, name: str) -> None:
-        """Raises where an operation would tell what no noise covers."""
-        if name in untold(type(self), self.privacy):
-            raise ValueError(f"{name} tells of a client's data as they are: with secret noise this client does not answer it")
 
     def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
         """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Where noise comes from the seed,

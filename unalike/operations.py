@@ -52,6 +52,12 @@ def untold(side: type, privacy: Privacy | None) -> frozenset[str]:
     return frozenset(name for name in FREE if not hasattr(getattr(side, name, None), "sends"))
 
 
+def answerable(side: Any, name: str) -> None:
+    """Raises where an operation would tell what a client's noise does not cover."""
+    if name in untold(type(side), side.privacy):
+        raise ValueError(f"{name} tells of a client's data as they are: with secret noise this client does not answer it")
+
+
 def steady(loss: Any) -> Any:
     """Marks a loss that depends on the model and the batch alone, and never looks at values: a GPU may record its steps (training.Tape)."""
     loss.steady = True

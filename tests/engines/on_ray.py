@@ -180,8 +180,8 @@ def frozen(folder):
 def rubbish(folder):
     """A client that answers with what is no message is named and left out."""
     class Strange(Host):
-        def answer(self, client, data, limit):
-            reply = super().answer(client, data, limit)
+        def answer(self, client, *given):
+            reply = super().answer(client, *given)
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
     class Bad(ray_engine.Place):

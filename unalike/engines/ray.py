@@ -26,7 +26,7 @@ from unalike.engines.realtime import RealTime, card, read
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
-from unalike.message import LIMIT, Value, decode, encode, mapping
+from unalike.message import LIMIT, Value, decode, head, mapping, tail
 
 SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
@@ -93,13 +93,18 @@ class RayEngine(RealTime):
     # the server's side of it
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
-        sizes = {}
+        """What goes to several lies in Ray's memory once."""
+        sizes: dict[str, int] = {}
+        put: dict[tuple[int, ...], Any] = {}
         for client, message in messages.items():
-            data: Any = np.frombuffer(encode(message, self.limit), dtype=np.uint8)
-            sizes[client] = len(data)
             number: Any = message["number"]
-            sent = (client, message["operation"], self.ray.put(data) if len(data) > SMALL else data)
-            self.home[client].post(number, sent, self.now)
+            data, tensors, sizes[client] = head(message, self.limit)
+            rest = None
+            if sizes[client] <= SMALL:
+                data += tail(tensors)
+            elif (rest := put.get(same := tuple(map(id, tensors)))) is None:
+                rest = put[same] = self.ray.put(np.frombuffer(tail(tensors), dtype=np.uint8))
+            self.home[client].post(number, (client, message["operation"], np.frombuffer(data, dtype=np.uint8), rest), self.now)
         return sizes
 
     def _awaited(self) -> set[int]:
@@ -167,11 +172,12 @@ class RayEngine(RealTime):
         process, self.spare = self.spare or self.start(), None
         actor.begin(process)
         self.spare = self.stand_by()
-        self.repeated += [(client, operation) for client, operation, _ in [*actor.told, *(asked.message for asked in actor.asked.values())]]
+        again = [*actor.told, *(asked.message for asked in actor.asked.values())]
+        self.repeated += [(client, operation) for client, operation, *_ in again]
         for message in actor.told:
             actor.ready = actor.process.handle.remote(*message)
-        again, actor.asked = actor.asked, {}
-        for number, asked in again.items():
+        asked_before, actor.asked = actor.asked, {}
+        for number, asked in asked_before.items():
             actor.post(number, asked.message, self.now)
 
     # what is saved after a round
@@ -213,7 +219,7 @@ class RayEngine(RealTime):
             self.ray.kill(process)
 
 
-Posted = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
+Posted = tuple[str, Any, Any, Any]     # client, operation, the bytes or their head, and Ray's reference to the rest
 
 
 @dataclass
