@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between.run import AwayRun, follow, serve
@@ -43,14 +44,14 @@ class Direct:
         if name != id:
             raise ValueError(f"{name} is not {id}")
 
-    def ask(self, client, do, data, run, place, timeout):
+    def ask(self, client, do, data, run, place, timeout, rest=None):
         self.asked.append((client, do))
-        self.passed[client, do, place, "down"] += len(data)
+        self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
         site = Site(self.files[client], client, resident=False) if self.forgets else self.sites[client]
-        return self.pool.submit(self.answered, site, client, do, data, run, place)
+        return self.pool.submit(self.answered, site, client, do, data, run, place, rest)
 
-    def answered(self, site, client, do, data, run, place):
-        reply = site.answer(do, data, run, place)
+    def answered(self, site, client, do, data, run, place, rest):
+        reply = site.answer(do, data, run, place, rest)
         self.passed[client, do, place, "up"] += len(reply)
         return reply
 
@@ -62,9 +63,9 @@ class Direct:
 class Breaking(Direct):
     """A line that breaks for good once something is over."""
 
-    def ask(self, client, do, data, run, place, timeout):
+    def ask(self, *what):
         if not self.over():
-            return super().ask(client, do, data, run, place, timeout)
+            return super().ask(*what)
         self.broken, lost = "the job is gone", Future()
         lost.set_exception(OSError("gone"))
         return lost
@@ -240,14 +241,38 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     assert digest(models["a"]) == results["clients"]["a"]["hash"]
 
 
+def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
+    given = []
+
+    class Watched(Direct):
+        def ask(self, client, do, data, run, place, timeout, rest=None):
+            given.append((do, len(data), rest))
+            return super().ask(client, do, data, run, place, timeout, rest)
+
+    def wide(run, id):
+        return toys.client(id, model=lambda: torch.nn.Linear(6, 3000))
+
+    organisations.wide = wide
+    line = Watched(tmp_path / "sites")
+    for file in line.files.values():
+        file.write_text(file.read_text().replace("organisations:make", "organisations:wide"))
+    results = away(tmp_path / "away", line, "fedavg", rounds=1)
+    toys.execute(tmp_path / "here", toys.method("fedavg"), [wide({}, id) for id in "abc"], rounds=1)
+    parts = [rest for do, _, rest in given if rest is not None]
+    assert len(parts) == 3 * len(set(map(id, parts))) > 0 and all(len(rest) > 100_000 for rest in parts)
+    assert all(size < 2000 for do, size, rest in given if do == "call")
+    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    assert found["apart"] <= 1e-9 and found["same_ledger"] and not results["failures"]
+
+
 def test_who_does_not_answer_has_failed(tmp_path):
     class Mute(Direct):
-        def ask(self, client, do, data, run, place, timeout):
+        def ask(self, client, do, *what):
             if (client, do) == ("b", "call"):
                 lost = Future()
                 lost.set_exception(EngineError("did not answer within 30 s"))
                 return lost
-            return super().ask(client, do, data, run, place, timeout)
+            return super().ask(client, do, *what)
 
     results = away(tmp_path / "away", Mute(tmp_path / "sites"), "fedavg")
     failure, = results["failures"]

@@ -182,14 +182,14 @@ class Organisation:
         dies_with_parent()
 
     @collab.publish
-    def answer(self, do: str, data: bytes, run: str, place: str) -> bytes:
+    def answer(self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None) -> bytes:
         with self.lock:
             if self.site is None:
                 import torch
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
                 file = os.environ.get("UNALIKE_CLIENT") or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
                 self.site = Site(file, collab.site_name)
-            return self.site.answer(do, data, run, place)
+            return self.site.answer(do, data, run, place, rest)
 
 
 def job_line() -> "FlareLine":
@@ -213,8 +213,10 @@ class FlareLine:
         if name != id:
             raise ValueError(f'the site {name} says it is "{id}", which is not the name on its certificate')
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]":
-        return self.pool.submit(self._ask, client, timeout, {"do": do, "data": data, "run": run, "place": place})
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
+            rest: bytearray | None = None) -> "Future[bytes]":
+        more = {"rest": rest} if rest is not None else {}
+        return self.pool.submit(self._ask, client, timeout, {"do": do, "data": data, "run": run, "place": place, **more})
 
     def _ask(self, client: str, timeout: float, what: dict[str, Any]) -> bytes:
         try:

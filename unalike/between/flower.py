@@ -184,8 +184,9 @@ class FlowerLine:
             raise ValueError(f'two SuperNodes say they are "{id}"; ids must differ')
         self.nodes[id] = int(name)
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]":
-        what = {"do": do, "data": data, "run": run, "place": place}
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
+            rest: bytearray | None = None) -> "Future[bytes]":
+        what = {"do": do, "data": data + (rest or b""), "run": run, "place": place}
         asked = Asked(self.nodes[client] if client in self.nodes else int(client), what, time.monotonic() + timeout, Future())
         self.waiting.put(asked)
         return asked.reply

@@ -38,7 +38,7 @@ class Site:
         self.made: tuple[Any, Client] | None = None            # for which run, and the client
         self.open: tuple[str, str, Host] | None = None         # run, place, and the host there
 
-    def answer(self, do: str, data: Any, run: str = "", place: str = "clients") -> bytes:
+    def answer(self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None) -> bytes:
         """What the client answers, whatever comes."""
         try:
             if place not in PLACES:
@@ -46,7 +46,7 @@ class Site:
             if do == "call":
                 host = self.host(run, place)
                 client, = host.clients
-                reply = host.answer(client, data, self.limit)
+                reply = host.answer(client, data, self.limit, rest)
                 if not self.resident:
                     host.keep(client)
                 return bytes(reply)

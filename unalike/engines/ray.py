@@ -22,13 +22,12 @@ from pydantic import Field
 from unalike.client import Card, Client
 from unalike.engine import Arrival
 from unalike.engines.place import Place, seal
-from unalike.engines.realtime import RealTime, card, read
+from unalike.engines.realtime import RealTime, card, parcels, read
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
-from unalike.message import LIMIT, Value, decode, head, mapping, tail
+from unalike.message import LIMIT, Value, decode, mapping
 
-SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
 DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up
 Positive = Annotated[float, Field(gt=0)]
@@ -95,16 +94,13 @@ class RayEngine(RealTime):
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         """What goes to several lies in Ray's memory once."""
         sizes: dict[str, int] = {}
-        put: dict[tuple[int, ...], Any] = {}
-        for client, message in messages.items():
-            number: Any = message["number"]
-            data, tensors, sizes[client] = head(message, self.limit)
-            rest = None
-            if sizes[client] <= SMALL:
-                data += tail(tensors)
-            elif (rest := put.get(same := tuple(map(id, tensors)))) is None:
-                rest = put[same] = self.ray.put(np.frombuffer(tail(tensors), dtype=np.uint8))
-            self.home[client].post(number, (client, message["operation"], np.frombuffer(data, dtype=np.uint8), rest), self.now)
+        put: dict[int, Any] = {id(None): None}
+        for each in parcels(messages, self.limit):
+            if each.rest is not None and id(each.rest) not in put:
+                put[id(each.rest)] = self.ray.put(np.frombuffer(each.rest, dtype=np.uint8))
+            sent = (each.client, each.operation, np.frombuffer(each.data, dtype=np.uint8), put[id(each.rest)])
+            self.home[each.client].post(each.number, sent, self.now)
+            sizes[each.client] = each.size
         return sizes
 
     def _awaited(self) -> set[int]:
