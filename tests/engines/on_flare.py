@@ -15,7 +15,6 @@ from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between import flare, keeper
-from unalike.between.run import follow
 from unalike.privacy import Privacy
 
 PROGRAM = flare.ALLOWED["server"][1]
@@ -87,7 +86,7 @@ def killed(folder):
     session = flare.Session(here)
     try:
         job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
-        results = follow(run, lambda event, **facts: told.append((event, time.time())), lambda: session.submit(job))
+        results = flare.carried(run, lambda event, **facts: told.append((event, time.time())), session, job)
     finally:
         session.close()
     clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]

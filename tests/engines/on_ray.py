@@ -226,7 +226,8 @@ def storm(folder, rounds=60, kills=50):
     cut = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=rounds, engine="ray")
     RayEngine.load = load
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
-    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}}
+    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
+            **{who: deaths.read_text().count(f"kill {who[:6]}") for who in ("clients", "server")}}
 
 
 def severed(folder):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import conftest as toys
 import torch
+from real import noted
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
@@ -93,4 +94,6 @@ def told(folder, *steps, program="on_flare.py", seconds=400):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 0, problems[-3000:]
-    return json.loads((folder / "told.json").read_text())
+    found = json.loads((folder / "told.json").read_text())
+    noted(program.removeprefix("on_").removesuffix(".py"), found)
+    return found

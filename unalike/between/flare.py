@@ -56,12 +56,22 @@ class FlareEngine:
 
     @classmethod
     def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
-        from unalike.between.run import follow
         there = cls(folder, **options)
         try:
-            return follow(folder, watch, lambda: there.session.submit(there.job))
+            return carried(folder, watch, there.session, there.job)
         finally:
             there.session.close()
+
+
+def carried(folder: Any, watch: Any, session: "Session", job: "Job") -> dict[str, Any]:
+    """Results of a run by jobs. FLARE takes about 8 s to end one whose server's program is over: the next is submitted meanwhile."""
+    from unalike.between.run import broken, follow
+
+    def submit() -> Callable[[], str | None]:
+        ended = session.submit(job)
+        return lambda: broken(folder) or ended()
+
+    return follow(folder, watch, submit)
 
 
 @dataclass
