@@ -82,11 +82,16 @@ def same(away, local, sites):
             "same_ledger": (away / "ledger.csv").read_text() == (local / "ledger.csv").read_text()}
 
 
-def told(folder, *steps, program="on_flare.py", seconds=400):
-    """What the program tells; it has so long, and what it started goes with it."""
+def begin(folder, *steps, program="on_flare.py"):
+    """A program that tries an engine."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLACE.parents[1]), str(PLACE.parent), str(PLACE)]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    return subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+
+
+def told(folder, *steps, program="on_flare.py", seconds=400):
+    """What it tells; it has so long, and what it started goes with it."""
+    process = begin(folder, *steps, program=program)
     try:
         _, problems = process.communicate(timeout=seconds)
     finally:

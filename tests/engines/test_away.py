@@ -1,12 +1,10 @@
 """Runs whose clients are at the other end of a line end as they do here; what the line does to them does no harm. The line is a call."""
 
-import importlib
 import json
-import sys
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
+import organisations
 import pytest
 import torch
 
@@ -22,8 +20,6 @@ from unalike.runs.audit import of_member
 from unalike.runs.export import trained
 from unalike.runs.folder import Folder
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-organisations = importlib.import_module("organisations")          # as a site finds it
 toys = organisations.toys
 ABOUT = {"name": "toy", "algorithm": "fedavg", "seed": 0}
 
