@@ -1,5 +1,6 @@
 """Tiny federations for tests of whole methods: blobs in six dimensions, models of width 8. Knows no method by name."""
 
+import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from unalike.runs.folder import Folder
 from unalike.runs.run import Run
 from unalike.tasks import Clustering, MultiLabel
 
+sys.path[:0] = [str(Path(__file__).parent / "engines"), str(Path(__file__).parent)]       # programs that tests run know each other by name
 collect_ignore = ["engines/on_ray.py", "engines/on_flare.py", "engines/on_flower.py", "engines/organisations.py"]   # what tests run
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))

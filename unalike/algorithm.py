@@ -19,7 +19,7 @@ from unalike.message import Value
 from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
-from unalike.operations import operation, question, steady
+from unalike.operations import answerable, operation, question, sends, steady
 from unalike.privacy import PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
 from unalike.safeguard import Kept, safeguard
@@ -200,17 +200,20 @@ class ClientSide:
         return kmeans(nn.functional.normalize(features, dim=-1), len(self.client.task.labels), number(self.seed, "k-means"))
 
     @operation
+    @sends()
     def grouped(self, centres: Tensor) -> None:
         """Keep the centres that its groups were scored by: the head of the model that it takes home."""
         self.memory["centres"] = centres
 
     @question
+    @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
         return {"parameters": sum(p.numel() for p in self.model.parameters()), "flops": flops(self.model, self.row()),
                 "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
 
     @operation
+    @sends()
     def safeguard(self, rounds: list[int]) -> Safeguarded:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
         kept: Kept = safeguard(self, rounds)
@@ -226,6 +229,7 @@ class ClientSide:
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
+        answerable(self, name)
         entering(method, body)
         self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
@@ -244,7 +248,8 @@ class ClientSide:
                          bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
-        for body in bodies:
+        for side, body in zip(sides, bodies, strict=True):
+            answerable(side, name)
             entering(method, body)
         for side, round in zip(sides, rounds, strict=True):
             side.round, side.learnt = round, side.learnt or method.operation == "changes"
@@ -252,9 +257,10 @@ class ClientSide:
         return [side.leaving(name, turn, body, reply) for side, turn, body, reply in zip(sides, turns, bodies, replies, strict=True)]
 
     def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
-        """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Measuring is not the method's."""
+        """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Where noise comes from the seed,
+        which the server knows, measuring is as it is."""
         kinds: Sends = getattr(getattr(type(self), name), "sends", {})
-        if self.privacy is None or name in FREE:
+        if self.privacy is None or (name in FREE and self.privacy.entropy == "seed"):
             return reply
         if self.learnt and "first" in (kinds if isinstance(kinds, str) else kinds.values()):
             raise ValueError(f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unalike.data.resident import resident
 from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
+from unalike.privacy import Privacy
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
 
@@ -71,6 +72,7 @@ class Client:
     latency: float = 0.01
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    privacy: Privacy | None = None         # the least it asks for: it takes part in no run with less
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:

@@ -39,6 +39,7 @@ class Federation:
     replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
     declared: Callable[[str], Declared] | None = None       # what the method says of an operation; a reply that is not so stays outside
     lengths: Mapping[str, int] = field(default_factory=dict)      # what axes in that are called, and how long they are
+    unasked: frozenset[str] = frozenset()     # operations that nobody would answer: there are no replies to them
     server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
 
     def __post_init__(self) -> None:
@@ -115,6 +116,8 @@ class Federation:
         Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
         replies than the quorum asks for is an error. `sizes` says how long axes are that the operation declares by a name.
         """
+        if operation in self.unasked:
+            return Replies({}, {})
         chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
         chosen = [c for c in chosen if c not in self.quarantined]
         failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)

@@ -40,19 +40,37 @@ def encode(value: Value, limit: int = LIMIT) -> bytearray:
     >>> decode(encode({"rows": [1, 2], "name": "ada"}))
     {'rows': [1, 2], 'name': 'ada'}
     """
+    first, tensors, total = head(value, limit)
+    out = bytearray(total)
+    out[:len(first)] = first
+    _write(tensors, out, len(first))
+    return out
+
+
+def head(value: Value, limit: int = LIMIT) -> tuple[bytearray, list[Tensor], int]:
+    """The bytes of a value up to its tensors, these, and the bytes in all: what goes to several often differs in the first only."""
     header, numbers, tensors = _header(value)
     _within(total := _size(header, numbers, tensors), limit)
-    out = bytearray(total)
-    FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
     at = FRAME.size + len(header)
+    out = bytearray(_padded(at + 8 * len(numbers)))
+    FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
     out[FRAME.size:at] = header
     struct.pack_into("<" + "".join("d" if isinstance(n, float) else "q" for n in numbers), out, at, *numbers)
-    at = _padded(at + 8 * len(numbers))
+    return out, tensors, total
+
+
+def tail(tensors: list[Tensor]) -> bytearray:
+    """The rest of the bytes."""
+    out = bytearray(sum(_padded(t.numel() * t.element_size()) for t in tensors))
+    _write(tensors, out, 0)
+    return out
+
+
+def _write(tensors: list[Tensor], out: bytearray, at: int) -> None:
     for tensor in tensors:
         if tensor.numel():
             torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape).copy_(tensor.detach())
         at += _padded(tensor.numel() * tensor.element_size())
-    return out
 
 
 def size(value: Value, limit: int = LIMIT) -> int:
@@ -60,9 +78,10 @@ def size(value: Value, limit: int = LIMIT) -> int:
     return _within(_size(*_header(value)), limit)
 
 
-def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
-    """The value behind the bytes; its tensors are the receiver's own. Anything that is not a message is a MessageError."""
-    _within(len(data), limit)
+def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any = None) -> Value:
+    """The value behind the bytes, or behind its `head` and the `rest`; its tensors are the receiver's own. Anything that is not a message
+    is a MessageError."""
+    _within(len(data) + (len(rest) if rest is not None else 0), limit)
     if len(data) < FRAME.size:
         raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
     magic, length, count = FRAME.unpack_from(data)
@@ -77,7 +96,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT) -> Value:
         raise MessageError(f"the message's header cannot be read: {error}") from None
     if not isinstance(header, dict) or set(header) != {"value", "tensors"} or not isinstance(header["tensors"], list):
         raise MessageError("the message's header must hold exactly `value` and `tensors`")
-    own = bytearray(data[_padded(end + 8 * count):])
+    own = bytearray(data[_padded(end + 8 * count):] if rest is None else rest)
     tensors, at = [], 0
     for described in header["tensors"]:
         tensor, at = _tensor(described, own, at)

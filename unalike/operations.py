@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from unalike.privacy import KINDS
+from unalike.ledger import FREE
+from unalike.privacy import KINDS, Privacy
 
 
 def operation(method: Any) -> Callable:
@@ -42,6 +43,19 @@ def sends(whole: str | None = None, **parts: str) -> Callable:
         return method
 
     return mark
+
+
+def untold(side: type, privacy: Privacy | None) -> frozenset[str]:
+    """Measuring that a client does not answer: with secret noise, whatever does not say what of it may leave."""
+    if privacy is None or privacy.entropy != "secret":
+        return frozenset()
+    return frozenset(name for name in FREE if not hasattr(getattr(side, name, None), "sends"))
+
+
+def answerable(side: Any, name: str) -> None:
+    """Raises where an operation would tell what a client's noise does not cover."""
+    if name in untold(type(side), side.privacy):
+        raise ValueError(f"{name} tells of a client's data as they are: with secret noise this client does not answer it")
 
 
 def steady(loss: Any) -> Any:

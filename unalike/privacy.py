@@ -75,6 +75,14 @@ class Privacy(Settings):
         generator = stream(seed, "privacy", *names)
         return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
 
+    def unmet(self, given: "Privacy | None") -> str | None:
+        """Why a client that asks for no less than this does not take part in a run with what is given; None: it does."""
+        if given is not None and given.noise >= self.noise and (given.entropy == "secret" or self.entropy == "seed"):
+            return None
+        secret = ", entropy: secret" if self.entropy == "secret" else ""
+        return (f"it takes part only with privacy: {{noise: {self.noise:g}{secret}}} or more noise; what it would do alone, to be "
+                "compared, has none, so alone: false too")
+
     def spent(self, releases: int) -> dict[str, float | int | None]:
         """What so many releases cost one client; epsilon is None where nothing bounds it."""
         return {"epsilon": epsilon(self.noise, releases, self.delta), "delta": self.delta, "releases": releases}

@@ -18,7 +18,7 @@ from unalike.data import Samples, Tensors
 from unalike.federation import Replies
 from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
-from unalike.operations import question
+from unalike.operations import question, sends
 from unalike.training import batches
 
 LARGEST = 8 * 2**30         # bytes of what was seen that a client keeps; beyond, it looks again each time
@@ -49,6 +49,7 @@ class PromptingSide(AveragingSide):
         return self.looked[part]
 
     @question
+    @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         told = super().describe()
         told["parameters"] += sum(p.numel() for p in self.model.encoder.parameters())

@@ -311,6 +311,23 @@ def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(command, scena
     assert 'There is no client "bob"' in refused("audit", path, "--client", "bob")
 
 
+def test_audit_of_a_client_file_is_of_that_client_alone(command, scenario, refused, tmp_path):
+    (tmp_path / "client.yaml").write_text(f"scenario: {scenario()}\nclient: ada\n")
+    (tmp_path / "server.yaml").write_text("name: served\nalgorithm: {name: fedmuscle, width: 4, batch: 8}\ntraining: {rounds: 3}\n")
+    code, out, err = command("audit", "client.yaml", "--algorithm", "fedmuscle", "--set", "rounds=5", "--set", "width=6", "--set",
+                           "algorithm.batch=8", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert list(told["clients"]) == ["ada"] and told["rounds"] == 5
+    assert {part["shape"][-1] for each in told["clients"]["ada"]["messages"] for part in each["holds"] if part["shape"]} == {6}
+    code, out, _ = command("audit", "client.yaml", "--run", "server.yaml")
+    assert code == 0 and "ada: fedmuscle, 3 rounds" in out and "train (alone)" in out and "evaluate (measuring)" in out
+    assert "say what it would take part in" in refused("audit", "client.yaml")
+    assert "leave --client out" in refused("audit", "client.yaml", "--algorithm", "fedavg", "--client", "ada")
+    assert "--run goes with a client.yaml" in refused("audit", "digits", "--run", "digits")
+    assert 'Did you mean "fedavg"' in refused("audit", "client.yaml", "--algorithm", "fedagv")
+
+
 def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, tmp_path):
     code, out, err = command("run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64")
     assert code == 0 and not err, err

@@ -9,6 +9,7 @@ import torch
 from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.errors import UserError
+from unalike.report import write
 
 NOISY = Privacy(noise=0.01, bound=1.0)
 
@@ -50,6 +51,17 @@ def test_same_seed_same_bytes_in_process_equals_workers(name, toys, declares, tm
     assert toys.apart(toys.states(tmp_path / "one"), toys.states(tmp_path / "workers")) <= 1e-9
     assert (tmp_path / "one" / "ledger.csv").read_text() == (tmp_path / "workers" / "ledger.csv").read_text()
     assert runs["one"]["privacy"] == runs["workers"]["privacy"]
+
+
+def test_with_secret_noise_nothing_is_measured(name, toys, declares, tmp_path):
+    """All that passes is what the method declares: nobody is asked for more, and there are no values, but models to take home."""
+    secret = Privacy(noise=0.01, entropy="secret")
+    results = toys.execute(tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=secret, alone=True)
+    assert not results["failures"] and not results["metrics"] and results["privacy"]["epsilon"] > 0
+    assert all(entry["value"] is None and entry["hash"] is None and entry["alone"] is None for entry in results["clients"].values())
+    asked = {line.split(",")[3] for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()}
+    assert "describe" in asked and not asked & {"evaluate", "embed", "appraise", "explain"}
+    write(tmp_path / "run")
 
 
 def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):

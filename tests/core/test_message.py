@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unalike
-from unalike.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, leaves, size
+from unalike.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, head, leaves, size, tail
 
 quick = settings(deadline=None, max_examples=150)
 
@@ -65,6 +65,16 @@ def test_a_message_survives_the_journey(value):
 
 
 @quick
+@given(values)
+def test_head_and_tail_are_its_bytes_and_can_travel_apart(value):
+    first, tensors, total = head(value)
+    rest = tail(tensors)
+    assert first + rest == encode(value) and total == len(first) + len(rest)
+    assert encode(decode(first, rest=memoryview(rest))) == encode(value)
+    with pytest.raises(MessageError):
+        decode(first, rest=rest + bytes(BLOCK))
+
+
 @given(values)
 def test_the_size_is_the_length_of_the_bytes(value):
     assert size(value) == len(encode(value)) and size(value) % BLOCK == 0

@@ -184,9 +184,37 @@ def test_every_turn_has_its_own_noise(toys):
 
 
 def test_secret_noise_gives_another_end_every_time(toys, tmp_path):
-    ends = [toys.hashes(toys.execute(tmp_path / str(i), FedAvg(), toys.clients(), rounds=1, privacy=Privacy(noise=0.1, entropy="secret")))
-            for i in range(2)]
-    assert ends[0]["a"] != ends[1]["a"]
+    for i in range(2):
+        toys.execute(tmp_path / str(i), FedAvg(), toys.clients(), rounds=1, privacy=Privacy(noise=0.1, entropy="secret"))
+    assert toys.apart(*(toys.states(tmp_path / str(i)) for i in range(2))) > 1e-3
+
+
+@pytest.mark.parametrize("operation", ["evaluate", "embed", "appraise"])
+def test_a_client_with_secret_noise_does_not_answer_what_noise_does_not_cover(operation, toys):
+    body = {"appraise": {"parameters": side(toys, noise=1).model.state_dict(), "common": False}}.get(operation, {})
+    answered = side(toys, noise=1).perform(operation, 1, 0, body) if operation != "embed" else {"of": "clients that cluster"}
+    assert answered, "noise from the seed is a simulation's: the server could take it off again"
+    with pytest.raises(ValueError, match=f"{operation} tells of a client's data as they are"):
+        side(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
+
+
+def test_a_client_with_secret_noise_tells_the_size_of_its_model_but_no_hash(toys):
+    assert side(toys, noise=1).perform("describe", 1, 0, {})["hash"]
+    told = side(toys, noise=1, entropy="secret").perform("describe", 1, 0, {})
+    assert told["hash"] is None and told["parameters"] > 0
+
+
+@pytest.mark.parametrize("least, given, fits", [
+    ({"noise": 1}, None, False), ({"noise": 1}, {"noise": 0.9}, False), ({"noise": 1}, {"noise": 1}, True),
+    ({"noise": 1, "entropy": "secret"}, {"noise": 2}, False), ({"noise": 1, "entropy": "secret"}, {"noise": 2, "entropy": "secret"}, True)])
+def test_a_client_takes_part_with_no_less_than_it_asks_for(least, given, fits, toys, tmp_path):
+    some = [toys.client("a"), toys.client("b", privacy=Privacy(**least)), toys.client("c")]
+    run = lambda: toys.execute(tmp_path / "run", FedAvg(), some, rounds=1, privacy=given and Privacy(**given), alone=True)
+    if fits:
+        assert run()["clients"]["b"]["alone"] is None
+    else:
+        with pytest.raises(UserError, match=r"clients.b   it takes part only with privacy: \{noise: 1"):
+            run()
 
 
 def test_a_row_is_a_release(toys, tmp_path):

@@ -5,18 +5,20 @@ Usage: python on_flare.py FOLDER STEP...
 
 import json
 import os
+import random
 import signal
 import threading
 import time
+from collections import Counter
 
 import conftest as toys
 import organisations
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import flare
-from unalike.between.run import follow
+from unalike.between import flare, keeper
 from unalike.privacy import Privacy
+from unalike.runs.folder import Folder
 
 PROGRAM = flare.ALLOWED["server"][1]
 LIMIT = 240.0                # seconds until a job must have ended
@@ -87,7 +89,7 @@ def killed(folder):
     session = flare.Session(here)
     try:
         job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
-        results = follow(run, lambda event, **facts: told.append((event, time.time())), lambda: session.submit(job))
+        results = flare.carried(run, lambda event, **facts: told.append((event, time.time())), session, job)
     finally:
         session.close()
     clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
@@ -95,6 +97,48 @@ def killed(folder):
     on = [at for event, at in told if event == "resume"]
     return {**organisations.same(run.path, folder / "here", sites(here)), "struck": len(struck), "rounds": results["rounds"],
             "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder)}
+
+
+def storm(folder, rounds=80, kills=50):
+    """Processes killed at random until there were so many deaths, a line of `kills` each: of jobs and FLARE's own, of clients and of the
+    server. The test kills this program too, which goes on where it was."""
+    here = federation(folder, seconds=0.02)
+    run = Folder(folder / "away") if (folder / "away").exists() else organisations.prepared(folder / "away", "fedmuscle", rounds=rounds)
+    deaths, rounds_seen, over = folder / "kills", [0], threading.Event()
+    with deaths.open("a") as file:
+        file.write("up\n")
+
+    def strike():
+        since = 0                                       # kills since a round was finished: after five without any a run is given up
+        while deaths.read_text().count("kill") < kills and not over.wait(random.uniform(0.5, 8.0)):
+            since = 0 if rounds_seen[0] else since
+            if since > 2:
+                continue
+            who = random.choices(["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4])[0]
+            name = "localhost" if who.endswith("server") else random.choice(here.ids)
+            flares = keeper.below(here.processes[name].pid)[:1] if name in here.processes else []
+            pids = flares if who.startswith("site") else flare.job_processes(here.kits / name)
+            if pids:
+                os.kill(pids[0], signal.SIGKILL)
+                since, rounds_seen[0] = since + 1, 0
+                with deaths.open("a") as file:
+                    file.write(f"kill {who}\n")
+
+    def watch(event, **facts):
+        rounds_seen[0] += event == "round"
+
+    threading.Thread(target=strike, daemon=True).start()
+    session = flare.Session(here)
+    try:
+        results = flare.carried(run, watch, session, flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3))
+    finally:
+        over.set()
+        session.close()
+    clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
+    toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=rounds)
+    killed = [line.removeprefix("kill ") for line in deaths.read_text().splitlines() if line.startswith("kill")]
+    return {**organisations.same(run.path, folder / "here", sites(here)), "rounds": results["rounds"], "killed": Counter(killed),
+            "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'), "left": left(folder)}
 
 
 def stranger(folder):
@@ -116,8 +160,7 @@ def stranger(folder):
         while time.monotonic() - begun < 15.0:
             names |= {client.name for client in session._session().get_connected_client_list()}
             time.sleep(1.0)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        keeper.stop([process])
     finally:
         session.close()
     return {"names": sorted(names)}

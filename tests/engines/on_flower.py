@@ -4,8 +4,6 @@ Usage: python on_flower.py FOLDER STEP...
 """
 
 import json
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from flwr.serverapp import ServerApp
 from real import steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import deploy, flower
+from unalike.between import deploy, flower, keeper
 from unalike.between.run import follow
 from unalike.between.site import terms
 from unalike.engines.away import AwayEngine, greet
@@ -109,8 +107,7 @@ def killed(folder):
         def strike():
             while not any(event == "round" for event, _ in told):
                 time.sleep(0.2)
-            os.killpg(here.processes["a"].pid, signal.SIGKILL)
-            here.processes["a"].wait()
+            keeper.stop([here.processes["a"]])
             struck.append(time.time())
             here.start(again=True)
 

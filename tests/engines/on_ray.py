@@ -180,8 +180,8 @@ def frozen(folder):
 def rubbish(folder):
     """A client that answers with what is no message is named and left out."""
     class Strange(Host):
-        def answer(self, client, data, limit):
-            reply = super().answer(client, data, limit)
+        def answer(self, client, *given):
+            reply = super().answer(client, *given)
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
     class Bad(ray_engine.Place):
@@ -226,7 +226,8 @@ def storm(folder, rounds=60, kills=50):
     cut = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=rounds, engine="ray")
     RayEngine.load = load
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
-    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}}
+    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
+            **{who: deaths.read_text().count(f"kill {who[:6]}") for who in ("clients", "server")}}
 
 
 def severed(folder):

@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import conftest as toys
 import torch
+from real import noted
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
+from unalike.privacy import Privacy
 from unalike.runs import plain
 from unalike.runs.folder import Folder
 
@@ -37,12 +40,15 @@ class Slow(nn.Module):
         return self.layer(x)
 
 
-def make(run, id, seconds=0.0):
-    """The client of that id, as it would be here."""
+def make(run, id, seconds=0.0, alike=False, least=None):
+    """The client of that id, as it would be here; or one like the first, but for its id."""
     torch.set_num_threads(1)
     if seconds:
         return toys.client(id, model=lambda: Slow(seconds))
-    return next(client for client in there(run["algorithm"]).clients(3) if client.id == id)
+    clients = there(run["algorithm"]).clients(3)
+    if least:
+        clients = [replace(client, privacy=Privacy(noise=least, entropy="secret")) for client in clients]
+    return replace(clients[0], id=id) if alike else next(client for client in clients if client.id == id)
 
 
 def describe(folder, id, **options):
@@ -52,11 +58,11 @@ def describe(folder, id, **options):
     return folder / "client.yaml"
 
 
-def prepared(folder, name, rounds=2, privacy=None, replay=None, **changed):
+def prepared(folder, name, rounds=2, privacy=None, replay=None, alone=False, **changed):
     """A run's folder as it is before it begins."""
     method = toys.method(name, **changed)
     config = {"name": "toy", "algorithm": {"name": name, **vars(method)}, "training": toys.training(rounds=rounds).model_dump(),
-              "federation": {}, "safeguard": False, "alone": False, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
+              "federation": {}, "safeguard": False, "alone": alone, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
               "python": True, "replay": replay and str(replay)}
     return Folder.create(folder, plain(config))
 
@@ -76,11 +82,16 @@ def same(away, local, sites):
             "same_ledger": (away / "ledger.csv").read_text() == (local / "ledger.csv").read_text()}
 
 
-def told(folder, *steps, program="on_flare.py", seconds=400):
-    """What the program tells; it has so long, and what it started goes with it."""
+def begin(folder, *steps, program="on_flare.py"):
+    """A program that tries an engine."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLACE.parents[1]), str(PLACE.parent), str(PLACE)]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    return subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+
+
+def told(folder, *steps, program="on_flare.py", seconds=400):
+    """What it tells; it has so long, and what it started goes with it."""
+    process = begin(folder, *steps, program=program)
     try:
         _, problems = process.communicate(timeout=seconds)
     finally:
@@ -88,4 +99,6 @@ def told(folder, *steps, program="on_flare.py", seconds=400):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 0, problems[-3000:]
-    return json.loads((folder / "told.json").read_text())
+    found = json.loads((folder / "told.json").read_text())
+    noted(program.removeprefix("on_").removesuffix(".py"), found)
+    return found

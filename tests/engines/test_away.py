@@ -1,12 +1,12 @@
 """Runs whose clients are at the other end of a line end as they do here; what the line does to them does no harm. The line is a call."""
 
-import importlib
 import json
-import sys
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
+import organisations
 import pytest
+import torch
 
 from unalike.algorithms import ALGORITHMS
 from unalike.between.run import AwayRun, follow, serve
@@ -16,11 +16,11 @@ from unalike.engines.away import AwayEngine, greet
 from unalike.engines.worker import EngineError
 from unalike.message import decode, encode
 from unalike.privacy import Privacy
+from unalike.runs.audit import of_member
 from unalike.runs.export import trained
 from unalike.runs.folder import Folder
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-organisations = importlib.import_module("organisations")          # as a site finds it
+toys = organisations.toys
 ABOUT = {"name": "toy", "algorithm": "fedavg", "seed": 0}
 
 
@@ -31,6 +31,7 @@ class Direct:
         self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
         self.sites = {id: Site(file, id) for id, file in self.files.items()}
         self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
+        self.passed = Counter()                                    # bytes, by client, what was asked, where, and which way
 
     def names(self):
         return list(self.files)
@@ -39,10 +40,16 @@ class Direct:
         if name != id:
             raise ValueError(f"{name} is not {id}")
 
-    def ask(self, client, do, data, run, place, timeout):
+    def ask(self, client, do, data, run, place, timeout, rest=None):
         self.asked.append((client, do))
+        self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
         site = Site(self.files[client], client, resident=False) if self.forgets else self.sites[client]
-        return self.pool.submit(site.answer, do, data, run, place)
+        return self.pool.submit(self.answered, site, client, do, data, run, place, rest)
+
+    def answered(self, site, client, do, data, run, place, rest):
+        reply = site.answer(do, data, run, place, rest)
+        self.passed[client, do, place, "up"] += len(reply)
+        return reply
 
     def check(self):
         if self.broken:
@@ -52,9 +59,9 @@ class Direct:
 class Breaking(Direct):
     """A line that breaks for good once something is over."""
 
-    def ask(self, client, do, data, run, place, timeout):
+    def ask(self, *what):
         if not self.over():
-            return super().ask(client, do, data, run, place, timeout)
+            return super().ask(*what)
         self.broken, lost = "the job is gone", Future()
         lost.set_exception(OSError("gone"))
         return lost
@@ -90,6 +97,34 @@ def test_privacy_goes_with_the_terms(tmp_path):
     local = organisations.here(tmp_path / "here", "fedavg", privacy=privacy)
     there = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
     assert there["privacy"] == local["privacy"] and there["privacy"]["releases"] == 2
+
+
+@pytest.mark.parametrize("name", ["fedmuscle", "fedavg", "creamfl"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_path):
+    """Of three alike clients the first, whose first weights the others are given, in a run that its server's scenario tells of."""
+    line = Direct(tmp_path / "sites", alike=True)
+    about = {"name": "toy", "training": toys.training(rounds=2).model_dump(), "alone": alone, "algorithm":
+             {"name": name, **{key: value for key, value in vars(toys.method(name)).items() if isinstance(value, int | float | str)}}}
+    (tmp_path / "server.yaml").write_text(json.dumps({**about, "engine": {"name": "flare", "clients": 3}}))
+    told = of_member(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"]["a"]
+    away(tmp_path / "away", line, name, alone=alone)
+    for way in ("up", "down"):
+        assert told["bytes"][way] + told["bytes"]["measuring"][way] == sum(
+            size for (client, do, _, going), size in line.passed.items() if (client, do, going) == ("a", "call", way))
+    assert any(each.get("alone") for each in told["messages"]) == alone
+
+
+@pytest.mark.parametrize("given, says", [(None, True), ({"noise": 0.1, "entropy": "secret"}, True), ({"noise": 4}, True),
+                                         ({"noise": 4, "entropy": "secret"}, False)])
+def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(given, says, tmp_path):
+    line = Direct(tmp_path / "sites", alike=True, least=2.0)
+    folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=given and Privacy(**given), alone=True)
+    serve(folder.path, line, 30.0)
+    problem = (folder.read_json("problem.json") or {"problem": ""})["problem"]
+    assert ("client a: it takes part only with privacy: {noise: 2, entropy: secret}" in problem) == says
+    assert (folder.results is None) == says
+    assert bool(line.passed["a", "call", "alone", "up"] + line.passed["a", "call", "clients", "up"]) != says, "nothing left it"
 
 
 def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
@@ -202,14 +237,38 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     assert digest(models["a"]) == results["clients"]["a"]["hash"]
 
 
+def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
+    given = []
+
+    class Watched(Direct):
+        def ask(self, client, do, data, run, place, timeout, rest=None):
+            given.append((do, len(data), rest))
+            return super().ask(client, do, data, run, place, timeout, rest)
+
+    def wide(run, id):
+        return toys.client(id, model=lambda: torch.nn.Linear(6, 3000))
+
+    organisations.wide = wide
+    line = Watched(tmp_path / "sites")
+    for file in line.files.values():
+        file.write_text(file.read_text().replace("organisations:make", "organisations:wide"))
+    results = away(tmp_path / "away", line, "fedavg", rounds=1)
+    toys.execute(tmp_path / "here", toys.method("fedavg"), [wide({}, id) for id in "abc"], rounds=1)
+    parts = [rest for do, _, rest in given if rest is not None]
+    assert len(parts) == 3 * len(set(map(id, parts))) > 0 and all(len(rest) > 100_000 for rest in parts)
+    assert all(size < 2000 for do, size, rest in given if do == "call")
+    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    assert found["apart"] <= 1e-9 and found["same_ledger"] and not results["failures"]
+
+
 def test_who_does_not_answer_has_failed(tmp_path):
     class Mute(Direct):
-        def ask(self, client, do, data, run, place, timeout):
+        def ask(self, client, do, *what):
             if (client, do) == ("b", "call"):
                 lost = Future()
                 lost.set_exception(EngineError("did not answer within 30 s"))
                 return lost
-            return super().ask(client, do, data, run, place, timeout)
+            return super().ask(client, do, *what)
 
     results = away(tmp_path / "away", Mute(tmp_path / "sites"), "fedavg")
     failure, = results["failures"]

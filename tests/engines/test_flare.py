@@ -3,20 +3,19 @@
 All of it happens in one program, on_flare.py, which ends with the processes it started.
 """
 
-import importlib
 import json
 import os
-import sys
-from pathlib import Path
+import random
+import time
 
+import organisations
 import pytest
+from organisations import told
 from real import REAL
 
 from unalike.errors import UserError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-told = importlib.import_module("organisations").told
 faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
 
 
@@ -42,6 +41,26 @@ def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
     there = told(tmp_path, "killed")["killed"]
     assert there["struck"] and there["rounds"] == 3 and there["apart"] <= 1e-9 and there["same_ledger"]
     assert 0 < there["seconds"] < 90, "20 s is the bar on a machine that has nothing else to do"
+    assert not there["left"], "processes outlived the federation"
+
+
+@faults
+def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
+    """Five of the program that submits the jobs, the rest at random: storm kills these itself."""
+    deaths = tmp_path / "storm" / "kills"
+    for up in range(1, 6):
+        process = organisations.begin(tmp_path, "storm")
+        while process.poll() is None and (not deaths.exists() or deaths.read_text().count("up") < up):
+            time.sleep(0.1)
+        time.sleep(random.uniform(20, 60))
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        process.kill()
+        process.communicate()
+        with deaths.open("a") as file:
+            file.write("kill program\n")
+    there = told(tmp_path, "storm", seconds=3600)["storm"]
+    assert sum(there["killed"].values()) >= 50 and there["killed"]["program"] == 5
+    assert there["rounds"] == 80 and there["apart"] <= 1e-9 and there["same_ledger"]
     assert not there["left"], "processes outlived the federation"
 
 

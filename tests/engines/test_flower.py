@@ -1,21 +1,17 @@
 """In a real Flower federation, with TLS and keys, a run ends as it does here; what is deployed says how to start it."""
 
-import importlib
 import json
 import os
 import shlex
 import stat
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from organisations import told
 
 from unalike.errors import UserError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-told = importlib.import_module("organisations").told
 faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
 
 

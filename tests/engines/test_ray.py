@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real import REAL
+from real import REAL, noted
 
 HERE = Path(__file__).parent
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
@@ -44,7 +44,9 @@ def told(folder, *steps):
     out, problems = process.communicate(timeout=900)
     assert process.returncode == 0, problems[-3000:]
     assert not out or "severed" in steps, "stdout is for results, and Ray is not to write on it, but for a node that died"
-    return json.loads((folder / "told.json").read_text())
+    found = json.loads((folder / "told.json").read_text())
+    noted("ray", found)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +109,8 @@ def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
         process.communicate()
         with deaths.open("a") as file:
             file.write("kill server\n")
-    assert told(tmp_path, "storm")["storm"]["same"]
-    assert deaths.read_text().count("kill server") == 10 and deaths.read_text().count("kill") >= 50
+    there = told(tmp_path, "storm")["storm"]
+    assert there["same"] and there["server"] == 10 and there["clients"] >= 40
 
 
 @faults

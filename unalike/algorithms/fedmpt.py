@@ -6,7 +6,7 @@ condition is general, what goes together in one client's images is not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,21 @@ from unalike.averaging import Parameters
 from unalike.conditions import SHIPPED, read
 from unalike.errors import UserError
 from unalike.federation import Federation, Replies
+from unalike.forms import Shape
 from unalike.losses.transport import transport
-from unalike.message import Value
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
 from unalike.operations import question
 from unalike.prompting import Prompting, PromptingSide
 
 SHOWN = 256             # test images that pictures are made of
+
+
+class Explained(TypedDict):
+    """What pictures are made of."""
+
+    fired: Annotated[Tensor, Shape("labels", "named")]
+    places: Annotated[Tensor, Shape(None, None)]
 
 
 @dataclass
@@ -70,7 +77,8 @@ class FedMPT(Prompting):
         """And two pictures from one client's test images: which conditions fire for which label, and where the surest label was seen."""
         replies = super().evaluate(fed)
         for client in [c for c in fed.everyone if c in fed.state["group"]][:1]:
-            for told in fed.call("explain", clients=[client], quorum=0, each=self.messages(fed, [client])).values():
+            for told in fed.call("explain", clients=[client], quorum=0, each=self.messages(fed, [client]),
+                                 sizes={"named": len(self.named)}).values():
                 labels = fed.cards[client].labels
                 fed.keep("conditions by label", matrix=told["fired"], rows=list(labels), columns=list(self.named))
                 fed.keep("places of the surest label", matrix=told["places"])
@@ -78,7 +86,7 @@ class FedMPT(Prompting):
 
     class Side(PromptingSide):
         @question
-        def explain(self, parameters: Parameters) -> Value:
+        def explain(self, parameters: Parameters) -> Explained:
             """Of the first test images: the mean weight of each condition by label (labels, conditions), and the plan of the label that is
             surest, as a map (rows, columns)."""
             data = self.held("common" if self.client.common is not None else "test")

@@ -1,4 +1,4 @@
-"""What FLARE costs, on this machine and with mutual TLS: a group call, a whole run of digits, and a client that is killed."""
+"""What FLARE costs, on this machine and with mutual TLS: a group call, 200 MB each way, a whole run of digits, a client that is killed."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from unalike.algorithms import ALGORITHMS
-from unalike.benches.ray import SHAPE, Echo
-from unalike.between import flare
+from unalike.benches.ray import LARGE, SHAPE, Echo
+from unalike.between import flare, keeper
 from unalike.between.site import terms
 from unalike.client import Client
 from unalike.data import Tensors
@@ -36,7 +36,7 @@ IDS = ["c0", "c1", "c2"]
 def run(quick: bool = False) -> dict:
     """Milliseconds of a group call; seconds of digits on FLARE and here; seconds from a killed client until the run goes on."""
     with tempfile.TemporaryDirectory() as folder:
-        told = call(Path(folder), 30 if quick else 300)
+        told = call(Path(folder), 30 if quick else 300, LARGE // 20 if quick else LARGE)
     rounds = 1 if quick else 20
     local, _ = digits(rounds, ["--workers", "2"])
     away, _ = digits(rounds, ["--engine", "flare"])
@@ -45,8 +45,9 @@ def run(quick: bool = False) -> dict:
             "digits_times": round(away / local, 2), "bar_digits_times": 3.0, "goes_on_seconds": goes_on, "bar_goes_on_seconds": 20.0}
 
 
-def call(folder: Path, calls: int) -> dict[str, Any]:
-    """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies."""
+def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
+    """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies; and what the server's
+    processes, FLARE's and the job's, hold at most, beyond what they held before, while so many bytes go to each and come back."""
     here = flare.Local(folder / "flare", IDS, folder)
     for id in IDS:
         local = here.kits / id / "local"
@@ -58,17 +59,34 @@ def call(folder: Path, calls: int) -> dict[str, Any]:
     out = folder / "told.json"
     session = flare.Session(here)
     try:
-        ended = session.submit(flare.Job("unalike.benches.flare.Timer", {"out": str(out), "calls": calls}, len(IDS)))
-        began = time.monotonic()
+        ended = session.submit(flare.Job("unalike.benches.flare.Timer", {"out": str(out), "calls": calls, "large": large}, len(IDS)))
+        began, looked, seen = time.monotonic(), 0.0, []
         while not out.exists():
-            if (why := ended()) is not None or time.monotonic() - began > 300:
-                raise RuntimeError(f"the job ended with nothing measured: {why}")
-            time.sleep(0.2)
-        took = sorted(json.loads(out.read_text()))
+            seen.append((time.time(), sum(map(held, keeper.below(here.processes["localhost"].pid)))))
+            if time.monotonic() - looked > 5.0:
+                looked = time.monotonic()
+                if (why := ended()) is not None or time.monotonic() - began > 300:
+                    raise RuntimeError(f"the job ended with nothing measured: {why}")
+            time.sleep(0.05)
     finally:
         session.close()
+    measured = json.loads(out.read_text())
+    took, (first, last) = sorted(measured["took"]), measured["large"]
+    before = [size for at, size in seen if at < first][-1]
+    most = max(size for at, size in seen if first <= at <= last) - before
     return {"clients": len(IDS), "values": list(SHAPE), "calls": calls, "median_ms": round(statistics.median(took), 2),
-            "bar_median_ms": 30.0, "p90_ms": round(took[int(0.9 * len(took))], 2)}
+            "bar_median_ms": 30.0, "p90_ms": round(took[int(0.9 * len(took))], 2), "large_bytes_each_way": large,
+            "large_seconds": round(last - first, 2), "large_memory_in_payloads": round(most / (large * len(IDS)), 2),
+            "bar_large_memory_in_payloads": 3.0}
+
+
+def held(pid: int) -> int:
+    """Bytes of memory a process has."""
+    try:
+        told = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in told if line.startswith(("RssAnon", "RssShmem")))
 
 
 def make(run: dict[str, Any], id: str) -> Client:
@@ -81,8 +99,8 @@ def make(run: dict[str, Any], id: str) -> Client:
 class Timer:
     """The server's half of the job that times calls."""
 
-    def __init__(self, out: str, calls: int):
-        self.out, self.calls = Path(out), calls
+    def __init__(self, out: str, calls: int, large: int):
+        self.out, self.calls, self.large = Path(out), calls, large
 
     @flare.collab.main
     def main(self) -> None:
@@ -94,11 +112,13 @@ class Timer:
         engine.load(0, 0.0, [])
         fed, values, took = Federation(engine, training), torch.randn(SHAPE), []
         for _ in range(self.calls + 20):
-            begun = time.perf_counter()
+            called = time.perf_counter()
             fed.call("echo", values=values, quorum=1.0)
-            took.append(1000 * (time.perf_counter() - begun))
+            took.append(1000 * (time.perf_counter() - called))
+        begun = time.time()
+        fed.call("echo", values=torch.zeros(self.large // 4), quorum=1.0)
         partial_file = self.out.with_suffix(".partial")
-        partial_file.write_text(json.dumps(took[20:]))
+        partial_file.write_text(json.dumps({"took": took[20:], "large": [begun, time.time()]}))
         partial_file.replace(self.out)
 
 

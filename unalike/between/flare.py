@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from nvflare.collab import collab
 from nvflare.collab.api import CallOption
 from pydantic import Field
 
+from unalike.between import keeper
 from unalike.between.site import Site
 from unalike.engines.away import members
 from unalike.engines.worker import EngineError
@@ -56,12 +56,22 @@ class FlareEngine:
 
     @classmethod
     def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
-        from unalike.between.run import follow
         there = cls(folder, **options)
         try:
-            return follow(folder, watch, lambda: there.session.submit(there.job))
+            return carried(folder, watch, there.session, there.job)
         finally:
             there.session.close()
+
+
+def carried(folder: Any, watch: Any, session: "Session", job: "Job") -> dict[str, Any]:
+    """Results of a run by jobs. FLARE takes about 8 s to end one whose server's program is over: the next is submitted meanwhile."""
+    from unalike.between.run import broken, follow
+
+    def submit() -> Callable[[], str | None]:
+        ended = session.submit(job)
+        return lambda: broken(folder) or ended()
+
+    return follow(folder, watch, submit)
 
 
 @dataclass
@@ -182,14 +192,14 @@ class Organisation:
         dies_with_parent()
 
     @collab.publish
-    def answer(self, do: str, data: bytes, run: str, place: str) -> bytes:
+    def answer(self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None) -> bytes:
         with self.lock:
             if self.site is None:
                 import torch
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
                 file = os.environ.get("UNALIKE_CLIENT") or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
                 self.site = Site(file, collab.site_name)
-            return self.site.answer(do, data, run, place)
+            return self.site.answer(do, data, run, place, rest)
 
 
 def job_line() -> "FlareLine":
@@ -213,8 +223,10 @@ class FlareLine:
         if name != id:
             raise ValueError(f'the site {name} says it is "{id}", which is not the name on its certificate')
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]":
-        return self.pool.submit(self._ask, client, timeout, {"do": do, "data": data, "run": run, "place": place})
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
+            rest: bytearray | None = None) -> "Future[bytes]":
+        more = {"rest": rest} if rest is not None else {}
+        return self.pool.submit(self._ask, client, timeout, {"do": do, "data": data, "run": run, "place": place, **more})
 
     def _ask(self, client: str, timeout: float, what: dict[str, Any]) -> bytes:
         try:
@@ -278,11 +290,7 @@ class Local:
         return gone
 
     def stop(self) -> None:
-        for process in self.processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)             # with its job processes
-        for process in self.processes.values():
-            process.wait()
+        keeper.stop(self.processes.values())
 
 
 def join(kit: Path, client: Path | None) -> None:
@@ -300,7 +308,7 @@ def join(kit: Path, client: Path | None) -> None:
             member(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
     allow(kit)
-    command = site_command(kit, server)
+    command = keeper.command(site_command(kit, server), parent=0)
     os.execv(command[0], command)
 
 
@@ -314,28 +322,12 @@ def site_command(kit: Path, server: bool) -> list[str]:
 
 
 def launch(kit: Path, server: bool) -> subprocess.Popen:
-    """The FLARE process of a startup kit, in a process group of its own; it and what it starts end with this one."""
+    """The FLARE process of a startup kit; it and what it starts end with this one."""
     source = str(Path(__file__).parents[2])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     with (kit / "log.out").open("ab") as log:
-        return subprocess.Popen([sys.executable, "-c", KEEPER, *site_command(kit, server)], stdin=subprocess.DEVNULL, stdout=log,
-                                stderr=log, env=env, start_new_session=True)
-
-
-# runs a command and ends with whoever started this, and the command with it
-KEEPER = """
-import ctypes, os, signal, subprocess, sys
-parent = os.getppid()
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-child = subprocess.Popen(sys.argv[1:])
-while os.getppid() == parent:
-    try:
-        sys.exit(child.wait(1))
-    except subprocess.TimeoutExpired:
-        pass
-os.killpg(0, signal.SIGKILL)
-"""
+        return subprocess.Popen(keeper.command(site_command(kit, server), os.getpid()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                env=env, start_new_session=True)
 
 
 def provision(folder: Path, ids: list[str]) -> None:

@@ -6,14 +6,12 @@ process or a SuperNode is asked again. Numbered messages make that harmless.
 
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from pydantic import Field
 
+from unalike.between import keeper
 from unalike.between.site import Site
 from unalike.engines.away import members
 from unalike.engines.worker import EngineError
@@ -185,8 +184,9 @@ class FlowerLine:
             raise ValueError(f'two SuperNodes say they are "{id}"; ids must differ')
         self.nodes[id] = int(name)
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]":
-        what = {"do": do, "data": data, "run": run, "place": place}
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
+            rest: bytearray | None = None) -> "Future[bytes]":
+        what = {"do": do, "data": data + (rest or b""), "run": run, "place": place}
         asked = Asked(self.nodes[client] if client in self.nodes else int(client), what, time.monotonic() + timeout, Future())
         self.waiting.put(asked)
         return asked.reply
@@ -264,14 +264,13 @@ class Local:
     def start(self, again: bool = False) -> None:
         """Whoever is not running, from the commands that were deployed."""
         from unalike.between.deploy import commands
-        from unalike.between.flare import KEEPER
         told = commands(self.place)
         for name in ["superlink", *self.ids]:
             if name in self.processes and self.processes[name].poll() is None:
                 continue
             with (self.place / f"{name}.log").open("ab") as log:
                 command = [tool(told[name][0]), *told[name][1:]]
-                self.processes[name] = subprocess.Popen([sys.executable, "-c", KEEPER, *command], stdin=subprocess.DEVNULL, stdout=log,
+                self.processes[name] = subprocess.Popen(keeper.command(command, os.getpid()), stdin=subprocess.DEVNULL, stdout=log,
                                                         stderr=log, env=environment(self.place), start_new_session=True)
             if name == "superlink" and not again:
                 self._register()
@@ -291,8 +290,4 @@ class Local:
                     time.sleep(0.5)
 
     def stop(self) -> None:
-        for process in self.processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait()
+        keeper.stop(self.processes.values())

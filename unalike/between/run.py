@@ -83,12 +83,23 @@ def ordered(cards: dict[str, Card], config: dict[str, Any]) -> dict[str, Card]:
 
 
 def serve(folder: Path, line: Line, timeout: float) -> None:
-    """The server's program: a run to its end. A mistake of the user's or too few clients is left in the folder: it is not tried again."""
+    """The server's program: a run to its end. A mistake of the user's or too few clients is left in the folder: it is not tried again.
+    So is why the line broke, since an engine may take a while to see that the program is over."""
     there = Folder(folder)
+    attempt = there.read_json("attempt.json")
     try:
         AwayRun(there, line, timeout).go()
     except (ValueError, QuorumError) as error:
         there.write_json("problem.json", {"problem": str(error), "user": isinstance(error, ValueError)})
+    except EngineError as error:
+        there.write_json("broken.json", {"attempt": attempt, "reason": str(error)})
+        raise
+
+
+def broken(folder: Folder) -> str | None:
+    """Why the server's program that was last started is over, if it said so."""
+    told = folder.read_json("broken.json")
+    return told["reason"] if told is not None and told["attempt"] == folder.read_json("attempt.json") else None
 
 
 def identity(folder: Folder) -> str:

@@ -6,7 +6,7 @@ What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Site:
         self.made: tuple[Any, Client] | None = None            # for which run, and the client
         self.open: tuple[str, str, Host] | None = None         # run, place, and the host there
 
-    def answer(self, do: str, data: Any, run: str = "", place: str = "clients") -> bytes:
+    def answer(self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None) -> bytes:
         """What the client answers, whatever comes."""
         try:
             if place not in PLACES:
@@ -46,7 +46,7 @@ class Site:
             if do == "call":
                 host = self.host(run, place)
                 client, = host.clients
-                reply = host.answer(client, data, self.limit)
+                reply = host.answer(client, data, self.limit, rest)
                 if not self.resident:
                     host.keep(client)
                 return bytes(reply)
@@ -70,7 +70,9 @@ class Site:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
         from unalike.runs.fit import misfits
         made, client = agreed(terms), self.client(about)
-        if problems := misfits(made["algorithm"], [client], made["training"], made["seed"], made["guarded"]):
+        if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
+            raise UserError(why)
+        if problems := misfits(made["algorithm"], [replace(client, privacy=None)], made["training"], made["seed"], made["guarded"]):
             raise Problems(str(self.file), problems)
         here = self.folder / quote(run)
         here.mkdir(parents=True, exist_ok=True)

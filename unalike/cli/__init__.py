@@ -105,23 +105,34 @@ def check(
 
 @app.command()
 def audit(
-    file: Annotated[str, typer.Argument(metavar="SCENARIO", help="A shipped scenario or a YAML file.")],
-    algorithm: Annotated[str | None, typer.Option(help="Another method than the scenario's.")] = None,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Your client.yaml; or a scenario, shipped or a YAML file.")],
+    algorithm: Annotated[str | None, typer.Option(help="The method; another than the scenario's.")] = None,
+    run: Annotated[str | None, typer.Option(metavar="SCENARIO", help="With a client.yaml: the scenario its server runs.")] = None,
     client: Annotated[list[str] | None, typer.Option(metavar="ID", help="Only of this client; may be repeated.")] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """What each client would send and be sent, to the byte, by a rehearsal: each operation is done once."""
+    """What a client would send and be sent, to the byte, by a rehearsal: each operation is done once."""
     from functools import partial
 
     from unalike.cli.audit import show
+    from unalike.errors import UserError
     from unalike.runs import prepare
     from unalike.runs.audit import audit as rehearse
+    from unalike.runs.audit import of_member
     from unalike.runs.fit import rest
     from unalike.scenarios import load
-    scenario, method = load(file, algorithm, settings, partial(rest, folder=data_dir))
-    found = rehearse(prepare(scenario, method, None, data_dir, file), client)
+    from unalike.scenarios.member import describes_client
+    if describes_client(file):
+        if client:
+            raise UserError(f"{file} describes one client: leave --client out")
+        found = of_member(Path(file), run, algorithm, settings)
+    elif run is not None:
+        raise UserError(f"--run goes with a client.yaml, and {file} is a scenario: leave it out")
+    else:
+        scenario, method = load(file, algorithm, settings, partial(rest, folder=data_dir))
+        found = rehearse(prepare(scenario, method, None, data_dir, file), client)
     if as_json:
         print_json(found)
     else:

@@ -34,7 +34,8 @@ def table(messages: list[dict[str, Any]]) -> Table:
     for each in messages:
         times = sum(each["rounds"].values())
         what = [f"{part['name'] or 'value'}  {part['kind']}{part['shape'] or ''}" for part in each["holds"]] or ["nothing"]
-        made.add_row(each["operation"] + (" (measuring)" if each["measuring"] else ""), each["way"], str(times), f"{each['bytes']:,}",
+        why = " (alone)" if each.get("alone") else " (measuring)" if each["measuring"] else ""
+        made.add_row(each["operation"] + why, each["way"], str(times), f"{each['bytes']:,}",
                      f"{each['bytes'] * times:,}", Text("\n".join(what)))
     return made
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from unalike.client import VERSION, Card
 from unalike.engine import Arrival
-from unalike.engines.realtime import RealTime, card, read
+from unalike.engines.realtime import RealTime, card, parcels, read
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
 from unalike.message import LIMIT, MessageError, Value, decode, encode, mapping
@@ -23,7 +23,9 @@ class Line(Protocol):
     def names(self) -> list[str]: ...                                       # who can be reached
     def admit(self, name: str, id: str) -> None:
         """From now on the client `id` is the one reached by that name; ValueError where it may not be called so."""
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float) -> "Future[bytes]": ...
+    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
+            rest: bytearray | None = None) -> "Future[bytes]":
+        """What the client answers. `rest` are more bytes of a large message, the same ones where they go to several."""
     def check(self) -> None:
         """Raises EngineError where the line is broken for good."""
 
@@ -44,16 +46,14 @@ class AwayEngine(RealTime):
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         sizes = {}
-        for client, message in messages.items():
-            number: Any = message["number"]
-            data = bytes(encode(message, self.limit))
-            sizes[client], self.asked[number] = len(data), client
-            if client in self.left:
+        for each in parcels(messages, self.limit):
+            sizes[each.client], self.asked[each.number] = each.size, each.client
+            if each.client in self.left:
                 answer: Future[bytes] = Future()
-                answer.set_exception(EngineError(self.left[client]))
+                answer.set_exception(EngineError(self.left[each.client]))
             else:
-                answer = self.line.ask(client, "call", data, self.run, self.place, self.timeout)
-            answer.add_done_callback(partial(self._answered, number))
+                answer = self.line.ask(each.client, "call", bytes(each.data), self.run, self.place, self.timeout, each.rest)
+            answer.add_done_callback(partial(self._answered, each.number))
         return sizes
 
     def _answered(self, number: int, answer: "Future[bytes]") -> None:
@@ -69,25 +69,27 @@ class AwayEngine(RealTime):
     def _listen(self, until: float = math.inf) -> None:
         """The next replies, but not beyond `until`."""
         try:
-            told = [self.inbox.get(timeout=max(0.0, min(TICK, until - self.now)))]
+            self._take(*self.inbox.get(timeout=max(0.0, min(TICK, until - self.now))))
         except queue.Empty:
             self.line.check()
             return
         while not self.inbox.empty():
-            told.append(self.inbox.get())
-        for number, answer in told:
-            if (client := self.asked.pop(number, None)) is None:
-                continue                                   # of before a checkpoint was gone back to
-            try:
-                data = answer.result()
-                size, reply = len(data), read(data, number, self.limit)
-            except Exception as error:
-                self.line.check()
-                size, reply = 0, {"number": number, "failure": str(error)}
-            if number in self.dropped:
-                self.dropped.discard(number)
-            else:
-                self.arrived[number] = Arrival(client, self.now, size, reply)
+            self._take(*self.inbox.get())
+
+    def _take(self, number: int, answer: "Future[bytes]") -> None:
+        """A reply; its bytes, which may be many, are gone before the next is looked at."""
+        if (client := self.asked.pop(number, None)) is None:
+            return                                         # of before a checkpoint was gone back to
+        try:
+            data = answer.result()
+            size, reply = len(data), read(data, number, self.limit)
+        except Exception as error:
+            self.line.check()
+            size, reply = 0, {"number": number, "failure": str(error)}
+        if number in self.dropped:
+            self.dropped.discard(number)
+        else:
+            self.arrived[number] = Arrival(client, self.now, size, reply)
 
     # what is saved after a round
 

@@ -68,11 +68,11 @@ class Host:
         self.answered[client] = (number, reply)
         return reply
 
-    def answer(self, client: str, data: Any, limit: int = LIMIT) -> bytearray:
-        """`handle` for a message that came as bytes, or for bytes that are none; the answer leaves as bytes."""
+    def answer(self, client: str, data: Any, limit: int = LIMIT, rest: Any = None) -> bytearray:
+        """`handle` for a message that came as bytes, whole or in two parts, or for bytes that are none; the answer leaves as bytes."""
         reply: dict[str, Any] = {"number": 0}
         try:
-            told: Any = decode(data, limit)
+            told: Any = decode(data, limit, rest)
             return encode(reply := self.handle(client, told), limit)
         except MessageError as error:
             return encode({"number": reply["number"], "failure": str(error)})

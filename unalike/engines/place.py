@@ -37,10 +37,10 @@ class Place:
         told = encode({id: card.as_dict() for id, card in self.host.cards().items()})
         return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def handle(self, client: str, operation: str, data: Any) -> tuple[Any, str]:
+    def handle(self, client: str, operation: str, data: Any, rest: Any = None) -> tuple[Any, str]:
         """A reply, and whether the client changed: "yes", "no", or "kept" where all that changed here is in the store already."""
         begun = time.monotonic()
-        reply = self.host.answer(client, memoryview(data), self.limit)
+        reply = self.host.answer(client, memoryview(data), self.limit, memoryview(rest) if rest is not None else None)
         changed = "yes" if self.host.changes(client, operation) else "no"
         self.worked += time.monotonic() - begun
         if changed == "yes" and self.worked > self.pause:

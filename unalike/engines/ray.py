@@ -22,13 +22,12 @@ from pydantic import Field
 from unalike.client import Card, Client
 from unalike.engine import Arrival
 from unalike.engines.place import Place, seal
-from unalike.engines.realtime import RealTime, card, read
+from unalike.engines.realtime import RealTime, card, parcels, read
 from unalike.engines.store import Store
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
-from unalike.message import LIMIT, Value, decode, encode, mapping
+from unalike.message import LIMIT, Value, decode, mapping
 
-SMALL = 100_000            # bytes that travel with a call; more are put into Ray's object store first
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
 DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up
 Positive = Annotated[float, Field(gt=0)]
@@ -93,13 +92,15 @@ class RayEngine(RealTime):
     # the server's side of it
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
-        sizes = {}
-        for client, message in messages.items():
-            data: Any = np.frombuffer(encode(message, self.limit), dtype=np.uint8)
-            sizes[client] = len(data)
-            number: Any = message["number"]
-            sent = (client, message["operation"], self.ray.put(data) if len(data) > SMALL else data)
-            self.home[client].post(number, sent, self.now)
+        """What goes to several lies in Ray's memory once."""
+        sizes: dict[str, int] = {}
+        put: dict[int, Any] = {id(None): None}
+        for each in parcels(messages, self.limit):
+            if each.rest is not None and id(each.rest) not in put:
+                put[id(each.rest)] = self.ray.put(np.frombuffer(each.rest, dtype=np.uint8))
+            sent = (each.client, each.operation, np.frombuffer(each.data, dtype=np.uint8), put[id(each.rest)])
+            self.home[each.client].post(each.number, sent, self.now)
+            sizes[each.client] = each.size
         return sizes
 
     def _awaited(self) -> set[int]:
@@ -167,11 +168,12 @@ class RayEngine(RealTime):
         process, self.spare = self.spare or self.start(), None
         actor.begin(process)
         self.spare = self.stand_by()
-        self.repeated += [(client, operation) for client, operation, _ in [*actor.told, *(asked.message for asked in actor.asked.values())]]
+        again = [*actor.told, *(asked.message for asked in actor.asked.values())]
+        self.repeated += [(client, operation) for client, operation, *_ in again]
         for message in actor.told:
             actor.ready = actor.process.handle.remote(*message)
-        again, actor.asked = actor.asked, {}
-        for number, asked in again.items():
+        asked_before, actor.asked = actor.asked, {}
+        for number, asked in asked_before.items():
             actor.post(number, asked.message, self.now)
 
     # what is saved after a round
@@ -213,7 +215,7 @@ class RayEngine(RealTime):
             self.ray.kill(process)
 
 
-Posted = tuple[str, Any, Any]          # client, operation, and the bytes or Ray's reference to them
+Posted = tuple[str, Any, Any, Any]     # client, operation, the bytes or their head, and Ray's reference to the rest
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 import math
 import time
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from typing import Any
 
 from unalike.client import Card
 from unalike.engine import Arrival
 from unalike.engines.host import Answer
 from unalike.forms import look
-from unalike.message import MessageError, decode
+from unalike.message import MessageError, decode, head, tail
+
+SMALL = 100_000            # bytes of a message that is one parcel; of a larger one its tensors go apart, for several at once
 
 
 class RealTime:
@@ -57,6 +60,31 @@ class RealTime:
         """As it was when this was pending."""
         self.since = time.monotonic() - now
         self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message as it goes out: its bytes, or of a large one the `head` of them and the `rest`."""
+
+    client: str
+    number: int
+    operation: str
+    size: int
+    data: bytearray
+    rest: bytearray | None
+
+
+def parcels(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[Parcel]:
+    """Messages as bytes; what is the same for several, and large, is there once."""
+    made: dict[tuple[int, ...], bytearray] = {}
+    for client, message in messages.items():
+        data, tensors, size = head(message, limit)
+        rest = None
+        if size <= SMALL:
+            data += tail(tensors)
+        elif (rest := made.get(same := tuple(map(id, tensors)))) is None:
+            rest = made[same] = tail(tensors)
+        yield Parcel(client, message["number"], message["operation"], size, data, rest)
 
 
 def card(told: dict[str, Any]) -> Card:

@@ -24,6 +24,8 @@ from unalike.message import Value, leaves, size
 from unalike.privacy import Privacy
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run, make_side
+from unalike.scenarios import load, raw
+from unalike.scenarios.member import member
 from unalike.training import Training
 
 
@@ -59,9 +61,10 @@ class Rehearsing(Host):
         return dict(self.done[key])
 
 
-def audit(made: Run, clients: list[str] | None = None) -> dict[str, Any]:
+def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) -> dict[str, Any]:
     """Of these clients of a run that is ready to go, or of all: what each tells at the door, every kind of message with what it holds, its
-    bytes and how many there are in each round, and the bytes in all. Nothing is left of the rehearsal."""
+    bytes and how many there are in each round, and the bytes in all; `comparing`: also what everyone does alone, if the run is to compare.
+    Nothing is left of the rehearsal."""
     for client in clients or ():
         if client not in made.cards:
             raise UserError(unknown("client", client, made.cards))
@@ -75,10 +78,15 @@ def audit(made: Run, clients: list[str] | None = None) -> dict[str, Any]:
         return carrier
 
     with tempfile.TemporaryDirectory() as folder:
-        made.folder, made.alone, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), False, engine    # type: ignore
+        made.folder, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), engine    # type: ignore
+        made.alone = made.alone and comparing
         made.go()
-    told = {client: {"card": made.cards[client].as_dict(), "messages": list(entries.values()), "bytes": totals(list(entries.values()))}
-            for client, entries in hosts[0].passed.items() if not clients or client in clients}
+    *alone, together = hosts                                         # that of everyone alone, if any, was made first
+    told = {}
+    for client, entries in together.passed.items():
+        own = [*entries.values(), *({**each, "measuring": True, "alone": True} for host in alone for each in host.passed[client].values())]
+        if not clients or client in clients:
+            told[client] = {"card": made.cards[client].as_dict(), "messages": own, "bytes": totals(own)}
     return {"scenario": made.name, "algorithm": made.method, "seed": made.seed, "rounds": made.training.rounds, "clients": told}
 
 
@@ -94,11 +102,27 @@ def totals(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def alone(client: Client, algorithm: Algorithm, training: Training, terms: Terms | None = None, *, method: str, others: int | None = None,
-          seed: int = 0, privacy: Privacy | None = None, safeguard: bool = False) -> dict[str, Any]:
+          seed: int = 0, privacy: Privacy | None = None, safeguard: bool = False, comparing: bool = False) -> dict[str, Any]:
     """The audit of one client that knows none of the others: they are played by copies of it, as few as the method does with."""
     rows = len(client.public) if client.public is not None else 0
     count = others if others is not None else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
     copies = [client, *(replace(client, id=f"{client.id}'{i}") for i in range(1, count + 1))]
-    made = Run(None, algorithm, copies, training, terms or Terms(), name=client.id, method=method, seed=seed, alone=False,
+    made = Run(None, algorithm, copies, training, terms or Terms(), name=client.id, method=method, seed=seed,
                privacy=privacy, safeguard=safeguard)
-    return audit(made, [client.id])
+    return audit(made, [client.id], comparing)
+
+
+def of_member(file: Path, run: str | None, algorithm: str | None, settings: list[str] | None) -> dict[str, Any]:
+    """The audit of the client that a file describes, before it joins a run: that of a file without clients, as its server has it, or of a
+    method with these settings. `engine.clients` is how many take part; if not said, as few as the method does with."""
+    if run is None and algorithm is None:
+        raise UserError(f"{file} describes a client: say what it would take part in, --algorithm NAME with --set of what the server sets, "
+                        "or --run FILE, the scenario that its server runs")
+    told = raw(run) if run is not None else {"name": file.stem}
+    others = {key: value for key, value in told.items() if key not in ("clients", "data", "public", "server")}
+    scenario, method = load(run or str(file), algorithm, settings, told={"engine": "flare", **others})
+    about = {"name": scenario.name, "algorithm": scenario.algorithm.name, "seed": scenario.seed}
+    count = scenario.engine.options.get("clients")
+    return alone(member(file, about), method, scenario.training, scenario.federation, method=scenario.algorithm.name, seed=scenario.seed,
+                 others=None if count is None else count - 1, privacy=scenario.privacy, safeguard=scenario.safeguard,
+                 comparing=scenario.alone)

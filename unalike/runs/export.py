@@ -66,7 +66,8 @@ def finished(run: str | Path, client: str | None = None) -> ClientSide:
     """A client's side as the run left it, on the CPU; without a name, the first that has a model."""
     folder = Folder.open(Path(run))
     sides = _sides(folder.config, folder.path, None, None)
-    named = client or next((id for id, told in (folder.results or {"clients": {}})["clients"].items() if told["hash"]), next(iter(sides)))
+    told = (folder.results or {"clients": {}})["clients"]
+    named = client or next((id for id, about in told.items() if "parameters" in about), next(iter(sides)))
     side = _side(named, sides)
     _learnt(folder, side)
     return side
@@ -116,8 +117,9 @@ def _learnt(folder: Folder, side: ClientSide) -> ClientSide:
     id, results, state = side.client.id, folder.results, Store(folder.clients).newest(side.client.id)
     if results is None and (state is None or state["model"].keys() != side.model.state_dict().keys()):
         raise UserError(f"{id} has no model to take home: the run {folder.path} is not finished; resume it first")
-    ended = results["clients"].get(id, {"hash": None})["hash"] if results is not None else None
-    if results is not None and ended is None:
+    told = results["clients"].get(id, {}) if results is not None else {}
+    ended = told.get("hash")
+    if results is not None and "parameters" not in told:
         raise UserError(f"{id} has no model to take home: it failed in the run {folder.path}, or was not in it")
     try:
         if state is not None:

@@ -34,6 +34,7 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
                  for c in clients if safeguard and algorithm.guardable and not c.task.labelled][:1]
     if privacy is not None:
         problems += [("privacy", f"{why}.") for why in (algorithm.exposes() if sound else None, uncounted()) if why is not None]
+    problems += [(f"clients.{c.id}", f"{why}.") for c in clients if c.privacy is not None and (why := c.privacy.unmet(privacy))]
     served = [client for client in clients if client.task.name in algorithm.tasks]
     strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
     does = f"{method} does {', '.join(algorithm.tasks)}"

@@ -26,6 +26,7 @@ from unalike.federation import Federation, QuorumError
 from unalike.forms import Declared, declared
 from unalike.ledger import Ledger
 from unalike.message import Value
+from unalike.operations import untold
 from unalike.privacy import Privacy, releases
 from unalike.replay import Replay
 from unalike.runs.fit import misfits
@@ -53,7 +54,8 @@ class Run:
         self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
-        self.alone = alone and len(clients) != 1         # one client is alone already, and would be compared with itself
+        # one client is alone already, and would be compared with itself; alone nothing is protected
+        self.alone = alone and len(clients) != 1 and not self.secret and not any(c.privacy for c in clients)
         self.server = server                    # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
         self.sent = hasattr(self.carrier, "carry_out") and cards is None       # the server's program goes to where the engine's server is
@@ -103,7 +105,7 @@ class Run:
         try:
             fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
                              self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
-                             self.declared, self.lengths,
+                             self.declared, self.lengths, untold(self.algorithm.Side, self.privacy),
                              make_side(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)

@@ -73,9 +73,10 @@ def parse(text: str, source: str) -> Any:
 
 
 def load(name: str, algorithm: str | None = None, settings: list[str] | None = None, rest: Rest | None = None,
-         **top: Any) -> tuple[Scenario, Algorithm]:
-    """A scenario with another algorithm, `key=value` settings and top-level fields (None: as it is) put in; for `rest` see `read`."""
-    told = raw(name)
+         told: dict[str, Any] | None = None, **top: Any) -> tuple[Scenario, Algorithm]:
+    """A scenario, or what was `told` under its name, with another algorithm, `key=value` settings and top-level fields (None: as it is) put
+    in; for `rest` see `read`."""
+    told = dict(told) if told is not None else raw(name)
     if algorithm is not None and (not isinstance(told.get("algorithm"), dict) or told["algorithm"].get("name") != algorithm):
         told["algorithm"] = {"name": algorithm}
     if (engine := top.pop("engine", None)) is not None and engine != engine_name(told.get("engine")):

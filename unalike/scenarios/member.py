@@ -15,6 +15,7 @@ from unalike.client import Client
 from unalike.data.samples import samples
 from unalike.errors import Problem, Problems, UserError, reason, unknown
 from unalike.models import ENCODERS, build_encoder
+from unalike.privacy import Privacy
 from unalike.scenarios import parse
 from unalike.scenarios.reading import model_options
 from unalike.scenarios.schema import Named
@@ -40,6 +41,7 @@ class Member(Settings):
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    privacy: Privacy | None = None              # the least it asks for
 
 
 class Factory(Settings):
@@ -54,6 +56,15 @@ class Played(Settings):
 
     scenario: str
     client: str
+
+
+def describes_client(path: str | Path) -> bool:
+    """Whether a file is one of a client, not of a scenario."""
+    try:
+        told = parse(Path(path).read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError):
+        return False
+    return isinstance(told, dict) and ("factory" in told or {"scenario", "client"} <= told.keys() or {"id", "model"} <= told.keys())
 
 
 def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
@@ -115,7 +126,7 @@ def _described(said: Member, path: Path) -> Client:
     if problems:
         raise Problems(str(path), problems)
     return Client(id=said.id, model=model, task=task, **rows, model_name=said.model.name.rpartition(":")[2], capacity=said.capacity,
-                  device=said.device, dtype=getattr(torch, said.dtype))
+                  device=said.device, dtype=getattr(torch, said.dtype), privacy=said.privacy)
 
 
 def _made(said: Factory, run: dict[str, Any], path: Path) -> Client:
