@@ -92,7 +92,7 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
 
 @pytest.mark.parametrize("model", [net, lambda: MLP((6,), (32,), 8)])
 def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_path, model):
-    algorithm = SubFLOT()
+    algorithm = SubFLOT(solver="auto")
     fed = begun(toys, tmp_path, algorithm, clients(toys, model))
     sent = algorithm.messages(fed, ["b"])["b"]
     side = fed.engine.host.sides["b"]
@@ -108,7 +108,7 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
 
 def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     """What was cut and comes back untrained changes nothing; trained, it changes its own entries and leaves the others alone."""
-    algorithm = SubFLOT(solver="picked")
+    algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     before, group = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}, fed.state["group"]["b"]
     sent = {c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()}

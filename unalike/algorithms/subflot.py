@@ -34,7 +34,7 @@ class SubFLOT(Narrowing):
     ota: bool = True
     inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
     level: bool = True                                          # narrow clients train with columns as strong as the server's
-    solver: Literal["exact", "entropic", "auto", "picked"] = "auto"
+    solver: Literal["picked", "auto", "exact", "entropic"] = "picked"
     server_mix: Share = 0.0                                     # of its last model in the server's next
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:

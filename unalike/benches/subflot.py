@@ -11,7 +11,7 @@ DATASETS = ("cifar10", "pacs", "agnews")
 GROUPS = range(4)                           # of clients in each scenario, by capacity
 METHODS: dict[str, list[str]] = {
     "subflot": [],                          # as the scenario has it
-    "subflot, picked": ["solver=picked"],
+    "subflot, spread plans": ["solver=auto"],
     "heterofl": ["algorithm={name: heterofl}"],
     "heterofl, unmasked": ["algorithm={name: heterofl, masked: false}"],
     "fedrolex": ["algorithm={name: fedrolex}"],
