@@ -10,7 +10,10 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -36,8 +39,7 @@ def asked(classes: Sequence[str], endpoint: str, model: str, count: int = 5, tim
         raise UserError(f"conditions are about classes that go together: name two or more, got {', '.join(names) or 'none'}")
     if count < 1:
         raise UserError(f"ask for one condition or more, got {count}")
-    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
-        raise UserError(f"an endpoint is a URL such as http://localhost:8000/v1, got {endpoint!r}")
+    where = shown(endpoint)
     questions = [DESCRIBE.format(f"Combine {name} with each of: {', '.join(names[i + 1:])}") for i, name in enumerate(names[:-1])]
     sentences: list[str] = []
     for i, question in enumerate(questions):
@@ -50,7 +52,7 @@ def asked(classes: Sequence[str], endpoint: str, model: str, count: int = 5, tim
     summary = answer(SUM_UP.format(count=count, descriptions="\n".join(sentences[::step])), endpoint, model, timeout)
     return {
         "conditions": listed(summary, count, model),
-        "provenance": {"model": model, "endpoint": shown(endpoint), "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "provenance": {"model": model, "endpoint": where, "made": datetime.now(UTC).isoformat(timespec="seconds"),
                        "classes": names, "questions": [*questions, SUM_UP.format(count=count, descriptions="...")],
                        "descriptions": sentences, "summary": summary},
     }
@@ -77,6 +79,8 @@ def answer(question: str, endpoint: str, model: str, timeout: float, attempts: i
                             f"{f': {said[0]}' if said else ''}") from None
         except TimeoutError:
             raise UserError(f"{where} did not answer within {timeout:g} s: raise --timeout, or ask a faster model") from None
+        except HTTPException as problem:
+            raise UserError(f"{where} does not speak HTTP as it should ({type(problem).__name__}): is it an OpenAI-compatible one?") from None
         except (URLError, OSError, ValueError) as problem:
             why = getattr(problem, "reason", problem)
             if isinstance(why, TimeoutError):
@@ -94,14 +98,23 @@ def answer(question: str, endpoint: str, model: str, timeout: float, attempts: i
 
 def received(request: Request, timeout: float) -> bytes:
     """The whole answer, in `timeout` seconds in all: a server that drips is as good as silent."""
-    until = time.monotonic() + timeout
-    parts = []
-    with urlopen(request, timeout=timeout) as reply:
-        while part := reply.read1(1 << 16):
-            parts.append(part)
-            if time.monotonic() > until:
-                raise TimeoutError
-    return b"".join(parts)
+    told: SimpleQueue[bytes | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            with urlopen(request, timeout=timeout) as reply:
+                told.put(reply.read())
+        except Exception as problem:        # told where somebody waits for it
+            told.put(problem)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        said = told.get(timeout=timeout)
+    except Empty:
+        raise TimeoutError from None
+    if isinstance(said, Exception):
+        raise said
+    return said
 
 
 def listed(summary: str, count: int, model: str) -> list[str]:
@@ -132,7 +145,9 @@ def read(path: str | Path) -> tuple[str, ...]:
     import yaml
     try:
         held = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as problem:
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}; a single condition is a list of one, [{path}]") from None
+    except (OSError, UnicodeError, yaml.YAMLError) as problem:
         raise UserError(f"{path} cannot be read as YAML: {str(problem).splitlines()[0]}") from None
     names = held.get("conditions") if isinstance(held, dict) else None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -142,5 +157,11 @@ def read(path: str | Path) -> tuple[str, ...]:
 
 def shown(endpoint: str) -> str:
     """The endpoint without a name and password."""
-    parts = urlsplit(endpoint)
-    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    try:
+        parts = urlsplit(endpoint)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:                          # of a port, or of brackets
+        parts, port = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"an endpoint is a URL such as http://localhost:8000/v1, got {endpoint!r}")
+    return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"

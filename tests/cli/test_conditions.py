@@ -1,8 +1,10 @@
 """`unalike conditions` against a stand-in server that checks what it is asked; and servers that answer rubbish, slowly or not at all."""
 
 import json
+import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -79,14 +81,48 @@ def test_a_busy_server_is_asked_again(stand, monkeypatch):
 
 
 def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
-    for classes, endpoint, sentence in ((["cat"], "http://x/v1", "two or more, got cat"), (["a", "b"], "localhost", "is a URL such as")):
-        with pytest.raises(UserError, match=sentence):
-            asked(classes, endpoint, "small")
+    with pytest.raises(UserError, match="two or more, got cat"):
+        asked(["cat"], "http://x/v1", "small")
+    for endpoint in ("localhost", "http://x:99999/v1", "http://[::1/v1"):
+        with pytest.raises(UserError, match="is a URL such as"):
+            asked(["a", "b"], endpoint, "small")
     with pytest.raises(UserError, match="cannot be reached"):
         asked(["a", "b"], "http://127.0.0.1:9/v1", "small", timeout=2)
     (tmp_path / "c.yaml").write_text("conditions: []")
     with pytest.raises(UserError, match="one or more names"):
         read(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(("said", "sentence"), [
+    ([b"SSH-2.0-OpenSSH\r\n"], r"does not speak HTTP as it should \(BadStatusLine\)"),
+    ([b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"], r"does not speak HTTP as it should \(IncompleteRead\)"),
+    ([b"HTTP/1.1 200 OK\r\nX: ", *[b"a"] * 40], "did not answer within 0.3 s"),            # drips its headers
+])
+def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        def serve():
+            line, _ = door.accept()
+            with line, suppress(OSError):
+                while not line.recv(1 << 16).endswith(b"}"):        # the whole question
+                    pass
+                for part in said:
+                    line.sendall(part)
+                    time.sleep(0.05)
+        threading.Thread(target=serve, daemon=True).start()
+        begun = time.monotonic()
+        with pytest.raises(UserError, match=sentence):
+            asked(["cat", "dog"], f"http://127.0.0.1:{door.getsockname()[1]}/v1", "small", 2, timeout=0.3)
+        assert time.monotonic() - begun < 1
+
+
+def test_files_that_name_no_conditions_are_told(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file background; a single condition is a list of one, \[background\]"):
+        read("background")
+    (tmp_path / "c.yaml").write_bytes(b"\x85\xff")
+    with pytest.raises(UserError, match="cannot be read as YAML"):
+        read(tmp_path / "c.yaml")
+    words = ["--classes", "cat,dog", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--out", str(tmp_path / "gone" / "c.yaml")]
+    assert "there is no folder" in str(CliRunner().invoke(app, ["conditions", *words]).exception)
 
 
 def test_answers_in_many_shapes_are_read():

@@ -272,6 +272,9 @@ def conditions(
 ) -> None:
     """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
     from unalike.conditions import asked, write
+    from unalike.errors import UserError
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to: make it first")
     made = asked(classes.split(","), endpoint, model, count, timeout, watch=lambda line: typer.echo(line, err=True))
     if out is not None:
         write(out, made)
