@@ -80,7 +80,7 @@ def answer(question: str, endpoint: str, model: str, timeout: float, attempts: i
         except TimeoutError:
             raise UserError(f"{where} did not answer within {timeout:g} s: raise --timeout, or ask a faster model") from None
         except HTTPException as problem:
-            raise UserError(f"{where} does not speak HTTP as it should ({type(problem).__name__}): is it an OpenAI-compatible one?") from None
+            raise UserError(f"{where} does not speak HTTP as it should ({type(problem).__name__}): is it a chat server?") from None
         except (URLError, OSError, ValueError) as problem:
             why = getattr(problem, "reason", problem)
             if isinstance(why, TimeoutError):

@@ -108,3 +108,20 @@ def test_labels_that_do_not_fit_are_told(tmp_path):
     text(tmp_path / "coco" / "annotations" / "instances_val2014.json", "{}")
     with pytest.raises(ValueError, match="is not COCO's file of instances"):
         load_dataset("coco2014", str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "file", "held", "said"), [
+    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"000001 2\n", "each line is an image and 1, 0 or -1, got '000001 2'"),
+    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"000001\n", "each line is an image and 1, 0 or -1, got '000001'"),
+    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"\xff\xfe", r"cannot be read \(it is no text\)"),
+    ("coco2014", "coco/annotations/instances_val2014.json", b'{"categories": [{"id": 9, "name": "dog"}], "images": [], "annotations": []}',
+     "val2014.json has other categories than the file before it"),
+    ("nuswide_images", "NUSWIDE/Groundtruth/TrainTestLabels/Labels_cat_Train.txt", b"1\nx\n", "each line is 0 or 1, got 'x'"),
+    ("multiscene", "MultiScene-Clean/Tra.csv", b"", "Tra.csv is no table of image,label"),
+    ("mlrsnet", "MLRSNet/Labels/airport.csv", b"\xff\xfe", "airport.csv is no table of image,label"),
+])
+def test_files_that_are_not_as_published_are_named(name, file, held, said, tmp_path):
+    SETS[name](tmp_path)
+    (tmp_path / file).write_bytes(held)
+    with pytest.raises(ValueError, match=said):
+        load_dataset(name, str(tmp_path))

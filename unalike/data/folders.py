@@ -21,6 +21,7 @@ from unalike.tasks import MultiLabel
 Size = Annotated[int, Field(ge=8)]
 Rows = Sequence[tuple[Path, Sequence[float]]]       # an image's file, and its labels: 1 present, 0 absent, -1 unknown
 SPLIT_SEED, TRAIN_SHARE = 60, 0.8               # MLRSNet has no official split
+VOC_MARKS = {"1": 1.0, "0": -1.0, "-1": 0.0}    # present, difficult, absent
 
 
 def voc2007(folder: str | None = None, size: Size = 224, broken: Broken = "refuse") -> Table:
@@ -33,9 +34,11 @@ def voc2007(folder: str | None = None, size: Size = 224, broken: Broken = "refus
     for part in ("trainval", "test"):
         marks: dict[str, list[float]] = {}
         for name in classes:
-            for line in lines(lists / f"{name}_{part}.txt"):
-                image, mark = line.split()
-                marks.setdefault(image, []).append({"1": 1.0, "-1": 0.0}.get(mark, -1.0))
+            for line in lines(path := lists / f"{name}_{part}.txt"):
+                image, *mark = line.split()
+                if len(mark) != 1 or mark[0] not in VOC_MARKS:
+                    raise ValueError(f"{path}: each line is an image and 1, 0 or -1, got {line[:60]!r}")
+                marks.setdefault(image, []).append(VOC_MARKS[mark[0]])
         parts.append([(home / "JPEGImages" / f"{image}.jpg", row) for image, row in marks.items()])
     return table("voc2007", parts, classes, size, broken)
 
@@ -43,12 +46,13 @@ def voc2007(folder: str | None = None, size: Size = 224, broken: Broken = "refus
 def coco2014(folder: str | None = None, size: Size = 224, broken: Broken = "refuse") -> Table:
     """COCO 2014: 82783 photographs to train, 40504 (val) to test, 80 labels; needs coco with train2014, val2014 and annotations."""
     home = placed("coco2014", folder, ("coco", "COCO", "coco2014"), ("annotations", "train2014", "val2014"), "https://cocodataset.org")
-    parts, classes = [], []
+    parts: list[Rows] = []
+    classes: list[str] = []
     for part in ("train2014", "val2014"):
         path = home / "annotations" / f"instances_{part}.json"
         try:
             held = json.loads(path.read_text())
-            classes = [kind["name"] for kind in held["categories"]]
+            names = [kind["name"] for kind in held["categories"]]
             place = {kind["id"]: i for i, kind in enumerate(held["categories"])}
             marks = {image["id"]: [0.0] * len(place) for image in held["images"]}
             for thing in held["annotations"]:
@@ -56,6 +60,9 @@ def coco2014(folder: str | None = None, size: Size = 224, broken: Broken = "refu
             parts.append([(home / part / image["file_name"], marks[image["id"]]) for image in held["images"]])
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise ValueError(f"{path} is not COCO's file of instances ({type(problem).__name__}: {problem})") from None
+        if classes and names != classes:
+            raise ValueError(f"{path} has other categories than the file before it")
+        classes = names
     return table("coco2014", parts, classes, size, broken)
 
 
@@ -76,6 +83,8 @@ def nuswide_images(folder: str | None = None, size: Size = 224, broken: Broken =
         for name, column in zip(classes, marks):
             if len(column) != len(files):
                 raise ValueError(f"Labels_{name}_{part}.txt has {len(column)} lines for {len(files)} images")
+            if wrong := sorted({*column} - {"0", "1"}):
+                raise ValueError(f"Labels_{name}_{part}.txt: each line is 0 or 1, got {wrong[0][:60]!r}")
         parts.append([(file, [float(mark) for mark in row]) for file, row in zip(files, zip(*marks, strict=True))])
     return table("nuswide_images", parts, classes, size, broken)
 
@@ -130,14 +139,17 @@ def inside(home: Path, names: Iterable[str]) -> Path:
 def lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except OSError as problem:
-        raise ValueError(f"{path} cannot be read ({problem.strerror}): the folder is not as published") from None
+    except (OSError, UnicodeError) as problem:
+        why = getattr(problem, "strerror", "it is no text")
+        raise ValueError(f"{path} cannot be read ({why}): the folder is not as published") from None
 
 
 def marked(path: Path, file: Callable[[str], Path]) -> tuple[list[str], Rows]:
     """A table of image,label,label,... with 1 where it is there: the labels' names, and rows."""
-    with path.open(newline="", encoding="utf-8-sig") as held:
-        head, *rows = [row for row in csv.reader(held) if row]
+    try:
+        head, *rows = [row for row in csv.reader(path.read_text(encoding="utf-8-sig").splitlines()) if row]
+    except (OSError, ValueError, csv.Error):
+        raise ValueError(f"{path} is no table of image,label,label,...: the folder is not as published") from None
     width = len(head)
     for i, row in enumerate(rows, 2):
         if len(row) != width or any(mark.strip() not in ("0", "1", "0.0", "1.0") for mark in row[1:]):
