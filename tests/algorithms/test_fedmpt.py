@@ -119,7 +119,7 @@ def test_rows_without_any_label_are_borne(side):
 
 @pytest.mark.parametrize(("fields", "told"), [
     ({"conditions": ()}, "must name one condition or more"), ({"conditions": ("pose", "pose")}, "must differ, got more than once: pose"),
-    ({"conditions": "nowhere.yaml"}, "nowhere.yaml cannot be read"), ({"temperature": 0.0}, "must be above 0"),
+    ({"conditions": "nowhere.yaml"}, "there is no file nowhere.yaml; a single condition"), ({"temperature": 0.0}, "must be above 0"),
     ({"condition_tokens": -1}, "must be at least 0")])
 def test_fields_that_make_no_sense_are_told(fields, told):
     assert any(told in said for _, said in FedMPT(**fields).check(3, 0))
@@ -194,9 +194,12 @@ def test_a_run_is_explained(tmp_path):
     _, folder = run_scenario(made, method, out=tmp_path / "run")
     told = explain(folder, "3", top=2)
     assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(1, abs=1e-3)
+    first = build.clients(made)[0]
+    assert told["there"] == [name for name, mark in zip(first.task.labels, first.common.rows(torch.tensor([3]))[1][0]) if mark == 1]
     assert (folder / "explained" / "3.png").stat().st_size > 1000 and json.dumps(told)
     Image.new("RGB", (40, 30), "white").save(tmp_path / "white.jpg")
-    assert explain(folder, str(tmp_path / "white.jpg"), client="c-1")["client"] == "c-1"
+    told = explain(folder, str(tmp_path / "white.jpg"), client="c-1")
+    assert told["client"] == "c-1" and "there" not in told
     for image, said in (("20", "numbered 0 to 19, got 20"), ("no.png", "there is no image no.png")):
         with pytest.raises(UserError, match=said):
             explain(folder, image)

@@ -186,6 +186,8 @@ def explain(
     if as_json:
         print_json(told)
         return
+    if "there" in told:
+        typer.echo(f"{'there':12}{', '.join(told['there']) or 'none'}")
     for key in ("labels", "conditions"):
         for name, share in told.get(key, {}).items():
             typer.echo(f"{key if name == next(iter(told[key])) else '':12}{name:24}{100 * share:5.1f} %")

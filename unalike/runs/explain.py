@@ -16,19 +16,22 @@ from unalike.runs.export import finished
 def explain(run: str | Path, image: str, client: str | None = None, top: int = 3, to: Path | None = None) -> dict[str, Any]:
     """The `top` labels with their probabilities, the weights of conditions, and a picture of where each label was seen.
 
-    `image` is a file, or the number of a test image. The model is the client's, or the first client's.
+    `image` is a file, or the number of a test image, of which the labels that are there are told too. The model is the client's, or the
+    first client's.
     """
     side = finished(run, client)
     given, model, method = side.client, cast(Any, side.model), cast(Any, side.algorithm)
     if given.task.name not in ("multilabel", "classification"):
         raise UserError(f"explain tells labels of images; {given.id} does {given.task.name}")
-    x = picture(image, given)
+    x, there = picture(image, given)
     with torch.no_grad():
         out = model.eval()(x)[0]
         why = model.explain(x) if hasattr(model, "explain") else {}
     sure = out.sigmoid() if given.task.name == "multilabel" else out.softmax(-1)
     best = sure.argsort(descending=True)[:top].tolist()
     told: dict[str, Any] = {"image": image, "client": given.id, "labels": {given.task.labels[i]: round(float(sure[i]), 4) for i in best}}
+    if there is not None:
+        told["there"] = [given.task.labels[i] for i in there]
     if "fired" in why:
         told["conditions"] = {name: round(float(w), 4) for name, w in zip(method.named, why["fired"][0], strict=True)}
     if "plan" in why:
@@ -41,17 +44,17 @@ def explain(run: str | Path, image: str, client: str | None = None, top: int = 3
     return told
 
 
-def picture(image: str, client: Client) -> Tensor:
-    """One image as the client's model takes it (1, channels, height, width)."""
+def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
+    """One image as the client's model takes it (1, channels, height, width), and which labels it has where that is known."""
     shape, tested = client.train.shape, client.common if client.common is not None else client.test
     if isinstance(shape, dict) or len(shape) != 3:
         raise UserError(f"explain takes images, the rows of {client.id} have shape {shape}")
     if image.isdigit() and not Path(image).exists():
         if tested is None or int(image) >= len(tested):
             raise UserError(f"test images of {client.id} are numbered 0 to {len(tested or ()) - 1}, got {image}; or name a file")
-        x, _ = tested.rows(torch.tensor([int(image)]))
+        x, y = tested.labelled(torch.tensor([int(image)]))
         assert isinstance(x, Tensor)
-        return client.place(x)
+        return client.place(x), (y[0] == 1).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
     if not Path(image).is_file():
         raise UserError(f"there is no image {image}: name a file, or the number of a test image")
     from PIL import Image
@@ -60,4 +63,4 @@ def picture(image: str, client: Client) -> Tensor:
     except ValueError as problem:
         raise UserError(f"{image} {problem}") from None
     seen = seen.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]))
-    return client.place(torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None])
+    return client.place(torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None]), None
