@@ -22,6 +22,13 @@ def test_rows_and_columns_have_the_weights_asked_for():
     torch.testing.assert_close(plan.sum(-2), torch.full((2, 3, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
+def test_fedmpts_plan_has_the_weights_asked_for():
+    from unalike.algorithms import FedMPT
+    how, S = FedMPT(), 20 * 0.7 * torch.rand(4, 5, 49, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plan = transport(S, how.temperature, how.entropy, how.steps)
+    torch.testing.assert_close(plan.sum(-1), importance(S, how.temperature), rtol=0, atol=1e-5)
+
+
 def test_the_plan_is_that_of_pot():
     cost, rows = problem()
     plan = sinkhorn(cost, rows)

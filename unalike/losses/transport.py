@@ -13,7 +13,8 @@ def sinkhorn(cost: Tensor, rows: Tensor, weight: float = 0.2, steps: int = 10) -
     """Plans (..., n, m) from rows of given weights `rows` (..., n) to m columns of equal weight, with entropy of weight `weight`.
 
     A fixed number of steps in logarithms (Cuturi 2013; FedMPT, eq. 9 and 10); the last makes the columns right, and the gradient is that
-    of the steps. Ten bring costs between 0 and 1 with entropy 0.2 to within 1e-5 of the rows.
+    of the steps. Ten bring costs between 0 and 1 with entropy 0.2 to within 1e-5 of the rows; with 0.02, FedMPT's default, they do so for
+    the costs of 49 patches whose cosines lie within 0.7 of each other, and wider apart it takes more.
 
     >>> plan = sinkhorn(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([0.5, 0.5]), weight=0.05)
     >>> plan.mul(100).round().tolist()
