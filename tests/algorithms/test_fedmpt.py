@@ -41,7 +41,7 @@ def unit(v):
 
 
 def test_the_head_is_equations_6_to_11(side):
-    made = side()
+    made = side(FedMPT(conditions=TWO, rank=3, entropy=0.2))            # the paper's, which ten steps of any plan are enough for
     stir(made.model)
     head, model = made.model.head, made.model.encoder
     x = made.client.place(made.client.train.rows(torch.arange(2))[0])
