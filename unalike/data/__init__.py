@@ -9,7 +9,16 @@ from unalike.data.composites import caltech_composites, cifar_composites, digits
 from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
 from unalike.data.multiview import (
-    bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview, multiview_table, nuswide, scene15)
+    bdgp,
+    digits_views,
+    load_multiview,
+    mnist_usps,
+    multi_fashion,
+    multiview,
+    multiview_table,
+    nuswide,
+    scene15,
+)
 from unalike.data.partitions import PARTITIONS
 from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint

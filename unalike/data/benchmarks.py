@@ -30,8 +30,8 @@ def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "sca
     with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
-    images = torch.from_numpy(x).permute(0, 3, 1, 2)
-    return Table(x=scaled(images, slice(rows)) if pixels == "scaled" else images, targets={"thing": torch.from_numpy(y.astype(np.int64).ravel())},
+    images, things = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y.astype(np.int64).ravel())
+    return Table(x=scaled(images, slice(rows)) if pixels == "scaled" else images, targets={"thing": things},
                  tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
 
 
