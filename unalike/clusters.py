@@ -1,6 +1,7 @@
 """What all methods share where clients cluster: who cannot, and how well everyone's features fall into groups. Knows no method."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -46,6 +47,14 @@ def settle(fed: Federation) -> None:
     centres = fed.scratch.get("centres", {})
     if there := [c for c in fed.everyone if c in centres]:
         fed.call("grouped", clients=there, quorum=0, each={c: {"centres": centres[c]} for c in there})
+
+
+def at_odds(clients: Sequence[Client]) -> dict[str, str]:
+    """Clients that look for another number of clusters than most: what they find together could not be the same groups."""
+    numbers = {client.id: len(client.task.labels) for client in clients if not client.task.labelled}
+    usual = Counter(numbers.values()).most_common(1)[0][0] if numbers else 0
+    return {id: f"it looks for {number} clusters and others for {usual}: who clusters together looks for as many."
+            for id, number in numbers.items() if number != usual}
 
 
 def unfit(client: Client) -> str | None:

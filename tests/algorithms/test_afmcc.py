@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike import Clustering, Terms
+from unalike import Clustering, Terms, run
 from unalike.algorithms.afmcc import AFMCC
+from unalike.algorithms.fmcsc import FMCSC
 from unalike.errors import UserError
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, marked
@@ -143,6 +144,29 @@ def test_other_models_and_tasks_are_refused(toys, tmp_path):
         toys.execute(tmp_path / "1", small(), [toys.client("a", task=Clustering(4))])
     with pytest.raises(ValueError, match="clustering"):
         toys.execute(tmp_path / "2", small(), [toys.client("a")])
+
+
+def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, tmp_path):
+    for method in (small(), FMCSC()):
+        some = clients(toys)
+        some[2].train.x["left"], some[3].train.x["right"] = torch.rand(24, 5), some[3].train.x["right"].long()
+        with pytest.raises(UserError) as told:
+            toys.execute(tmp_path / "run", method, [*some, replace(some[0], task=Clustering(5), id="e")])
+        for sentence in ('clients.c   its modality "left" has 5 features, and its autoencoder was made for 3.',
+                         'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real numbers',
+                         "clients.e   it looks for 5 clusters and others for 4: who clusters together looks for as many."):
+            assert sentence in str(told.value)
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": -1.0}, {"flexibility": 2.0}, {"temperature": 0.0}, {"steps": 0},
+                                   {"pretraining": -1}, {"sharpness": -1.0}, {"starts": 0}])
+def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
+    with pytest.raises(UserError, match=rf"algorithm\.{next(iter(wrong))} +must be"):
+        run(AFMCC(**wrong), clients(toys), out=tmp_path / "run")
+
+
+def test_nobody_need_pretrain(toys, tmp_path):
+    assert not toys.execute(tmp_path / "run", small(pretraining=0), clients(toys), rounds=1)["failures"]
 
 
 def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):

@@ -95,6 +95,11 @@ def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
     told = rows["without the constraint, 5 steps"]                     # 15 a visit, 54 visits; made up: 10 + visit
     assert told["peak_acc"] == 64 and told["acc_at_200"] == 23 and told["courses"]["0"]["joint acc"]["15"] == 21
     assert rows["with the constraint, 2 steps"]["peak_acc"] == 144
+    told = rows["fmcsc with the constraint"]                           # Table 3c: 10 a round, 80 rounds
+    assert told["acc_at_200"] == 30 and told["acc_at_800"] == told["peak_acc"] == 90
+    methods = [(type(load(where, settings=list(settings))[1]).__name__, settings) for where, settings, _ in asked]
+    assert [next(s for s in settings if "constraint" in s) for name, settings in methods if name == "FMCSC"] == [
+        "algorithm={name: fmcsc, constraint: 0.01}", "algorithm={name: fmcsc, constraint: 0.0}"]
 
 
 def test_leads_are_told_of_the_rows_that_were_run(asked):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 
@@ -456,3 +457,13 @@ def test_help_is_quick_and_loads_nothing_heavy():
     assert "HEAVY []" in out and "CODE 0" in out
     for verb in ("run", "list", "check", "compare", "resume", "report", "bench", "export"):
         assert verb in out
+
+
+def test_threads_that_wait_sleep_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: None)
+    for before, after in (("ACTIVE", "ACTIVE"), (None, "PASSIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
+        if before is None:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        cli.main()
+        assert os.environ["OMP_WAIT_POLICY"] == after

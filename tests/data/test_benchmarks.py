@@ -35,6 +35,8 @@ def test_pacs(tmp_path):
     assert table.tasks["domain"].labels == ("art", "cartoon", "photo", "sketch")
     assert table.targets["domain"][table.test].bincount().tolist() == [2, 2, 2, 2], "every style is tested alike"
     assert (table.x[1:, 0].mean((1, 2)) > table.x[:-1, 0].mean((1, 2))).all()
+    seen = table.x[table.train][:, 0]
+    assert abs(seen.mean()) < 1e-5 < abs(table.x[:, 0].mean()) and abs(seen.std() - 1) < 1e-5, "by the rows to train on alone"
 
 
 def test_agnews(tmp_path):

@@ -53,6 +53,19 @@ def cells(made):
 Y = np.array([[14, 19, 14, 23, 19, 23]])        # NUSWIDE numbers its classes so
 
 
+# of one's own
+
+def test_a_set_of_ones_own_is_a_dataset(tmp_path):
+    np.savez(tmp_path / "mine.npz", **numbered(views(3, 5), Y.ravel()))
+    table = load_dataset("multiview", str(tmp_path), file="mine.npz", names=["sight", "sound"])
+    assert {name: tuple(x.shape) for name, x in table.x.items()} == {"sight": (6, 3), "sound": (6, 5)}
+    assert all(x.amin() == 0 and x.amax() == 1 for x in table.x.values()) and len(table.tasks["class"].labels) == 3
+    with pytest.raises(ValueError, match=r"multiview needs your.mat, not found in .* --data-dir to the folder that holds it$"):
+        load_dataset("multiview", str(tmp_path), file="your.mat")
+    with pytest.raises(ValueError, match=r"options: \{file: mine.mat\}"):
+        load_dataset("multiview", str(tmp_path))
+
+
 # embedded
 
 def test_digits_in_three_views():

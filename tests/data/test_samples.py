@@ -110,7 +110,7 @@ def test_a_fingerprint_on_demand_reads_64_rows():
     (({"left": X, "right": X[:3]}, Y), "same number of rows, got .*'left': 10, 'right': 3"),
     (({"left": X, "right?": Y > 0}, Y), r'"right\?" says which samples have modality "right", which must be there'),
     (({"left": X, "left?": torch.ones(10)}, Y), r"truth value \(torch.bool\) a sample, got torch.float32"),
-    (({"left": X, "left?": Y > 1}, Y), "2 samples have no modality at all, the first is row 0"),
+    (({"left": X, "left?": Y > 1}, Y), "2 of 10 samples have no modality at all, the first is row 0"),
     ((torch.tensor(1.0), None), "without rows"),
     (Stream(), "Stream has not"),
 ])

@@ -192,6 +192,28 @@ class Silent(nn.Module):
         return self.after(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)).mean(1)
 
 
+class Waves(nn.Module):
+    """What it does between its layers is a sum of waves, which mixes all units, in complex numbers or in NumPy's."""
+
+    def __init__(self, numpy=False):
+        super().__init__()
+        self.before, self.after, self.numpy = nn.Linear(4, 8), nn.Linear(8, 2), numpy
+
+    def forward(self, x):
+        x = self.before(x)
+        return self.after(torch.from_numpy(x.detach().numpy().copy()) if self.numpy else torch.fft.fft(x).real)
+
+
+def test_what_the_tracer_cannot_follow_is_told_with_its_layer_and_the_way_out():
+    x = torch.randn(2, 4)
+    with pytest.raises(UserError, match=r"the model itself uses _fft_r2c, which the tracer cannot follow; .*`fixed`"):
+        trace(Waves(), x)
+    widths = trace(Waves(numpy=True), x)
+    with pytest.raises(UserError, match=r"in layer 'after' .* That layer, or one before it, .* name it in `fixed`"):
+        narrow(Waves(numpy=True), widths, first(widths, 0.5), x)
+    assert trace(Waves(), x, fixed=["before"]) == trace(Waves(numpy=True), x, fixed=["before"]) == []
+
+
 @pytest.mark.parametrize("model, x", [(Stubborn, (2, 4)), (Silent, (2, 3, 4))])
 def test_a_layer_that_reckons_with_its_full_width_is_refused(model, x):
     model, x = model(), torch.randn(x)

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from unalike.algorithm import Algorithm, ClientSide, Embedded, State
@@ -26,6 +27,7 @@ from unalike.randomness import stream
 from unalike.training import Diverged, Recorded, Stack, pad
 
 Parameters = dict[str, Tensor]
+Weight = Annotated[float, Field(ge=0)]
 RECORDS = 4              # that a client keeps: which others it comes together with may vary
 
 
@@ -51,18 +53,18 @@ class AFMCC(Algorithm):
     asynchronous: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
-    alpha: float = 0.01                                           # weight of the contrast
-    beta: float = 0.01                                            # weight of the constraint
-    flexibility: float = 0.3                                      # lambda
-    temperature: float = 0.5                                      # tau
-    steps: int = 2                                                # gradient steps a visit for each subset of modalities
-    pretraining: int = 45                                         # gradient steps of the first client, before anyone else
+    alpha: Weight = 0.01                                          # weight of the contrast
+    beta: Weight = 0.01                                           # weight of the constraint
+    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3        # lambda
+    temperature: Annotated[float, Field(gt=0)] = 0.5              # tau
+    steps: Annotated[int, Field(ge=1)] = 2                        # gradient steps a visit for each subset of modalities
+    pretraining: Annotated[int, Field(ge=0)] = 45                 # gradient steps of the first client, before anyone else
     error: Literal["feature", "sample"] = "feature"               # reconstruction: mean or sum over a sample's features
     weights: Literal["uniform", "far", "near"] = "far"            # eq. 6 as printed: the farther a model's features, the more it counts
-    sharpness: float = 1.0                                        # of these weights; distances are taken relative to their mean
+    sharpness: Weight = 1.0                                       # of these weights; distances are taken relative to their mean
     exchange: Literal["encoders", "paper"] = "encoders"           # what a client gets to find its weights by: encoders it can use, or all
     rest: bool = True                                             # no: quick clients go on until the slowest has had its visits
-    starts: int = 100                                             # of k-means, when the server measures
+    starts: Annotated[int, Field(ge=1)] = 100                     # of k-means, when the server measures
 
     # the server
 
@@ -269,6 +271,7 @@ def whole(sides: list[AFMCC.Side], parameters: list[Parameters], losses: list[Ca
         return recorded.play(parameters)
     if parameters[0] and next(iter(parameters[0].values())).is_cuda:
         first.recorded[key] = None
+    ends = torch.zeros(())
     for loss in losses:
         ends = stack.step(loss, x)
     return stack.unstack(), ends

@@ -27,6 +27,9 @@ from unalike.operations import operation
 HIDDEN = 256            # between codes and features
 
 
+Epochs = Annotated[int, Field(ge=0)]
+
+
 class Taught(TypedDict):
     """By set of views: models, and how much each is to count."""
 
@@ -41,12 +44,12 @@ class FMCSC(Averaging):
 
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
-    temperature: float = 0.5
-    pretraining: int = 250             # epochs of each client, one after another
-    teaching: int = 50                 # epochs a round that who owns several views gives each model for fewer
-    bins: int = 10                     # of the histogram that tells mutual information
-    constraint: float = 0.0            # weight of AFMCC's class-correlation loss
-    flexibility: float = 0.3           # its lambda
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+    pretraining: Epochs = 250          # epochs of each client, one after another
+    teaching: Epochs = 50              # epochs a round that who owns several views gives each model for fewer
+    bins: Annotated[int, Field(ge=1)] = 10      # of the histogram that tells mutual information
+    constraint: Annotated[float, Field(ge=0)] = 0.0      # weight of AFMCC's class-correlation loss
+    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3      # its lambda
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
@@ -190,6 +193,7 @@ class Views(nn.Module):
 
     def codes(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """(n, width) of every view of the federation."""
+        self.auto.take(x)
         like = next(iter(x.values()))
         layers: dict[str, Any] = dict(self.auto.encoders.items())
         return {name: each(x[name].flatten(1) if name in x else like.new_zeros(len(like), each[0].in_features))

@@ -8,7 +8,17 @@ from unalike.data.captions import flickr8k, voc2012_masks
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
-from unalike.data.multiview import bdgp, digits_views, load_multiview, mnist_usps, multi_fashion, multiview_table, nuswide, scene15
+from unalike.data.multiview import (
+    bdgp,
+    digits_views,
+    load_multiview,
+    mnist_usps,
+    multi_fashion,
+    multiview,
+    multiview_table,
+    nuswide,
+    scene15,
+)
 from unalike.data.partitions import PARTITIONS
 from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
@@ -25,6 +35,7 @@ DATASETS = {
     "multi_fashion": multi_fashion,
     "scene15": scene15,
     "nuswide": nuswide,
+    "multiview": multiview,
     "digits_composites": digits_composites,
     "cifar_composites": cifar_composites,
     "caltech_composites": caltech_composites,

@@ -30,8 +30,8 @@ def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "sca
     with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
-    images = torch.from_numpy(x).permute(0, 3, 1, 2)
-    return Table(x=scaled(images, rows) if pixels == "scaled" else images, targets={"thing": torch.from_numpy(y.astype(np.int64).ravel())},
+    images, things = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y.astype(np.int64).ravel())
+    return Table(x=scaled(images, slice(rows)) if pixels == "scaled" else images, targets={"thing": things},
                  tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
 
 
@@ -45,7 +45,7 @@ def pacs(folder: str | None = None) -> Table:
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
     train, test = (torch.tensor(sorted(part)) for part in train_test_split(
         range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
-    return Table(x=scaled(x, len(x)), targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
+    return Table(x=scaled(x, train), targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
                  tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
 
 
@@ -61,10 +61,11 @@ def agnews(folder: str | None = None, texts: Literal["words", "letters"] = "word
                  train=torch.arange(len(parts[0][1])), test=torch.arange(len(parts[0][1]), len(y)))
 
 
-def scaled(x: Tensor, rows: int) -> Tensor:
-    """Bytes (n, channels, height, width) as float32 of mean 0 and deviation 1 in each channel of the first rows."""
+def scaled(x: Tensor, rows: slice | Tensor) -> Tensor:
+    """Bytes (n, channels, height, width) as float32 of mean 0 and deviation 1 in each channel of these rows, those to train on."""
     x = x.float().div_(255)
-    return x.sub_(x[:rows].mean((0, 2, 3), keepdim=True)).div_(x[:rows].std((0, 2, 3), keepdim=True))
+    about = x[rows].mean((0, 2, 3), keepdim=True), x[rows].std((0, 2, 3), keepdim=True)
+    return x.sub_(about[0]).div_(about[1])
 
 
 def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:

@@ -11,15 +11,15 @@ from zipfile import BadZipFile
 import numpy as np
 
 
-def find(name: str, folder: str | None, files: Sequence[str], source: str) -> Path:
+def find(name: str, folder: str | None, files: Sequence[str], source: str | None = None) -> Path:
     """The first of these files that lies in the folder, or in UNALIKE_DATA where no folder is given."""
     where = folder or os.environ.get("UNALIKE_DATA")
     for file in files if where else ():
         if (path := Path(str(where), file)).is_file():
             return path
     looked = f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
-    raise ValueError(f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it, "
-                     f"get it from {source}")
+    raise ValueError(f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it"
+                     + (f", get it from {source}" if source else ""))
 
 
 @contextmanager

@@ -79,6 +79,14 @@ def digits_views(folder: str | None = None) -> Table:
     return multiview_table({"left": left, "right": right, "spectrum": columns(spectrum)}, torch.from_numpy(raw.target))
 
 
+def multiview(folder: str | None = None, file: str | None = None, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
+    """A set of your own, `file` in the folder, .npz or .mat: its views called `names`, else view1, view2, ..., each column in [0, 1]."""
+    if file is None:
+        raise ValueError("multiview needs the name of a .npz or .mat file in the data folder: "
+                         "data: {name: multiview, options: {file: mine.mat}}")
+    return load_multiview(find("multiview", folder, (file,)), names, scale)
+
+
 def load_multiview(path: str | Path, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
     """A table to cluster from any multi-view file, .npz or .mat; see `read_views` and `multiview_table`."""
     return multiview_table(*read_views(path, names), scale)

@@ -116,7 +116,7 @@ def check_modalities(x: dict[str, Tensor]) -> None:
                              f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}")
     marks = [x[name + MARK] for name in names if name + MARK in x]
     if len(marks) == len(names) and len({len(there) for there in marks}) == 1 and len(bare := (~torch.stack(marks).any(0)).nonzero()):
-        raise ValueError(f"{len(bare)} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
+        raise ValueError(f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
 
 
 def unreal(samples: Samples) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -30,8 +30,19 @@ class Autoencoder(nn.Module):
 
     def codes(self, x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
         """(n, width) of each modality there is."""
-        self.check(modalities(x))
+        self.take(x)
         return {name: self.encoders[name](rows.flatten(1)) for name, rows in modalities(x).items()}
+
+    def take(self, x: dict[str, Tensor] | Tensor) -> None:
+        """Raises ValueError where it was not made for such rows."""
+        self.check(modalities(x))
+        for name, rows in modalities(x).items():
+            first: Any = self.encoders[name]
+            wide, made = rows.shape[1:].numel(), first[0].in_features
+            if wide != made:
+                raise ValueError(f'its modality "{name}" has {wide} features, and its autoencoder was made for {made}')
+            if not rows.is_floating_point():
+                raise ValueError(f'its modality "{name}" holds {rows.dtype}, and an autoencoder takes real numbers: give it as x.float()')
 
     def check(self, names: Iterable[str]) -> None:
         """Raises ValueError where it was made without one of these modalities."""

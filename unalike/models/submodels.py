@@ -215,8 +215,9 @@ def tried(small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Se
     except Untraceable:
         raise
     except Exception as error:
-        raise UserError(f"this model cannot be made narrower: {str(error).splitlines()[0]}. A layer reckons with its full width; let it "
-                        "ask its weights, or name it in `fixed`") from None
+        where = f"in layer {layer!r} " if (layer := getattr(error, "layer", "")) else ""
+        raise UserError(f"this model cannot be made narrower: {where}{str(error).splitlines()[0]}. That layer, or one before it, reckons "
+                        "with its full width or does what the tracer cannot see; let it ask its weights, or name it in `fixed`") from None
     there = {(p.tensor, p.axis, tuple(p.entries.flatten().tolist())) for width in found for p in width.places}
     for width in (width for width in widths if width.units > 1):
         if any((p.tensor, p.axis, tuple(p.entries.flatten().tolist())) not in there for p in width.places):

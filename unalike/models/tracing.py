@@ -126,6 +126,9 @@ class Follower(TorchDispatchMode):
             hooks += [module.register_forward_pre_hook(enters, with_kwargs=True), module.register_forward_hook(leaves)]
         try:
             yield
+        except Exception as error:
+            error.layer = self.layer[-1]                    # type: ignore[attr-defined]     # where it was, for what is told
+            raise
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,7 +180,9 @@ class Follower(TorchDispatchMode):
             self.put(first, self.channel(args[2])[..., :1, :].expand(first.shape))
         elif plain in SAME or plain == "native_layer_norm" or "rms_norm" in plain or self.pointwise(func, plain):
             self.meet(tensors, first)
-        elif first.is_floating_point():
+        elif not any(bool((label > FIXED).any()) for tensor in tensors for label in self.of(tensor)):
+            self.hold(out, FIXED)                           # whatever it does, what goes in stays as wide
+        elif first.is_floating_point() or first.is_complex():
             where = f"layer {self.layer[-1]!r}" if self.layer[-1] else "the model itself"
             raise Untraceable(f"the widths of this model cannot be found: {where} uses {name}, which the tracer cannot follow; put the "
                               f"operation in a module of its own and name it in `fixed`, and what goes in and out of it stays as wide")

@@ -8,6 +8,7 @@ import torch
 
 from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
+from unalike.clusters import at_odds
 from unalike.errors import Problem, reason
 from unalike.privacy import Privacy, uncounted
 from unalike.randomness import scope
@@ -40,6 +41,7 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     does = f"{method} does {', '.join(algorithm.tasks)}"
     problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
     refused = {client.id: why for client in served if sound and (why := algorithm.refuses(client)) is not None}
+    refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
     problems += [(f"clients.{id}", why) for id, why in refused.items()]
     return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
 
