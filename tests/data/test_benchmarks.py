@@ -35,6 +35,7 @@ def test_pacs(tmp_path):
     assert table.tasks["domain"].labels == ("art", "cartoon", "photo", "sketch")
     assert table.targets["domain"][table.test].bincount().tolist() == [2, 2, 2, 2], "every style is tested alike"
     assert (table.x[1:, 0].mean((1, 2)) > table.x[:-1, 0].mean((1, 2))).all()
+    assert load_dataset("pacs", str(tmp_path), pixels="bytes").x[:, 0, 0, 0].tolist() == [*range(0, 32 * 7, 7)]
 
 
 def test_agnews(tmp_path):

@@ -1,4 +1,4 @@
-"""How many peers FedMuscle's clients are drawn to, and what travels (the paper's Table 5); `bytes` tells the paper's own form beside ours."""
+"""How many peers FedMuscle's clients are drawn to, and what travels (the paper's Table 5; `bytes` tells of its own form, too)."""
 
 from unalike.benches import Study
 from unalike.benches.muscle_vision import curves, scenario, table

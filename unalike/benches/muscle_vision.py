@@ -43,7 +43,7 @@ def table(study: Study, rows: Mapping[str, Row]) -> dict[str, Any]:
                      for name, made in runs.items()}}
 
 
-def curves(told: dict[str, Any], across: str, lines: Mapping[str, Mapping[float, str]]) -> dict[str, Any]:
+def curves(told: dict[str, Any], across: str, lines: Mapping[str, Mapping[Any, str]]) -> dict[str, Any]:
     """A table with Delta drawn over numbers, by the row of each; rows that were not run are left out."""
     rows = told["rows"]
     found = {name: {str(at): rows[row]["delta"] for at, row in sorted(line.items()) if row in rows} for name, line in lines.items()}

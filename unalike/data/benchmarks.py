@@ -48,7 +48,8 @@ def pacs(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
     train, test = (torch.tensor(sorted(part)) for part in train_test_split(
         range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
-    return Table(x=scaled(x, len(x)) if pixels == "scaled" else x, targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
+    x = scaled(x, len(x)) if pixels == "scaled" else x
+    return Table(x=x, targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
                  tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
 
 

@@ -19,7 +19,7 @@ LONGEST = 200       # characters of a caption
 
 
 def flickr8k(folder: str | None = None, broken: Broken = "refuse", caption: Literal["first", "all", "each"] = "first") -> Table:
-    """Flickr8k: 8091 photographs at 96x96 ("image") and what people said of them ("caption", texts as `written`); target "pair" (retrieval).
+    """Flickr8k: 8091 photographs at 96x96 ("image") and what people said of them ("caption", as `written`); target "pair" (retrieval).
 
     An image without a caption is broken as well. `caption` takes the first of five, or all in one text, or the first to train with and each
     to test with, in a row of its own. Needs flickr8k_96_jpeg.npz.
@@ -30,9 +30,9 @@ def flickr8k(folder: str | None = None, broken: Broken = "refuse", caption: Lite
     more = [(i, text) for i in asked.tolist() for text in pairs.captions[i][1:]] if caption == "each" else []
     photo = torch.tensor([*range(count), *(i for i, _ in more)])
     longest = LONGEST * max(map(len, pairs.captions)) if caption == "all" else LONGEST
-    return Table(x={"image": pairs.images[photo] if more else pairs.images, "caption": written([*chosen, *(text for _, text in more)], longest)},
-                 targets={"pair": photo}, tasks={"pair": Retrieval()}, train=pairs.rows(0),
-                 test=torch.cat([asked, torch.arange(count, len(photo))]))
+    x = {"image": pairs.images[photo] if more else pairs.images, "caption": written([*chosen, *(text for _, text in more)], longest)}
+    test = torch.cat([asked, torch.arange(count, len(photo))])
+    return Table(x=x, targets={"pair": photo}, tasks={"pair": Retrieval()}, train=pairs.rows(0), test=test)
 
 
 def voc2012_masks(folder: str | None = None, broken: Broken = "refuse") -> Table:

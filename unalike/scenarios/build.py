@@ -169,7 +169,7 @@ def _deal(scenario: Scenario, where: str, data: Data, table: Table, own: list[Me
             return {}
         encoder, sharers = options.pop("encoder", None), options.pop("clients", len(own))
         if sharers < len(own):
-            problems.append((f"{where}.partition.clients", f"rows are for {sharers} clients, {len(own)} want some: raise it or leave it out."))
+            problems.append((f"{where}.partition.clients", f"are {sharers}, but {len(own)} take part: raise it or leave it out."))
             return {}
         try:
             what = len(pool) if how == "iid" else table.targets[by][pool]
