@@ -61,7 +61,7 @@ def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
     with pytest.raises(ValueError, match=r"1 of 8 images cannot be used: 2.jpg has no caption"):
         load_dataset("flickr8k", folder)
     assert len(load_dataset("flickr8k", folder, broken="skip")) == 7
-    with pytest.raises(Problems, match=r"public.data   1 of 8 images have no caption, the first is 2.jpg: write some, or leave them out"):
+    with pytest.raises(Problems, match=r"public.data   1 of 8 images cannot be used: 2.jpg has no caption. Mend them, or leave them out"):
         build.clients(read(SCENARIO, "both")[0], folder)
     public = SCENARIO["public"] | {"options": {"broken": "skip"}}
     assert "photo 2" not in said(build.clients(read(SCENARIO | {"public": public}, "both")[0], folder)[1].public.rows(torch.arange(4))[0])
