@@ -222,3 +222,5 @@ def test_operations_of_a_round_are_counted_forward_and_backward():
     layers = [(64, 8), (8, 4), (4, 4), (4, 10)]                 # forward, gradient of weights, gradient of inputs but the first
     by_hand = 2 * 10 * sum(3 * a * b for a, b in layers) - 2 * 10 * 64 * 8
     assert told["a"] == told["clients"] == round(by_hand / 1e6, 3) and told["server"] == 0
+    few = Study(quick=True, only=("local",), settings=("epochs=1", one))
+    assert import_module("unalike.benches.muscle_flops").run(few) == {"scenario": "digits", "rows": {"local": told}}
