@@ -77,6 +77,8 @@ class NarrowingSide(AveragingSide):
         """The submodel of the first units, whose parameters are still to come. A layer that cannot be so narrow is named."""
         keep = [torch.arange(n) for n in units]
         small = narrow(self.whole, self.widths, keep).to_empty(device=self.client.device)
+        for tensor in small.state_dict().values():
+            tensor.zero_()                                                  # not what lies about in memory, which a layer may stumble over
         for name, buffer in self.beside.items():
             owner, _, last = name.rpartition(".")
             setattr(small.get_submodule(owner), last, buffer)

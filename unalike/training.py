@@ -320,9 +320,18 @@ class Recorded:
 
 
 def draws(model: nn.Module) -> bool:
-    """Whether a pass in training draws random numbers or counts statistics, so that it is another at each call."""
-    random = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-    return any(isinstance(layer, random) and layer.training and getattr(layer, "p", 1) > 0 for layer in model.modules())
+    """Whether a pass in training draws random numbers or counts statistics, so that it is another at each call.
+
+    Layers that torch does not have, such as those that leave out whole paths, are known by a share to drop among their own numbers.
+    """
+    def one(layer: nn.Module) -> bool:
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            return True
+        shares = [layer.p] if isinstance(layer, nn.modules.dropout._DropoutNd) else [
+            value for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]
+        return any(share > 0 for share in shares)
+
+    return any(layer.training and one(layer) for layer in model.modules())
 
 
 class Called(nn.Module):

@@ -117,6 +117,15 @@ def test_bad_input(tmp_path):
         unalike.run(method, clients, server="large", out=tmp_path / "c")
 
 
+def test_the_shipped_scenario_has_clients_that_see_and_clients_with_pairs(tmp_path):
+    from unalike.runs import run_scenario
+    from unalike.scenarios import load
+    small = ["rounds=1", "epochs=1", "public.size=40", "clients.sees.train=20", "clients.both.train=20", "clients.both.test=40"]
+    results, _ = run_scenario(*load("creamfl-digits", settings=[*small, "contrast=muscle"]), out=tmp_path / "run")
+    assert {client["task"] for client in results["clients"].values()} == {"classification", "retrieval"} and not results["failures"]
+    assert results["server"]["metrics"]["recall"] > 0
+
+
 SCENARIO = """
 name: pairs
 algorithm: {name: creamfl, width: 8, batch: 16}

@@ -21,7 +21,7 @@ STUDIES = ["afmcc", "afmcc-ablation", "afmcc-rivals", "afmcc-parameters", "afmcc
            "budget", "safeguard", "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation",
            "fedmpt-annotation", "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert",
            "muscle-public", "muscle-batch", "muscle-d-temperature", "muscle-map", "muscle-multimodal",
-           "muscle-cross-temperature"]
+           "muscle-cross-temperature", "muscle-noniid", "muscle-peers", "creamfl"]
 
 
 def made_up(scenario, algorithm, seed):
@@ -42,6 +42,7 @@ def made_up(scenario, algorithm, seed):
     known = dict.fromkeys(SHOWN, 60.0) | {"macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA"), "accuracy": 70.0}
     results = {"metrics": scores | known | {"joint": scores}, "rounds": rounds, "bytes": {"up": 10, "down": 10},
                "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
+               "server": {"metrics": {"i2t_R@1": 10.0 + (getattr(algorithm, "contrast", "") == "muscle"), "t2i_R@1": 20.0, "rank": 3.0}},
                "visits": had, "clients": {client: told for client in speeds}, "delta": 3.0, "losers": 1}
     return Run(Path("nowhere"), {}, results, events)
 
@@ -119,18 +120,40 @@ def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
     assert "<svg" in (tmp_path / "fedmpt-heterogeneity-fedmpt-promptfl.svg").read_text()
 
 
+def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
+    """Delta by what is changed; four clients of `muscle-noniid` are the first of those who would share a dataset."""
+    drawn = {"noniid": ["4", "8", "12"], "peers": ["1", "2", "3", "4", "5"], "batch": ["8", "16", "32", "64", "128"],
+             "ert": ["1", "10", "25"], "d-temperature": ["64", "128", "256", "512"], "public": ["1e-05"]}
+    for name, at in drawn.items():
+        curves = import_module(f"unalike.benches.muscle_{name.replace('-', '_')}").run(Study(seeds=(0,)))["curves"]
+        line = next(iter(curves["lines"].values()))
+        assert list(line) == at or (name == "public" and len(line) == 1), name
+    clients = [load(scenario, settings=list(settings))[0].clients for scenario, settings, _ in asked if scenario == "muscle-noniid"]
+    assert [len(each) for each in clients] == [12, 8, 4] and {group.data.name if group.data else "" for group in clients[2]} == {
+        "caltech101", "cifar10", "pacs", ""}
+
+
+def test_recalls_are_compared_with_a_server_alone(asked):
+    """Of 10 and 20, 11 and 20 are 5 % more; a median rank is no recall."""
+    told = import_module("unalike.benches.creamfl").run(Study(seeds=(0, 1)))
+    assert [row["delta"] for row in told["rows"].values()] == [0, 0, 5] and told["lead_of_muscle"] == 5
+    assert "delta" not in import_module("unalike.benches.creamfl").run(Study(seeds=(0,), only=("muscle",)))["rows"]["creamfl + muscle"]
+
+
 def test_gains_are_over_clients_alone_of_the_same_seed(monkeypatch):
     """Alone 50 (60 where a row trains its own), together 40 + 10 a seed: by hand."""
     def once(study, scenario, settings, seed):
         own = [setting for setting in settings if setting.startswith("alone=")][-1] == "alone=true"
         its = {"value": 40.0 + 10 * seed} | ({"alone": 60.0 if "width=8" in settings else 50.0} if own else {})
-        return Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0, "clients": {"ada": its}})
+        return Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0, "clients": {"ada": its}, "rounds": 2,
+                                         "bytes": {"up": 4e6, "down": 2e6}})
 
     monkeypatch.setattr(Study, "once", once)
     rows = import_module("unalike.benches.muscle_vision").table(
         Study(seeds=(0, 1, 2)), {"a": ("digits", []), "b": ("digits", ["peers=2"]), "c": ("digits", ["width=8", "alone=true"])})["rows"]
     assert rows["a"]["delta"] == rows["b"]["delta"] == 0 and rows["b"]["losers_beyond_noise"] == 0
     assert rows["c"]["delta"] == pytest.approx(-100 / 6, abs=0.001) and rows["c"]["gains"] == {"ada": -16.67}
+    assert rows["a"]["megabytes"] == 3
 
 
 def test_mean_and_spread():
@@ -187,7 +210,7 @@ def test_kept_runs_are_not_made_again(tmp_path, monkeypatch):
 
 
 def test_all_studies_are_listed():
-    alone = {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step", "rivals-flops"}
+    alone = {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step", "rivals-flops", "muscle-flops"}
     assert set(STUDIES) | alone <= set(bench_names())
 
 
@@ -201,7 +224,9 @@ def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
 def test_operations_of_a_round_are_counted_forward_and_backward():
     from unalike.benches.rivals_flops import round_of
     one = "clients=[{id: a, model: {name: mlp, hidden: [8], width: 4}, target: digit, train: 10}]"
-    told = round_of("digits", "{name: local}", ("epochs=1", one))
+    told = round_of("digits", ["algorithm={name: local}", "epochs=1", one])
     layers = [(64, 8), (8, 4), (4, 4), (4, 10)]                 # forward, gradient of weights, gradient of inputs but the first
     by_hand = 2 * 10 * sum(3 * a * b for a, b in layers) - 2 * 10 * 64 * 8
     assert told["a"] == told["clients"] == round(by_hand / 1e6, 3) and told["server"] == 0
+    few = Study(quick=True, only=("local",), settings=("epochs=1", one))
+    assert import_module("unalike.benches.muscle_flops").run(few) == {"scenario": "digits", "rows": {"local": told}}

@@ -37,6 +37,8 @@ def test_pacs(tmp_path):
     assert (table.x[1:, 0].mean((1, 2)) > table.x[:-1, 0].mean((1, 2))).all()
     seen = table.x[table.train][:, 0]
     assert abs(seen.mean()) < 1e-5 < abs(table.x[:, 0].mean()) and abs(seen.std() - 1) < 1e-5, "by the rows to train on alone"
+    red = load_dataset("pacs", str(tmp_path), pixels="bytes").x[:, 0, 0, 0]
+    assert red.dtype == torch.uint8 and ((red.int() - 7 * torch.arange(32)).abs() <= 1).all()
 
 
 def test_agnews(tmp_path):

@@ -45,6 +45,13 @@ def test_captions_belong_to_their_photograph(folder):
     assert said(load_dataset("flickr8k", folder, caption="all").x["caption"])[3] == "photo 3 the same"
 
 
+def test_each_caption_may_be_asked_for(folder):
+    """One to train with; of the photograph to test both, and they are of one thing."""
+    table = load_dataset("flickr8k", folder, caption="each")
+    assert table.train.tolist() == [*range(6)] and table.test.tolist() == [7, 8] and table.targets["pair"][table.test].tolist() == [7, 7]
+    assert said(table.x["caption"][table.test]) == ["photo 7", "the same"] and torch.equal(*table.x["image"][table.test])
+
+
 def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
     with np.load(tmp_path / "flickr8k_96_jpeg.npz") as held:
         told = dict(held)
@@ -54,6 +61,19 @@ def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
     with pytest.raises(ValueError, match=r"1 of 8 images cannot be used: 2.jpg has no caption"):
         load_dataset("flickr8k", folder)
     assert len(load_dataset("flickr8k", folder, broken="skip")) == 7
+    with pytest.raises(Problems, match=r"public.data   1 of 8 images cannot be used: 2.jpg has no caption. Mend them, or leave them out"):
+        build.clients(read(SCENARIO, "both")[0], folder)
+    public = SCENARIO["public"] | {"options": {"broken": "skip"}}
+    assert "photo 2" not in said(build.clients(read(SCENARIO | {"public": public}, "both")[0], folder)[1].public.rows(torch.arange(4))[0])
+
+
+def test_options_of_a_public_set_are_looked_at(folder):
+    for told, sentence in (({"brokn": "skip"}, 'has no field "brokn". Did you mean "broken"'), ({"broken": 3}, "public.options.broken")):
+        with pytest.raises(Problems, match=sentence):
+            read(SCENARIO | {"public": SCENARIO["public"] | {"options": told}}, "both")
+    shared = {"size": 2, "data": "voc2012_masks", "options": {"broken": "skip"}}
+    with pytest.raises(Problems, match=r"public.options   data has voc2012_masks with other options, and it is read once"):
+        build.clients(read(SCENARIO | {"public": shared}, "both")[0], folder)
 
 
 def test_masks_say_what_a_pixel_is(folder):
@@ -86,6 +106,21 @@ def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
     scenario, method = read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")
     with pytest.raises(Problems, match=r"clients.ear   its model takes rows such as its own, \(64,\), and cannot take those of the public"):
         prepare(scenario, method, None, str(folder), "both")
+
+
+def test_who_reads_cannot_take_photographs_alone(folder):
+    scenario, method = read({**SCENARIO, "public": {"size": 2, "data": "voc2012_masks"}}, "both")
+    with pytest.raises(Problems, match=r"clients.ear   its model takes rows such as its own, \(256,\), and cannot take those"):
+        prepare(scenario, method, None, str(folder), "both")
+
+
+def test_a_metric_that_has_no_value_is_told_before_the_work(folder, tmp_path):
+    with np.load(tmp_path / "voc2012_seg_128.npz") as held:
+        told = dict(held)
+    told["mask"][3] = 255
+    np.savez(tmp_path / "voc2012_seg_128.npz", **told)
+    with pytest.raises(Problems, match=r"clients.eye   its miou is undefined on its 1 test rows: no pixel of them is labelled"):
+        prepare(*read(SCENARIO, "both"), None, str(folder), "both")
 
 
 def test_generated_images_differ_and_are_the_same_again():

@@ -119,6 +119,13 @@ def test_classics_are_as_wide_as_eight_times_their_base_and_average_their_grid(n
         build_encoder(name, (3, 4, 4), {})
 
 
+def test_resnet18_brings_images_to_a_size():
+    encoder, x = build_encoder("resnet18", (3, 48, 40), {"base": 2, "size": 16}).eval(), torch.randn(2, 3, 48, 40)
+    assert encoder.grid(x).shape == (2, 16, 2, 2) and encoder.grid(x[:, :, :16, :16]).shape == (2, 16, 2, 2)
+    with pytest.raises(ValueError, match="halves images"):
+        build_encoder("resnet18", (3, 48, 40), {"size": 4})
+
+
 def test_fasttext_averages_the_words_that_are_there():
     encoder = build_encoder("fasttext", (4,), {"words": 9, "embedding": 3, "width": 5})
     two = encoder.linear(encoder.vectors.weight[[1, 2]].mean(0)).relu()

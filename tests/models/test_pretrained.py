@@ -110,6 +110,9 @@ def small(kind):
         "swin": lambda: t.SwinModel(t.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)),
         "convnext": lambda: t.ConvNextModel(t.ConvNextConfig(**pyramid, image_size=128)),
         "resnet": lambda: t.ResNetModel(t.ResNetConfig(embedding_size=8, **pyramid, layer_type="basic")),
+        "segformer": lambda: t.SegformerModel(t.SegformerConfig(
+            num_encoder_blocks=2, hidden_sizes=[8, 8], depths=[1, 2], num_attention_heads=[1, 1], sr_ratios=[2, 1], patch_sizes=[3, 3],
+            strides=[4, 2], mlp_ratios=[1, 1], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
         "bert": lambda: t.BertModel(t.BertConfig(**plain, vocab_size=20)),
     }[kind]()
 
@@ -155,6 +158,17 @@ def test_tokens_are_where_their_patch_is_and_images_are_prepared_as_told(saved):
         torch.testing.assert_close(encoder.grid(x)[0, :, 2, 3], tokens[0, 1 + 2 * 4 + 3], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("saved", "drawn"), [("segformer", True), ("vit", False), ("resnet", True)], indirect=["saved"])
+def test_models_that_leave_out_paths_or_count_are_known_to_draw(saved, drawn):
+    from unalike.training import draws
+    model = build_encoder("hub", (3, 64, 64), {"model": saved[1], "size": 64 if saved[0] != "vit" else None})
+    x = torch.rand(8, 3, 64, 64)
+    state = torch.get_rng_state()
+    model.train()(x)
+    assert draws(model.train()) is drawn and not draws(model.eval())
+    assert torch.equal(state, torch.get_rng_state()) is (saved[0] != "segformer")
+
+
 @pytest.mark.parametrize("saved", ["bert"], indirect=True)
 def test_models_of_text_are_refused(saved):
     with pytest.raises(ValueError, match=r"takes models of images, .* is BertModel"):
@@ -172,5 +186,5 @@ def test_what_is_not_there_is_told(tmp_path):
 def test_where_lora_finds_nothing_what_there_is_is_named():
     pytest.importorskip("peft")
     from unalike.models.hub import adapt
-    with pytest.raises(ValueError, match=r"no linear layer or convolution in Sequential; it has LayerNorm, ReLU"):
+    with pytest.raises(ValueError, match=r"no linear layer or convolution in Sequential; it has 0 \(LayerNorm\), 1 \(ReLU\)"):
         adapt(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)

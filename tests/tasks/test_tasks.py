@@ -260,3 +260,12 @@ def test_labels_that_fit_pass(name):
         return
     with pytest.raises(ValueError, match="nothing to measure"):
         task.meter().result()
+
+
+@pytest.mark.parametrize("task, y, said", [
+    (MultiLabel(2), torch.tensor([[0.0, -1], [0, 0]]), "no label is present in any of them"),
+    (MultiLabel(2), torch.tensor([[0.0, 1]]), None),
+    (Segmentation(2), torch.full((1, 2, 2), 255), "no pixel of them is labelled"), (Segmentation(2), torch.zeros(1, 2, 2).long(), None),
+    (Classification(2), torch.zeros(1).long(), None)])
+def test_where_a_metric_has_no_value_is_said(task, y, said):
+    assert task.unmeasured(y) == said

@@ -43,6 +43,19 @@ def table(study: Study, rows: Mapping[str, Row]) -> dict[str, Any]:
                      for name, made in runs.items()}}
 
 
+def curves(told: dict[str, Any], across: str, lines: Mapping[str, Mapping[Any, str]]) -> dict[str, Any]:
+    """A table with Delta drawn over numbers, by the row of each; rows that were not run are left out."""
+    rows = told["rows"]
+    found = {name: {str(at): rows[row]["delta"] for at, row in sorted(line.items()) if row in rows} for name, line in lines.items()}
+    return told | {"curves": {"across": across, "up": "Delta, %", "lines": {name: line for name, line in found.items() if line}}}
+
+
+def megabytes(run: Run) -> float:
+    """Of a client and round, both ways."""
+    told = run.results or {}
+    return (told["bytes"]["up"] + told["bytes"]["down"]) / told["rounds"] / len(run.clients) / 1e6
+
+
 def values(run: Run, key: str = "value") -> dict[str, float]:
     return {client: its[key] for client, its in run.clients.items()}
 
@@ -56,7 +69,7 @@ def summary(runs: Sequence[Run], alone: Sequence[dict[str, float]]) -> dict[str,
     def figures(run: Run) -> dict[str, float]:
         its = of[id(run)]
         lost = sum(gain < 0 for gain in its.values())
-        return {"delta": mean(its.values()), "worst_gain": min(its.values()), "losers": lost, **values(run)}
+        return {"delta": mean(its.values()), "worst_gain": min(its.values()), "losers": lost, "megabytes": megabytes(run), **values(run)}
 
     each = {client: [its[client] for its in gains if client in its] for client in gains[0]}
     lost = [client for client, its in each.items() if len(its) > 2 and mean(its) + 2 * stdev(its) / len(its) ** 0.5 < 0]

@@ -4,6 +4,7 @@ Fields that are not said are the methods' defaults; `rivals-rates` tries others.
 """
 
 from unalike.benches import Row, Study, averages
+from unalike.benches.muscle_vision import megabytes
 from unalike.report import Run
 
 METHODS: dict[str, str] = {
@@ -35,4 +36,4 @@ def figures(run: Run) -> dict[str, float]:
     gains = [c["gain"] for c in clients]
     return {"delta": told["delta"], "losers": sum(gain < 0 for gain in gains), "worst_gain": min(gains),
             "together": sum(c["value"] for c in clients) / len(clients), "alone": sum(c["alone"] for c in clients) / len(clients),
-            "megabytes": (told["bytes"]["up"] + told["bytes"]["down"]) / told["rounds"] / len(clients) / 1e6}
+            "megabytes": megabytes(run)}

@@ -25,8 +25,11 @@ SPLIT_SEED, TRAIN_SHARE = 64, 0.75      # PACS has no split of its own for clien
 BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
 
 
-def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "scaled") -> Table:
-    """CIFAR-10, images (n, 3, 32, 32) of mean 0 and deviation 1 by channel, or as bytes, for pretrained models; needs cifar10.npz."""
+Pixels = Literal["scaled", "bytes"]     # of mean 0 and deviation 1 by channel, or as they are, for pretrained models
+
+
+def cifar10(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
+    """CIFAR-10, images (n, 3, 32, 32) scaled, or as bytes, for pretrained models; needs cifar10.npz."""
     with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
@@ -35,7 +38,7 @@ def cifar10(folder: str | None = None, pixels: Literal["scaled", "bytes"] = "sca
                  tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
 
 
-def pacs(folder: str | None = None) -> Table:
+def pacs(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
     """PACS at 64x64: 9991 paintings, cartoons, photographs and sketches of 7 things, 75 % of each style and thing to train; needs
     pacs_64_jpeg.npz. The style is a target too, "domain", so that rows can be dealt out by it."""
     from sklearn.model_selection import train_test_split
@@ -45,7 +48,8 @@ def pacs(folder: str | None = None) -> Table:
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
     train, test = (torch.tensor(sorted(part)) for part in train_test_split(
         range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
-    return Table(x=scaled(x, train), targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
+    x = scaled(x, train) if pixels == "scaled" else x
+    return Table(x=x, targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
                  tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from unalike.models.autoencoder import Size
 
@@ -42,10 +43,14 @@ class VGG11(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two residual blocks, the first layer 3x3 as for small images (He 2016, 4.2): (B, *shape) to (B, 8 base)."""
+    """Four stages of two residual blocks, the first layer 3x3 as for small images (He 2016, 4.2): (B, *shape) to (B, 8 base).
 
-    def __init__(self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch"):
+    `size` is the side images are brought to first, if not as they are.
+    """
+
+    def __init__(self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch", size: Size | None = None):
         super().__init__()
+        shape, self.size = (shape[0], size, size) if size and len(shape) == 3 else shape, size
         if len(shape) != 3 or min(shape[1:]) < 8:
             raise ValueError(f"resnet18 halves images three times: it takes (channels, 8 or more, 8 or more), got {tuple(shape)}")
         self.first = nn.Sequential(nn.Conv2d(shape[0], base, 3, padding=1, bias=False), normed(norm, base), nn.ReLU())
@@ -56,6 +61,8 @@ class ResNet18(nn.Module):
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages."""
+        if self.size is not None and x.shape[-2:] != (self.size, self.size):
+            x = interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
         return self.blocks(self.first(x))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -105,6 +105,7 @@ def adapt(model: nn.Module, rank: int) -> None:
     convolutions = [name for name, layer in named if isinstance(layer, nn.Conv2d) and layer.groups == 1]
     targets = attention or linear or convolutions
     if not targets:
-        there = sorted({type(layer).__name__ for _, layer in named})
-        raise ValueError(f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has {', '.join(there) or 'no layers'}")
+        there = [f"{name} ({type(layer).__name__})" for name, layer in named if not list(layer.children())]
+        raise ValueError(f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has "
+                         f"{', '.join(there[:20]) or 'no layers'}")
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)

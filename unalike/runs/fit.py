@@ -9,6 +9,7 @@ import torch
 from unalike.algorithm import Algorithm, ClientSide
 from unalike.client import Client
 from unalike.clusters import at_odds
+from unalike.data import Tensors
 from unalike.errors import Problem, reason
 from unalike.privacy import Privacy, uncounted
 from unalike.randomness import scope
@@ -40,10 +41,18 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
     does = f"{method} does {', '.join(algorithm.tasks)}"
     problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
-    refused = {client.id: why for client in served if sound and (why := algorithm.refuses(client)) is not None}
+    refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.refuses(client) if sound else None))}
     refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
     problems += [(f"clients.{id}", why) for id, why in refused.items()]
     return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
+
+
+def unmeasured(client: Client) -> str | None:
+    """Why its metric has no value on its test rows, those in memory; None: it has."""
+    test = client.test
+    if not isinstance(test, Tensors) or test.y is None or (why := client.task.unmeasured(test.y[test.index.to(test.y.device)])) is None:
+        return None
+    return f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others, or more."
 
 
 def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[Problem]:

@@ -95,9 +95,12 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
         where, data = (f"clients.{i}.data", group.data) if group.data else ("data", scenario.data)
         used.setdefault(data.name, (f"{where}.name", data))
     if scenario.public:
-        named = scenario.public.data
-        data = Data(name=named) if named and named != scenario.data.name else scenario.data
-        used.setdefault(data.name, ("public.data" if named else "data.name", data))
+        named, options = scenario.public.data, scenario.public.options
+        data = Data(name=named, options=options) if named and named != scenario.data.name else scenario.data
+        held = used.setdefault(data.name, ("public.data" if named else "data.name", data))
+        if options and options != held[1].options:
+            problems.append(("public.options", f"{held[0].rsplit('.', 1)[0]} has {data.name} with other options, and it is read once: say "
+                                               "them there and leave these out."))
     tables = {}
     for name, (where, data) in used.items():
         options, wrong = dataset_options("", data)
@@ -164,12 +167,15 @@ def _deal(scenario: Scenario, where: str, data: Data, table: Table, own: list[Me
         if by not in table.targets:
             problems.append((f"{where}.partition.by", unknown("target", by, table.targets)))
             return {}
-        encoder = options.pop("encoder", None)
+        encoder, sharers = options.pop("encoder", None), options.pop("clients", len(own))
+        if sharers < len(own):
+            problems.append((f"{where}.partition.clients", f"are {sharers}, but {len(own)} take part: raise it or leave it out."))
+            return {}
         try:
             what = len(pool) if how == "iid" else table.targets[by][pool]
             if how == "by_cluster":
                 what = _features(scenario, table, pool, encoder)
-            parts = PARTITIONS[how](what, len(own), generator=generator, **options)
+            parts = PARTITIONS[how](what, sharers, generator=generator, **options)[:len(own)]
         except ValueError as error:
             problems.append((f"{where}.partition", str(error)))
             return {}

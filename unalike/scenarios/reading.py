@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, 
 
 from unalike.algorithm import Algorithm
 from unalike.errors import Problem, Problems, UserError, near, nearest, unknown
-from unalike.scenarios.schema import Data, Named, Scenario
+from unalike.scenarios.schema import Count, Data, Named, Scenario
 from unalike.settings import complaint, numbers, sentence, types
 from unalike.tasks import Task
 
@@ -69,6 +69,8 @@ def names(scenario: Scenario) -> list[Problem]:
         problems += partition_options(f"{where}.partition", data.partition)[1]
     if scenario.public and scenario.public.data is not None and scenario.public.data not in DATASETS:
         problems.append(("public.data", unknown("dataset", scenario.public.data, DATASETS)))
+    elif scenario.public and scenario.public.options:
+        problems += dataset_options("public", Data(name=scenario.public.data or scenario.data.name, options=scenario.public.options))[1]
     for i, group in enumerate(scenario.clients):
         problems += model_options(f"clients.{i}.model", group.model)[1]
         if group.modalities and group.mix:
@@ -114,7 +116,7 @@ def model_options(where: str, named: Named) -> tuple[dict[str, Any], list[Proble
 
 def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Problem]]:
     """The options of a partition, and what is wrong with them; those that look at labels may be told which, those that look at features
-    which model makes them."""
+    which model makes them; and all how many would share, where only the first of these take part."""
     from unalike.data import PARTITIONS
     from unalike.models import ENCODERS
     good, problems = _named(where, "partition", named, PARTITIONS, {"rows", "sizes_or_clients", "y", "features", "clients", "generator"})
@@ -142,8 +144,9 @@ def _named(where: str, kind: str, named: Named, there: Mapping[str, Any], ours: 
         return {}, [(f"{where}.name", unknown(kind, named.name, there))]
     parameters = inspect.signature(there[named.name]).parameters
     theirs = {name: p for name, p in parameters.items() if name not in ours}
-    by = {"by": str} if "y" in parameters else {"encoder": str} if "features" in parameters else {}
-    good, problems = _options(where, named.name, {name: p.annotation for name, p in theirs.items()} | by, named.options)
+    more: dict[str, Any] = {"by": str} if "y" in parameters else {"encoder": str} if "features" in parameters else {}
+    more |= {"clients": Count} if "clients" in parameters else {}
+    good, problems = _options(where, named.name, {name: p.annotation for name, p in theirs.items()} | more, named.options)
     meant = {near(name, theirs) for name in named.options}
     missing = [name for name, p in theirs.items() if p.default is p.empty and name not in meant]
     return good, problems + [(f"{where}.{name}", "is missing.") for name in missing]

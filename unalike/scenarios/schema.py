@@ -40,6 +40,7 @@ class Public(Settings):
 
     size: Count
     data: str | None = None               # a dataset of its own instead
+    options: dict[str, Any] = {}          # of that dataset
 
 
 class Mix(Settings):

@@ -59,6 +59,9 @@ class MultiLabel(Task):
         if len(wrong):
             raise ValueError(f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(wrong[0]):g}")
 
+    def unmeasured(self, y: Tensor) -> str | None:
+        return None if bool((y == 1).any()) else "no label is present in any of them"
+
 
 class MultiLabelMeter:
     """Keeps score and truth of every sample; a label counts as given above probability 0.5, unknown labels count nowhere.

@@ -55,6 +55,9 @@ class Segmentation(Task):
             raise ValueError(f"pixel label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}, "
                              f"and {self.ignore} where unknown")
 
+    def unmeasured(self, y: Tensor) -> str | None:
+        return None if bool((y != self.ignore).any()) else "no pixel of them is labelled"
+
 
 def stretch(output: Tensor, like: Tensor) -> Tensor:
     """The output (B, classes, h, w) at the height and width of `like`, bilinearly."""

@@ -54,6 +54,10 @@ class Task:
         """Raises ValueError where the labels do not fit the task."""
         raise NotImplementedError
 
+    def unmeasured(self, y: Tensor) -> str | None:
+        """Why its metric has no value on samples with these labels, whatever is guessed; None: it has."""
+        return None
+
 
 def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
     """The names as a tuple; a number n gives "0" to "n-1".

@@ -1,0 +1,29 @@
+"""CreamFL, and CreamFL with the Muscle loss, against a server that learns alone: recalls of its model (FedMuscle's Table 3)."""
+
+from statistics import mean
+
+from unalike.benches import Row, Study, averages
+from unalike.report import Run
+
+METHODS = {"server alone": "none", "creamfl": "cream", "creamfl + muscle": "muscle"}
+QUICK = ("rounds=1", "epochs=1", "public.size=64")
+
+
+def run(study: Study) -> dict:
+    """A row for each, three seeds; Delta is the mean gain of the six recalls over the server alone, in percent, seed by seed."""
+    scenario = "creamfl-digits" if study.quick else "creamfl-flickr8k"
+    rows: dict[str, Row] = {name: (scenario, ["evaluations=1", f"contrast={how}"]) for name, how in METHODS.items()}
+    runs = study.runs(rows, QUICK, range(3))
+    told = {name: averages(made, recalls) for name, made in runs.items()}
+    before = {run.seed: recalls(run) for run in runs.get("server alone", [])}
+    for name, made in runs.items():
+        deltas = [mean(100 * (now - was[key]) / was[key] for key, now in recalls(run).items() if "R@" in key and was[key])
+                  for run in made if (was := before.get(run.seed))]
+        told[name] |= {"delta": round(mean(deltas), 3)} if deltas else {}
+    lead = {"lead_of_muscle": round(told["creamfl + muscle"]["delta"] - told["creamfl"]["delta"], 3), "lead_of_muscle_bar": 0.0} if (
+        before and {"creamfl", "creamfl + muscle"} <= told.keys()) else {}
+    return {"scenario": scenario, "rows": told, **lead}
+
+
+def recalls(run: Run) -> dict[str, float]:
+    return {name: value for name, value in (run.results or {})["server"]["metrics"].items() if name != "log_loss"}

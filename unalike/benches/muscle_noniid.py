@@ -1,0 +1,15 @@
+"""FedMuscle where clients of one task have unlike labels, with 4, 8 and 12 clients (the paper's Table 4)."""
+
+import json
+
+from unalike.benches import Study
+from unalike.benches.muscle_vision import curves, scenario, table
+from unalike.scenarios import raw
+
+
+def run(study: Study) -> dict:
+    """Whoever is left out, the others hold the same rows and begin alike, so that clients alone are those of the whole federation."""
+    which, counts = scenario(study, "muscle-noniid"), (6, 5, 4) if study.quick else (12, 8, 4)
+    everyone = raw(which)["clients"]
+    rows = {f"N={count}": (which, [f"clients={json.dumps(everyone[:count])}"]) for count in counts}
+    return curves(table(study, rows), "clients", {"FedMuscle": {count: f"N={count}" for count in counts}})
