@@ -6,6 +6,7 @@ All of it happens in one program, on_flare.py, which ends with the processes it 
 import json
 import os
 import random
+import threading
 import time
 
 import organisations
@@ -69,8 +70,34 @@ def test_a_stranger_is_not_let_in(tmp_path):
     assert told(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
 
 
+class Proxy:
+    """A site that is there, or is not any more, and then FLARE waits."""
+
+    def __init__(self, name):
+        self.name, self.gone, self.asked = name, threading.Event(), []
+
+    def call_func(self, option, name, args, kwargs):
+        self.asked.append(name)
+        if self.gone.wait(0.3 if name == "answer" else 0.0):
+            time.sleep(option.timeout)
+            raise TimeoutError
+        return b"answered"
+
+
+def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
+    from unalike.between.flare import FlareLine
+    long, left = Proxy("long"), Proxy("left")
+    line = FlareLine([long, left], lambda: False, reach=0.2)
+    left.gone.set()
+    answers = [line.ask(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
+    begun = time.monotonic()
+    assert "could not be reached for 0.2 s: it left" in str(answers[1].exception(5)) and time.monotonic() - begun < 1.5
+    assert answers[0].result(5) == b"answered" and "present" in long.asked
+
+
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
-    from unalike.between.flare import Session, join
+    from unalike.between.flare import Session
+    from unalike.between.kits import join
     with pytest.raises(UserError, match="no administrator's startup kit"):
         Session(tmp_path)._admin()
     with pytest.raises(UserError, match="no startup kit of a server or a client"):
@@ -78,12 +105,12 @@ def test_a_startup_kit_that_is_none_is_told(tmp_path):
 
 
 def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
-    from unalike.between import flare
-    flare.Job(flare.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
+    from unalike.between import flare, kits
+    flare.Job(kits.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
     assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
-    here = flare.Local(tmp_path / "flare", ["a"], tmp_path)
+    here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
     default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())["class_allow_list"]
     allowed = json.loads((here.kits / "a" / "local" / "resources.json").read_text())
-    assert set(allowed["class_allow_list"]) - set(default) == set(flare.ALLOWED["client"]) and not allowed["allow_log_streaming"]
+    assert set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"]) and not allowed["allow_log_streaming"]
     target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
     assert target["service"]["target"].startswith("localhost:") and target["connection_security"] == "mtls"

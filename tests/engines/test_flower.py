@@ -16,7 +16,7 @@ faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes 
 
 
 def flower(folder, *steps):
-    return told(folder, *steps, program="on_flower.py")
+    return told(folder, *steps, program="on_flower.py", seconds=1800)         # an exchange takes seconds, on a busy machine a dozen
 
 
 def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
