@@ -92,6 +92,7 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     answers = [line.ask(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
     begun = time.monotonic()
     assert "could not be reached for 0.2 s: it left" in str(answers[1].exception(5)) and time.monotonic() - begun < 1.5
+    assert line.ask("left", "save", b"", "run", "clients", 2.0).done(), "it is not waited for again"
     assert answers[0].result(5) == b"answered" and "present" in long.asked
 
 

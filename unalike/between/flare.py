@@ -53,6 +53,9 @@ class FlareEngine:
         there = cls(folder, **options)
         try:
             return carried(folder, watch, there.session, there.job)
+        except BaseException:
+            there.session.abort()
+            raise
         finally:
             there.session.close()
 
@@ -99,6 +102,7 @@ class Session:
         self.here = where if isinstance(where, Local) else None
         self.kit = where.kit if isinstance(where, Local) else where.resolve()
         self.known: Any = None
+        self.number: Any = None                      # of the last job
 
     def submit(self, job: Job) -> Callable[[], str | None]:
         """Start a job; what is returned tells how it ended, None while it goes on."""
@@ -106,15 +110,14 @@ class Session:
             self.here.start()
         with tempfile.TemporaryDirectory() as place:
             job.write(Path(place))
-            number = self._session().submit_job(place)
+            self.number = number = self._session().submit_job(place)
             if self.here is None:
                 job.least = 1                        # should it end early, the next is for those who are still there
 
         def ended() -> str | None:
             died = self.here.start() if self.here is not None else []
             if died:                                 # and are started again, but know nothing of the job
-                with suppress(Exception):
-                    self._session().abort_job(number)
+                self.abort()
                 return f"the process of {', '.join(died)} died"
             try:
                 status = str(self._session().get_job_status(number))
@@ -126,6 +129,11 @@ class Session:
             return f"FLARE says {status}" if status.startswith("FINISHED") else None
 
         return ended
+
+    def abort(self) -> None:
+        """End the job that was submitted last, if it still goes on."""
+        with suppress(Exception):
+            self._session().abort_job(self.number)
 
     def _session(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -218,6 +226,7 @@ class FlareLine:
         self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="line")
         self.waiting: dict[str, Future[bytes]] = {}          # the last answer of each site, there yet or not
         self.heard = dict.fromkeys(self.proxies, 0.0)
+        self.gone: dict[str, EngineError] = {}
         for name in self.proxies:
             threading.Thread(target=self._watch, args=(name,), daemon=True).start()
 
@@ -232,8 +241,11 @@ class FlareLine:
             rest: bytearray | None = None) -> "Future[bytes]":
         what = {"do": do, "data": data, "run": run, "place": place, **({"rest": rest} if rest is not None else {})}
         answer: Future[bytes] = Future()
-        self.heard[client], self.waiting[client] = time.monotonic(), answer
-        self.pool.submit(self._ask, client, timeout, what, answer)
+        if client in self.gone:
+            answer.set_exception(self.gone[client])
+        else:
+            self.heard[client], self.waiting[client] = time.monotonic(), answer
+            self.pool.submit(self._ask, client, timeout, what, answer)
         return answer
 
     def _ask(self, client: str, timeout: float, what: dict[str, Any], answer: "Future[bytes]") -> None:
@@ -254,7 +266,8 @@ class FlareLine:
                 self.heard[client] = time.monotonic()
             except Exception:
                 if time.monotonic() - self.heard[client] > self.reach:
-                    settle(asked, EngineError(f"could not be reached for {self.reach:g} s: it left, or its network is cut"))
+                    self.gone[client] = EngineError(f"could not be reached for {self.reach:g} s: it left, or its network is cut")
+                    settle(asked, self.gone[client])
 
     def check(self) -> None:
         if self.aborted():
