@@ -118,6 +118,19 @@ def test_a_supernode_is_who_its_key_was_registered_for():
     there.close()
 
 
+def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
+    from unalike.between import flower
+    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
+    monkeypatch.setattr(flower, "REACH", 1.0)
+    grid, there = line({1: "ada", 2: "ben"})
+    for node, name in list(grid.names.items()):
+        there.admit(str(node), name)
+    del grid.names[1]
+    answers = [there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
+    assert "its SuperNode is not there any more" in str(answers[0].exception(15)) and not answers[1].done()
+    there.close()
+
+
 def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
     from unalike.between import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run
