@@ -8,12 +8,14 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
 
 import organisations
 import pytest
 from organisations import told
 from real import REAL
 
+from unalike.engines.worker import EngineError
 from unalike.errors import UserError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
@@ -115,3 +117,27 @@ def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
     assert set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"]) and not allowed["allow_log_streaming"]
     target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
     assert target["service"]["target"].startswith("localhost:") and target["connection_security"] == "mtls"
+
+
+def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch):
+    from unalike.between import flare
+    tried = []
+
+    class Known:
+        def submit_job(self, place):
+            tried.append(place)
+            if len(tried) == 1:
+                raise ConnectionError("cannot connect to server")
+            return "number"
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(flare.Session, "_session", lambda self: Known())
+    session = flare.Session(Path("kit"))
+    job = flare.Job("p", {}, 3)
+    assert session.submit(job) and len(tried) == 2 and session.number == "number" and job.least == 1
+    monkeypatch.setattr(flare, "START", 0.0)
+    tried.clear()
+    with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
+        session.submit(job)

@@ -41,7 +41,10 @@ def program(folder, *steps):
 
 def told(folder, *steps):
     process = program(folder, *steps)
-    out, problems = process.communicate(timeout=900)
+    try:
+        out, problems = process.communicate(timeout=1800)
+    finally:
+        process.kill()                                     # its cluster ends with it
     assert process.returncode == 0, problems[-3000:]
     assert not out or "severed" in steps, "stdout is for results, and Ray is not to write on it, but for a node that died"
     found = json.loads((folder / "told.json").read_text())

@@ -106,13 +106,11 @@ class Session:
 
     def submit(self, job: Job) -> Callable[[], str | None]:
         """Start a job; what is returned tells how it ended, None while it goes on."""
-        if self.here is not None:
-            self.here.start()
         with tempfile.TemporaryDirectory() as place:
             job.write(Path(place))
-            self.number = number = self._session().submit_job(place)
-            if self.here is None:
-                job.least = 1                        # should it end early, the next is for those who are still there
+            self.number = number = self._submitted(place)
+        if self.here is None:
+            job.least = 1                            # should it end early, the next is for those who are still there
 
         def ended() -> str | None:
             died = self.here.start() if self.here is not None else []
@@ -129,6 +127,22 @@ class Session:
             return f"FLARE says {status}" if status.startswith("FINISHED") else None
 
         return ended
+
+    def _submitted(self, place: str) -> Any:
+        """The job's number. A server that is just being started is waited for, also one that dies over it."""
+        begun = time.monotonic()
+        while True:
+            if self.here is not None:
+                self.here.start()
+            try:
+                return self._session().submit_job(place)
+            except (UserError, EngineError):
+                raise
+            except Exception as error:
+                if time.monotonic() - begun > START:
+                    raise EngineError(f"FLARE's server takes no job: {error}") from None
+                self._forget()
+                time.sleep(0.3)
 
     def abort(self) -> None:
         """End the job that was submitted last, if it still goes on."""
