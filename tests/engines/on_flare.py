@@ -112,7 +112,7 @@ def storm(folder, rounds=80, kills=50):
         since = 0                                       # kills since a round was finished: after five without any a run is given up
         while deaths.read_text().count("kill") < kills and not over.wait(random.uniform(0.5, 8.0)):
             since = 0 if rounds_seen[0] else since
-            if since > 2:
+            if since > 1:
                 continue
             who = random.choices(["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4])[0]
             name = "localhost" if who.endswith("server") else random.choice(here.ids)
