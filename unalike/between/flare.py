@@ -103,6 +103,7 @@ class Session:
         self.kit = where.kit if isinstance(where, Local) else where.resolve()
         self.known: Any = None
         self.number: Any = None                      # of the last job
+        self.died: set[str] = set()                  # whose process had to be started since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
         """Start a job; what is returned tells how it ended, None while it goes on."""
@@ -113,8 +114,8 @@ class Session:
             job.least = 1                            # should it end early, the next is for those who are still there
 
         def ended() -> str | None:
-            died = self.here.start() if self.here is not None else []
-            if died:                                 # and are started again, but know nothing of the job
+            self._revive()
+            if died := sorted(self.died):            # and are started again, but know nothing of the job
                 self.abort()
                 return f"the process of {', '.join(died)} died"
             try:
@@ -128,14 +129,19 @@ class Session:
 
         return ended
 
+    def _revive(self) -> None:
+        """Start whoever is not running here."""
+        if self.here is not None:
+            self.died |= set(self.here.start())
+
     def _submitted(self, place: str) -> Any:
         """The job's number. A server that is just being started is waited for, also one that dies over it."""
         begun = time.monotonic()
         while True:
-            if self.here is not None:
-                self.here.start()
             try:
-                return self._session().submit_job(place)
+                session = self._session()
+                self.died.clear()
+                return session.submit_job(place)
             except (UserError, EngineError):
                 raise
             except Exception as error:
@@ -153,6 +159,7 @@ class Session:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
         begun = time.monotonic()
         while self.known is None:
+            self._revive()                           # the server may die while it is knocked at
             try:
                 with redirect_stdout(io.StringIO()):                     # that is for results
                     self.known = new_secure_session(username=self._admin(), startup_kit_location=str(self.kit), timeout=5.0)
