@@ -16,17 +16,17 @@ import organisations
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import flare, keeper
+from unalike.between import flare, keeper, kits
 from unalike.privacy import Privacy
 from unalike.runs.folder import Folder
 
-PROGRAM = flare.ALLOWED["server"][1]
+PROGRAM = kits.ALLOWED["server"][1]
 LIMIT = 240.0                # seconds until a job must have ended
 
 
 def federation(folder, ids="abc", **options):
     """A federation whose clients come from a factory."""
-    here = flare.Local(folder / "flare", list(ids), folder)
+    here = kits.Local(folder / "flare", list(ids), folder)
     for id in ids:
         organisations.describe(here.kits / id / "local", id, **options)
     return here
@@ -81,7 +81,7 @@ def killed(folder):
         while not any(event == "round" for event, _ in told):
             time.sleep(0.05)
         time.sleep(0.3)
-        for pid in flare.job_processes(here.kits / "a"):
+        for pid in kits.job_processes(here.kits / "a"):
             os.kill(pid, signal.SIGKILL)
             struck.append(time.time())
 
@@ -112,12 +112,12 @@ def storm(folder, rounds=80, kills=50):
         since = 0                                       # kills since a round was finished: after five without any a run is given up
         while deaths.read_text().count("kill") < kills and not over.wait(random.uniform(0.5, 8.0)):
             since = 0 if rounds_seen[0] else since
-            if since > 2:
+            if since > 1:
                 continue
             who = random.choices(["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4])[0]
             name = "localhost" if who.endswith("server") else random.choice(here.ids)
             flares = keeper.below(here.processes[name].pid)[:1] if name in here.processes else []
-            pids = flares if who.startswith("site") else flare.job_processes(here.kits / name)
+            pids = flares if who.startswith("site") else kits.job_processes(here.kits / name)
             if pids:
                 os.kill(pids[0], signal.SIGKILL)
                 since, rounds_seen[0] = since + 1, 0
@@ -144,7 +144,7 @@ def storm(folder, rounds=80, kills=50):
 def stranger(folder):
     """A site with certificates of another authority, and one that was never provisioned, are not let in."""
     here = federation(folder, ids="a")
-    other = flare.Local(folder / "other", ["b"], folder)
+    other = kits.Local(folder / "other", ["b"], folder)
     session = flare.Session(here)
     try:
         here.start()
@@ -154,7 +154,7 @@ def stranger(folder):
         told = json.loads(forged.read_text())
         told["servers"] = address["servers"]
         forged.write_text(json.dumps(told))
-        process = flare.launch(other.kits / "b", False)
+        process = kits.launch(other.kits / "b", False)
         begun = time.monotonic()
         names = set()
         while time.monotonic() - begun < 15.0:
@@ -169,7 +169,7 @@ def stranger(folder):
 def left(folder):
     """Processes that outlived their federation."""
     time.sleep(1.5)
-    return [pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in flare.job_processes(kit)]
+    return [pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in kits.job_processes(kit)]
 
 
 if __name__ == "__main__":

@@ -6,13 +6,16 @@ All of it happens in one program, on_flare.py, which ends with the processes it 
 import json
 import os
 import random
+import threading
 import time
+from pathlib import Path
 
 import organisations
 import pytest
 from organisations import told
 from real import REAL
 
+from unalike.engines.worker import EngineError
 from unalike.errors import UserError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
@@ -47,12 +50,13 @@ def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
 @faults
 def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
     """Five of the program that submits the jobs, the rest at random: storm kills these itself."""
-    deaths = tmp_path / "storm" / "kills"
-    for up in range(1, 6):
-        process = organisations.begin(tmp_path, "storm")
-        while process.poll() is None and (not deaths.exists() or deaths.read_text().count("up") < up):
+    deaths, events = tmp_path / "storm" / "kills", tmp_path / "storm" / "away" / "events.jsonl"
+    rounds = lambda: events.read_text().count('"event": "round"') if events.exists() else 0
+    for _ in range(5):
+        process, before = organisations.begin(tmp_path, "storm"), rounds()
+        while process.poll() is None and rounds() == before:
             time.sleep(0.1)
-        time.sleep(random.uniform(20, 60))
+        time.sleep(random.uniform(0, 10))
         assert process.poll() is None, process.communicate()[1][-3000:]
         process.kill()
         process.communicate()
@@ -69,8 +73,35 @@ def test_a_stranger_is_not_let_in(tmp_path):
     assert told(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
 
 
+class Proxy:
+    """A site that is there, or is not any more, and then FLARE waits."""
+
+    def __init__(self, name):
+        self.name, self.gone, self.asked = name, threading.Event(), []
+
+    def call_func(self, option, name, args, kwargs):
+        self.asked.append(name)
+        if self.gone.wait(0.3 if name == "answer" else 0.0):
+            time.sleep(option.timeout)
+            raise TimeoutError
+        return b"answered"
+
+
+def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
+    from unalike.between.flare import FlareLine
+    long, left = Proxy("long"), Proxy("left")
+    line = FlareLine([long, left], lambda: False, reach=0.2)
+    left.gone.set()
+    answers = [line.ask(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
+    begun = time.monotonic()
+    assert "could not be reached for 0.2 s: it left" in str(answers[1].exception(5)) and time.monotonic() - begun < 1.5
+    assert line.ask("left", "save", b"", "run", "clients", 2.0).done(), "it is not waited for again"
+    assert answers[0].result(5) == b"answered" and "present" in long.asked
+
+
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
-    from unalike.between.flare import Session, join
+    from unalike.between.flare import Session
+    from unalike.between.kits import join
     with pytest.raises(UserError, match="no administrator's startup kit"):
         Session(tmp_path)._admin()
     with pytest.raises(UserError, match="no startup kit of a server or a client"):
@@ -78,12 +109,36 @@ def test_a_startup_kit_that_is_none_is_told(tmp_path):
 
 
 def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
-    from unalike.between import flare
-    flare.Job(flare.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
+    from unalike.between import flare, kits
+    flare.Job(kits.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
     assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
-    here = flare.Local(tmp_path / "flare", ["a"], tmp_path)
+    here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
     default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())["class_allow_list"]
     allowed = json.loads((here.kits / "a" / "local" / "resources.json").read_text())
-    assert set(allowed["class_allow_list"]) - set(default) == set(flare.ALLOWED["client"]) and not allowed["allow_log_streaming"]
+    assert set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"]) and not allowed["allow_log_streaming"]
     target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
     assert target["service"]["target"].startswith("localhost:") and target["connection_security"] == "mtls"
+
+
+def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch):
+    from unalike.between import flare
+    tried = []
+
+    class Known:
+        def submit_job(self, place):
+            tried.append(place)
+            if len(tried) == 1:
+                raise ConnectionError("cannot connect to server")
+            return "number"
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(flare.Session, "_session", lambda self: Known())
+    session = flare.Session(Path("kit"))
+    job = flare.Job("p", {}, 3)
+    assert session.submit(job) and len(tried) == 2 and session.number == "number" and job.least == 1
+    monkeypatch.setattr(flare, "START", 0.0)
+    tried.clear()
+    with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
+        session.submit(job)

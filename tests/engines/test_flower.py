@@ -16,7 +16,7 @@ faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes 
 
 
 def flower(folder, *steps):
-    return told(folder, *steps, program="on_flower.py")
+    return told(folder, *steps, program="on_flower.py", seconds=1800)         # an exchange takes seconds, on a busy machine a dozen
 
 
 def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
@@ -115,6 +115,19 @@ def test_a_supernode_is_who_its_key_was_registered_for():
     there.admit("2", "ben")
     with pytest.raises(ValueError, match='two SuperNodes say they are "ben"'):
         there.admit("3", "ben")
+    there.close()
+
+
+def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
+    from unalike.between import flower
+    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
+    monkeypatch.setattr(flower, "REACH", 1.0)
+    grid, there = line({1: "ada", 2: "ben"})
+    for node, name in list(grid.names.items()):
+        there.admit(str(node), name)
+    del grid.names[1]
+    answers = [there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
+    assert "its SuperNode is not there any more" in str(answers[0].exception(15)) and not answers[1].done()
     there.close()
 
 

@@ -18,7 +18,7 @@ import torch
 
 from unalike.algorithms import ALGORITHMS
 from unalike.benches.ray import LARGE, SHAPE, Echo
-from unalike.between import flare, keeper
+from unalike.between import flare, keeper, kits
 from unalike.between.site import terms
 from unalike.client import Client
 from unalike.data import Tensors
@@ -48,7 +48,7 @@ def run(quick: bool = False) -> dict:
 def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies; and what the server's
     processes, FLARE's and the job's, hold at most, beyond what they held before, while so many bytes go to each and come back."""
-    here = flare.Local(folder / "flare", IDS, folder)
+    here = kits.Local(folder / "flare", IDS, folder)
     for id in IDS:
         local = here.kits / id / "local"
         (local / "client.yaml").write_text(json.dumps({"factory": "unalike.benches.flare:make", "options": {"id": id}}))
@@ -147,7 +147,7 @@ def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -
     """Kill the job process of the first client once the first round is over."""
     while ended() is None and not any(e["event"] == "round" for e in events(folder)):
         time.sleep(0.1)
-    for pid in flare.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
+    for pid in kits.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
         os.kill(pid, signal.SIGKILL)
         struck.append(time.time())
 

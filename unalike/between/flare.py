@@ -8,15 +8,11 @@ import io
 import json
 import logging
 import os
-import re
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +22,14 @@ from nvflare.collab import collab
 from nvflare.collab.api import CallOption
 from pydantic import Field
 
-from unalike.between import keeper
+from unalike.between.kits import ALLOWED, Local
 from unalike.between.site import Site
 from unalike.engines.away import members
 from unalike.engines.worker import EngineError
 from unalike.errors import UserError
 
 START = 60.0                 # seconds a server may take until it can be talked to
-ADMIN = "admin@unalike.org"
-ALLOWED = {"server": ["nvflare.collab.runtime.controller.CollabController", "unalike.between.flare.Program"],
-           "client": ["nvflare.collab.runtime.executor.CollabExecutor", "unalike.between.flare.Organisation"]}
+REACH = 30.0                 # and a site may be silent
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -59,6 +53,9 @@ class FlareEngine:
         there = cls(folder, **options)
         try:
             return carried(folder, watch, there.session, there.job)
+        except BaseException:
+            there.session.abort()
+            raise
         finally:
             there.session.close()
 
@@ -105,20 +102,21 @@ class Session:
         self.here = where if isinstance(where, Local) else None
         self.kit = where.kit if isinstance(where, Local) else where.resolve()
         self.known: Any = None
+        self.number: Any = None                      # of the last job
+        self.died: set[str] = set()                  # whose process had to be started since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
         """Start a job; what is returned tells how it ended, None while it goes on."""
-        if self.here is not None:
-            self.here.start()
         with tempfile.TemporaryDirectory() as place:
             job.write(Path(place))
-            number = self._session().submit_job(place)
+            self.number = number = self._submitted(place)
+        if self.here is None:
+            job.least = 1                            # should it end early, the next is for those who are still there
 
         def ended() -> str | None:
-            died = self.here.start() if self.here is not None else []
-            if died:                                 # and are started again, but know nothing of the job
-                with suppress(Exception):
-                    self._session().abort_job(number)
+            self._revive()
+            if died := sorted(self.died):            # and are started again, but know nothing of the job
+                self.abort()
                 return f"the process of {', '.join(died)} died"
             try:
                 status = str(self._session().get_job_status(number))
@@ -131,10 +129,37 @@ class Session:
 
         return ended
 
+    def _revive(self) -> None:
+        """Start whoever is not running here."""
+        if self.here is not None:
+            self.died |= set(self.here.start())
+
+    def _submitted(self, place: str) -> Any:
+        """The job's number. A server that is just being started is waited for, also one that dies over it."""
+        begun = time.monotonic()
+        while True:
+            try:
+                session = self._session()
+                self.died.clear()
+                return session.submit_job(place)
+            except (UserError, EngineError):
+                raise
+            except Exception as error:
+                if time.monotonic() - begun > START:
+                    raise EngineError(f"FLARE's server takes no job: {error}") from None
+                self._forget()
+                time.sleep(0.3)
+
+    def abort(self) -> None:
+        """End the job that was submitted last, if it still goes on."""
+        with suppress(Exception):
+            self._session().abort_job(self.number)
+
     def _session(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
         begun = time.monotonic()
         while self.known is None:
+            self._revive()                           # the server may die while it is knocked at
             try:
                 with redirect_stdout(io.StringIO()):                     # that is for results
                     self.known = new_secure_session(username=self._admin(), startup_kit_location=str(self.kit), timeout=5.0)
@@ -192,6 +217,10 @@ class Organisation:
         dies_with_parent()
 
     @collab.publish
+    def present(self) -> bool:
+        return True
+
+    @collab.publish
     def answer(self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None) -> bytes:
         with self.lock:
             if self.site is None:
@@ -210,11 +239,17 @@ def job_line() -> "FlareLine":
 
 
 class FlareLine:
-    """Bytes to the sites of a job and back."""
+    """Bytes to the sites of a job and back. FLARE does not say when a site is gone: one that is asked something is asked every so often
+    whether it is there, and has failed once it says nothing for `reach` seconds."""
 
-    def __init__(self, proxies: list[Any], aborted: Callable[[], bool]):
-        self.proxies, self.aborted = {proxy.name: proxy for proxy in proxies}, aborted
-        self.pool = ThreadPoolExecutor(max(4, len(proxies)), thread_name_prefix="line")
+    def __init__(self, proxies: list[Any], aborted: Callable[[], bool], reach: float = REACH):
+        self.proxies, self.aborted, self.reach = {proxy.name: proxy for proxy in proxies}, aborted, reach
+        self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="line")
+        self.waiting: dict[str, Future[bytes]] = {}          # the last answer of each site, there yet or not
+        self.heard = dict.fromkeys(self.proxies, 0.0)
+        self.gone: dict[str, EngineError] = {}
+        for name in self.proxies:
+            threading.Thread(target=self._watch, args=(name,), daemon=True).start()
 
     def names(self) -> list[str]:
         return sorted(self.proxies)
@@ -225,30 +260,48 @@ class FlareLine:
 
     def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
             rest: bytearray | None = None) -> "Future[bytes]":
-        more = {"rest": rest} if rest is not None else {}
-        return self.pool.submit(self._ask, client, timeout, {"do": do, "data": data, "run": run, "place": place, **more})
+        what = {"do": do, "data": data, "run": run, "place": place, **({"rest": rest} if rest is not None else {})}
+        answer: Future[bytes] = Future()
+        if client in self.gone:
+            answer.set_exception(self.gone[client])
+        else:
+            self.heard[client], self.waiting[client] = time.monotonic(), answer
+            self.pool.submit(self._ask, client, timeout, what, answer)
+        return answer
 
-    def _ask(self, client: str, timeout: float, what: dict[str, Any]) -> bytes:
+    def _ask(self, client: str, timeout: float, what: dict[str, Any], answer: "Future[bytes]") -> None:
         try:
-            return self.proxies[client].call_func(CallOption(timeout=timeout), "answer", (), what)
+            told = self.proxies[client].call_func(CallOption(timeout=timeout), "answer", (), what)
+            settle(answer, told)
         except Exception as error:
             late = isinstance(getattr(error, "cause", None) or error.__cause__, TimeoutError)
-            raise EngineError(f"did not answer within {timeout:g} s" if late else str(error)) from None
+            settle(answer, EngineError(f"did not answer within {timeout:g} s" if late else str(error)))
+
+    def _watch(self, client: str) -> None:
+        while not self.aborted():
+            time.sleep(self.reach / 6)
+            if (asked := self.waiting.get(client)) is None or asked.done():
+                continue
+            try:
+                self.proxies[client].call_func(CallOption(timeout=self.reach / 3), "present", (), {})
+                self.heard[client] = time.monotonic()
+            except Exception:
+                if time.monotonic() - self.heard[client] > self.reach:
+                    self.gone[client] = EngineError(f"could not be reached for {self.reach:g} s: it left, or its network is cut")
+                    settle(asked, self.gone[client])
 
     def check(self) -> None:
         if self.aborted():
             raise EngineError("FLARE ended the job")
 
 
-def job_processes(kit: Path) -> list[int]:
-    """Processes of jobs that a site on this machine has, of its FLARE process none."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if str(kit) in words and any("worker_process" in word or "runner_process" in word for word in words):
-                found.append(int(path.parent.name))
-    return found
+def settle(answer: "Future[bytes]", told: bytes | Exception) -> None:
+    """The first word counts."""
+    with suppress(InvalidStateError):
+        if isinstance(told, Exception):
+            answer.set_exception(told)
+        else:
+            answer.set_result(told)
 
 
 def dies_with_parent() -> None:
@@ -261,113 +314,3 @@ def dies_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=look, daemon=True).start()
-
-
-# a federation on this machine
-
-
-class Local:
-    """A server and a site for each client, provisioned and started here, on loopback only."""
-
-    def __init__(self, folder: Path, ids: list[str], config: Path):
-        self.kits, self.ids = folder / "unalike" / "prod_00", ids
-        self.kit = self.kits / ADMIN
-        self.processes: dict[str, subprocess.Popen] = {}
-        if odd := [id for id in ids if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", id)]:
-            raise UserError(f'FLARE knows sites by letters, digits, "-", "_" and "."; "{odd[0]}" has others')
-        if not self.kit.exists():
-            provision(folder, ids)
-            for name in ["localhost", *ids]:
-                allow(self.kits / name, fast=True)
-            for id in ids:
-                (self.kits / id / "local" / "client.yaml").write_text(json.dumps({"scenario": str(config), "client": id}))
-
-    def start(self) -> list[str]:
-        """Whoever is not running; who that was."""
-        gone = [name for name in ["localhost", *self.ids] if name not in self.processes or self.processes[name].poll() is not None]
-        for name in gone:
-            self.processes[name] = launch(self.kits / name, name == "localhost")
-        return gone
-
-    def stop(self) -> None:
-        keeper.stop(self.processes.values())
-
-
-def join(kit: Path, client: Path | None) -> None:
-    """Take part with a startup kit, the server's or that of a client with its file: this process becomes FLARE's."""
-    from unalike.scenarios.member import member
-    kit = kit.resolve()
-    server = (kit / "startup" / "fed_server.json").exists()
-    if not server and not (kit / "startup" / "fed_client.json").exists():
-        raise UserError(f"{kit} is no startup kit of a server or a client: it has no startup/fed_client.json")
-    if server == (client is not None):
-        raise UserError(f"{kit} is the server's startup kit: leave the client's file out" if server else
-                        f"{kit} is a client's startup kit: say which client, unalike join {kit.name} client.yaml")
-    if client is not None:
-        with suppress(KeyError):                     # a factory may want to know of the run
-            member(client)
-        os.environ["UNALIKE_CLIENT"] = str(client.resolve())
-    allow(kit)
-    command = keeper.command(site_command(kit, server), parent=0)
-    os.execv(command[0], command)
-
-
-def site_command(kit: Path, server: bool) -> list[str]:
-    """FLARE's process for a startup kit."""
-    which = "server" if server else "client"
-    named = re.findall(r"(?:org|uid)=\S+", (kit / "startup" / "sub_start.sh").read_text())
-    settings = ["secure_train=true", "config_folder=config", *named]
-    return [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{which}.{which}_train", "-m", str(kit), "-s", f"fed_{which}.json",
-            "--set", *settings]
-
-
-def launch(kit: Path, server: bool) -> subprocess.Popen:
-    """The FLARE process of a startup kit; it and what it starts end with this one."""
-    source = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    with (kit / "log.out").open("ab") as log:
-        return subprocess.Popen(keeper.command(site_command(kit, server), os.getpid()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                env=env, start_new_session=True)
-
-
-def provision(folder: Path, ids: list[str]) -> None:
-    """Certificates, keys and startup kits for a server on loopback, its sites and an administrator."""
-    from nvflare.lighter.provision import prepare_builders, prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-    builder = lambda name, **args: {"path": f"nvflare.lighter.impl.{name}", "args": args}
-    project = {"api_version": 3, "name": "unalike", "description": "unalike on this machine", "participants": [
-        {"name": "localhost", "type": "server", "org": "unalike", "fed_learn_port": free_port(), "host_names": ["127.0.0.1"]},
-        *({"name": id, "type": "client", "org": "unalike"} for id in ids),
-        {"name": ADMIN, "type": "admin", "org": "unalike", "role": "project_admin"}],
-        "builders": [builder("workspace.WorkspaceBuilder", template_file=["master_template.yml"]),
-                     builder("static_file.StaticFileBuilder", config_folder="config", scheme="grpc"), builder("cert.CertBuilder"),
-                     builder("signature.SignatureBuilder")]}
-    folder.mkdir(parents=True, exist_ok=True)
-    with redirect_stdout(io.StringIO()):
-        Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
-
-
-def allow(kit: Path, fast: bool = False) -> None:
-    """Let a site's startup kit build the two classes of our jobs, and no others that are not on its list. `fast`: on one machine,
-    where nobody needs to be spared, jobs are looked for every second."""
-    which = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
-    given = kit / "local" / "resources.json"
-    told = json.loads((given if given.exists() else given.with_name("resources.json.default")).read_text())
-    told["class_allow_list"] = [*dict.fromkeys([*told.get("class_allow_list", []), *ALLOWED[which]])]
-    told["allow_log_streaming"] = False
-    told["components"] = [c for c in told["components"] if c["id"] != "site_log_streamer"]          # logs stay at home
-    for component in told["components"]:
-        if fast and component["id"] == "job_scheduler":
-            component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100}
-        if fast and component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(kit / "jobs")
-    if fast and "snapshot_persistor" in told:
-        told["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
-    given.write_text(json.dumps(told, indent=1))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-

@@ -32,6 +32,7 @@ from unalike.errors import UserError
 START = 60.0                 # seconds SuperLink and SuperNodes may take until they are there
 TRIES = 3                    # of a message whose process died
 POLL = 0.2                   # seconds between looks for replies
+REACH = 120.0                # and a SuperNode may be away, until its client has failed
 LOOK = 15.0                  # and whether the run still goes on: a command of Flower's takes seconds
 Positive = Annotated[float, Field(gt=0)]
 
@@ -167,6 +168,7 @@ class FlowerLine:
                 raise EngineError(f"{len(there)} of {least} SuperNodes are there after {START:g} s")
             time.sleep(POLL)
         self.names_by_node = {node.node_id: node.name for node in there}
+        self.seen = dict.fromkeys(self.names_by_node, time.monotonic())       # when each was last there
         self.waiting: queue.Queue[Asked] = queue.Queue()
         self.broken: Exception | None = None
         self.open = True
@@ -236,12 +238,15 @@ class FlowerLine:
             asked.reply.set_exception(EngineError(f"its process failed {asked.tries} times over this: {message.error.reason}"))
 
     def _look(self, under_way: dict[str, Asked]) -> None:
-        """What a SuperNode was asked before it was started anew is asked again; who is late is given up."""
+        """What a SuperNode was asked before it was started anew is asked again; who is late, or was not there for long, is given up."""
         now = self._activated()
+        self.seen |= dict.fromkeys(now, time.monotonic())
         for number, asked in list(under_way.items()):
-            if time.monotonic() > asked.ends:
+            if time.monotonic() > asked.ends or time.monotonic() - self.seen[asked.node] > REACH:
                 del under_way[number]
-                asked.reply.set_exception(EngineError("did not answer in time"))
+                gone = "its SuperNode is not there any more: it left, or its network is cut"
+                why = "did not answer in time" if asked.node in now else gone
+                asked.reply.set_exception(EngineError(why))
             elif now.get(asked.node, asked.since) != asked.since:
                 del under_way[number]
                 self._push(asked, under_way)

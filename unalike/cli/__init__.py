@@ -215,7 +215,9 @@ def join(
     client: Annotated[Path | None, typer.Argument(help="Your client.yaml; none with the server's kit.")] = None,
 ) -> None:
     """Take part in a FLARE federation, with your client or as its server, until Ctrl-C."""
-    from unalike.between.flare import join as begin
+    from unalike.between.kits import join as begin
+    from unalike.engines import engine
+    engine("flare")                         # or it says what to install
     begin(kit, client)
 
 
