@@ -287,9 +287,13 @@ def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]
         for name, rows in modalities(x).items():
             encoder, prefix = sides[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
             keys = [key for key in models[0] if key.startswith(prefix)]
-            known = {key.removeprefix(prefix): torch.stack([model[key].to(rows) for model in models]) for key in keys}
-            one = partial(torch.func.functional_call, encoder)
-            codes[name] = torch.func.vmap(torch.func.vmap(one, (0, None)))(known, rows.flatten(2))       # (clients, models, rows, width)
+            known = [{key.removeprefix(prefix): model[key].to(rows) for key in keys} for model in models]
+            each = torch.func.vmap(partial(torch.func.functional_call, encoder), (0, None))       # all models on one client's rows
+            if rows.is_cuda:
+                stacked = {key: torch.stack([own[key] for own in known]) for key in known[0]}
+                codes[name] = torch.func.vmap(each)(stacked, rows.flatten(2))                      # (clients, models, rows, width)
+            else:                                                       # as quick, and no model is copied
+                codes[name] = torch.stack([each(own, its) for own, its in zip(known, rows.flatten(2), strict=True)])
         h = fuse({name: z[torch.arange(len(sides), device=z.device), mine] for name, z in codes.items()}, x)     # (clients, rows, width)
         far = [((z - h[:, None]) * x[name + MARK][:, None, :, None]).flatten(2).norm(dim=-1) for name, z in codes.items()]
     for side in sides:

@@ -141,8 +141,9 @@ def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[st
     """Each entry's mean over those who hold it; what nobody holds stays."""
     merged = {}
     for name, tensor in model.items():
-        each = {c: weights[c] * (held[c][name] != 0).double() for c in states}
-        total = torch.stack(list(each.values())).sum(0)
-        mean = sum(each[c] * states[c][name].double() for c in states) / total.clamp(min=1e-12)
-        merged[name] = as_was(torch.where(total > 0, mean, tensor.double()), tensor)
+        total, mean = torch.zeros_like(tensor, dtype=torch.float64), torch.zeros_like(tensor, dtype=torch.float64)
+        for client, state in states.items():                # what a client does not hold is 0 in what was carried over
+            total.add_(held[client][name] != 0, alpha=weights[client])
+            mean.add_(state[name], alpha=weights[client])
+        merged[name] = as_was(torch.where(total > 0, mean / total, tensor.double()), tensor)
     return merged
