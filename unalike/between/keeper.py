@@ -68,7 +68,8 @@ def leave(*_: object) -> NoReturn:
 def keep(parent: int, what: list[str]) -> int:
     """Its exit code, once the command is over. Ctrl-C, which reaches the command too, leaves it a while to end by itself."""
     for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, leave)
+        if signal.getsignal(each) is not signal.SIG_IGN:           # as nohup wants it
+            signal.signal(each, leave)
     prctl(SUBREAPER, 1)
     child = subprocess.Popen(what, preexec_fn=lambda: prctl(DEATH_SIGNAL, signal.SIGKILL))
     try:
@@ -81,6 +82,7 @@ def keep(parent: int, what: list[str]) -> int:
     finally:
         for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(each, signal.SIG_IGN)
+        child.kill()
         end_all()
     return 1
 
