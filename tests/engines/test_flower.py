@@ -131,6 +131,23 @@ def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
     there.close()
 
 
+def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(monkeypatch):
+    from unalike.between import flower
+    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
+    grid, there = line({1: "ada"})
+    there.admit("1", "ada")
+    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    until(lambda: "m0" in grid.pushed)
+    del grid.names[1]
+    grid.reply("m0", error="Node Unavailable")
+    until(lambda: there.held)
+    grid.names[1] = "ada"
+    until(lambda: "m1" in grid.pushed)
+    grid.reply("m1", b"y")
+    assert answer.result(10) == b"y"
+    there.close()
+
+
 def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
     from unalike.between import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run

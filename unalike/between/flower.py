@@ -170,6 +170,7 @@ class FlowerLine:
         self.names_by_node = {node.node_id: node.name for node in there}
         self.seen = dict.fromkeys(self.names_by_node, time.monotonic())       # when each was last there
         self.waiting: queue.Queue[Asked] = queue.Queue()
+        self.held: list[Asked] = []                          # for SuperNodes that are not there at the moment
         self.broken: Exception | None = None
         self.open = True
         threading.Thread(target=self._carry, daemon=True).start()
@@ -210,7 +211,7 @@ class FlowerLine:
                 if under_way:
                     for message in self.grid.pull_messages(list(under_way)):
                         self._take(message, under_way)
-                if under_way and time.monotonic() - looked > 2.0:
+                if (under_way or self.held) and time.monotonic() - looked > 2.0:
                     self._look(under_way)
                     looked = time.monotonic()
                 time.sleep(POLL)
@@ -222,7 +223,7 @@ class FlowerLine:
         message = Message(RecordDict({"ask": ConfigRecord(asked.what)}), asked.node, "query", ttl=max(1.0, asked.ends - time.monotonic()))
         number, = self.grid.push_messages([message])
         if number is None:
-            asked.reply.set_exception(EngineError("its message could not be pushed: its SuperNode is gone"))
+            self.held.append(asked)
         else:
             asked.since = self._activated().get(asked.node, "")
             under_way[number] = asked
@@ -232,6 +233,8 @@ class FlowerLine:
         if not message.has_error():
             record: Any = message.content["reply"]
             asked.reply.set_result(record["data"])
+        elif asked.node not in self._activated():
+            self.held.append(asked)                          # until its SuperNode is started again
         elif asked.tries < TRIES and time.monotonic() < asked.ends:
             self._push(asked, under_way)                     # its process died: another finds the client where it was
         else:
@@ -241,15 +244,19 @@ class FlowerLine:
         """What a SuperNode was asked before it was started anew is asked again; who is late, or was not there for long, is given up."""
         now = self._activated()
         self.seen |= dict.fromkeys(now, time.monotonic())
+        under_way |= {f"held {i}": asked for i, asked in enumerate(self.held)}
+        self.held = []
         for number, asked in list(under_way.items()):
             if time.monotonic() > asked.ends or time.monotonic() - self.seen[asked.node] > REACH:
                 del under_way[number]
                 gone = "its SuperNode is not there any more: it left, or its network is cut"
                 why = "did not answer in time" if asked.node in now else gone
                 asked.reply.set_exception(EngineError(why))
-            elif now.get(asked.node, asked.since) != asked.since:
-                del under_way[number]
-                self._push(asked, under_way)
+            elif number.startswith("held") and asked.node not in now:
+                self.held.append(under_way.pop(number))
+            elif number.startswith("held") or now.get(asked.node, asked.since) != asked.since:
+                asked.tries -= number.startswith("held")
+                self._push(under_way.pop(number), under_way)
 
     def _activated(self) -> dict[int, str]:
         """When each node that is online last came."""
