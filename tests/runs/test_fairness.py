@@ -1,6 +1,7 @@
 """Comparisons are fair: alone and together do equal work from equal weights, and looking on or running otherwise changes nothing."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from unalike import Averaging, AveragingSide, FedAvg, FedMuscle, Local, MultiLabel, Terms
 from unalike.algorithm import digest
 from unalike.engines.local import LocalEngine
+from unalike.errors import UserError
 
 
 @pytest.mark.parametrize("terms", [Terms(), Terms(participation=0.4, quorum=0), Terms(dropout=0.5, quorum=0)])
@@ -61,8 +63,10 @@ def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
 def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
     x, _ = toys.blobs(20, 1)
     nothing = toys.client("b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2)))
-    results = toys.execute(tmp_path / "run", Local(), [toys.client("a"), nothing], rounds=2)
-    assert not results["failures"] and "mAP" not in results["clients"]["b"]["metrics"] and results["clients"]["b"]["hash"]
+    with pytest.raises(UserError, match="clients.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them"):
+        toys.execute(tmp_path / "refused", Local(), [toys.client("a"), nothing], rounds=2)
+    results = toys.execute(tmp_path / "run", Local(), [toys.client("a"), replace(nothing, test=None)], rounds=2)
+    assert not results["failures"] and results["clients"]["b"]["value"] is None and results["clients"]["b"]["hash"]
 
 
 def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
