@@ -63,7 +63,7 @@ def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
 def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
     x, _ = toys.blobs(20, 1)
     nothing = toys.client("b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2)))
-    with pytest.raises(UserError, match="clients.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them"):
+    with pytest.raises(UserError, match=r"clients\.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them"):
         toys.execute(tmp_path / "refused", Local(), [toys.client("a"), nothing], rounds=2)
     results = toys.execute(tmp_path / "run", Local(), [toys.client("a"), replace(nothing, test=None)], rounds=2)
     assert not results["failures"] and results["clients"]["b"]["value"] is None and results["clients"]["b"]["hash"]

@@ -52,7 +52,8 @@ def unmeasured(client: Client) -> str | None:
     test = client.test
     if not isinstance(test, Tensors) or test.y is None or (why := client.task.unmeasured(test.y[test.index.to(test.y.device)])) is None:
         return None
-    return f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others; without any it takes part and is not measured."
+    return (f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others; without any it takes part and is "
+            "not measured.")
 
 
 def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[Problem]:
