@@ -99,7 +99,7 @@ def killed(folder):
             "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder)}
 
 
-def storm(folder, rounds=80, kills=50):
+def storm(folder, rounds=140, kills=50):
     """Processes killed at random until there were so many deaths, a line of `kills` each: of jobs and FLARE's own, of clients and of the
     server. The test kills this program too, which goes on where it was."""
     here = federation(folder, seconds=0.02)
