@@ -190,8 +190,9 @@ def test_files_that_do_not_fit_are_refused(held, said, tmp_path):
 ])
 def test_files_that_cannot_be_read_are_refused(file, content, said, tmp_path):
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=said) as told:
         load_dataset("bdgp", str(tmp_path))
+    assert str(told.value).count(file) == 1
 
 
 @pytest.mark.parametrize(("x", "y", "scale", "said"), [

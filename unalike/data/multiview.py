@@ -164,14 +164,14 @@ def _variables(path: Path) -> dict[str, Any]:
 
     if not path.is_file():
         raise ValueError(f"there is no file {path.absolute()}")
+    if path.suffix == ".npz":
+        with opened(path) as held:
+            return dict(held)
     try:
-        if path.suffix == ".npz":
-            with opened(path) as held:
-                return dict(held)
         return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
     except NotImplementedError:
         raise ValueError(f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7") from None
-    except Exception as problem:        # those of zip, NumPy and MATLAB files have no common kind
+    except Exception as problem:        # those of MATLAB files have no common kind
         raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
 
 
