@@ -205,7 +205,7 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     sides = outcome.fed.engine.host.sides
     assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
     if "exchange" not in fields:
-        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0.2, 0.15)
+        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), temperature=0.2, lower_temperature=0.15)
         assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
     fedmuscle.stacked.cache_clear()
     assert toys.apart(made[False], made[True]) < 1e-8
@@ -280,6 +280,21 @@ def test_two_optimisers_and_a_rate_of_its_own(outcome, toys):
     still = outcome(optimisers="two", align_rate=1e-9, keep="local")
     assert toys.apart(one, two) > 1e-4 and toys.apart(two, own) > 1e-4
     assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, "at a rate of almost nothing alignment does almost nothing"
+
+
+def test_models_with_held_weights_are_aligned_gently(outcome, toys):
+    """A tenth of the rate; from-scratch models, and whoever says a rate, as told."""
+    def holding():
+        model = toys.mlp()
+        next(model.parameters()).requires_grad_(False)
+        return model
+
+    rates = {}
+    for how, rate in {"auto": None, "told": 0.02}.items():
+        clients = [toys.client("a"), toys.client("b", model=holding)]
+        outcome(clients, peers=1, align_rate=rate)
+        rates[how] = {c: side.optimisers["align"].param_groups[0]["lr"] for c, side in outcome.fed.engine.host.sides.items()}
+    assert rates["auto"]["b"] == pytest.approx(0.1 * rates["auto"]["a"]) and rates["told"] == {"a": 0.02, "b": 0.02}
 
 
 def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypatch):

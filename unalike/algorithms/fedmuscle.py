@@ -30,7 +30,8 @@ Temperature = float | list[list[float]]
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
 WHOLE = 2**25   # combinations of peers' rows that are all summed up unless the scenario says otherwise
 SAMPLES = 64    # of more than that, so many are drawn
-RECORDS = False  # whether a GPU plays recorded passes: not yet seen on one, `unalike bench muscle-speed` compares
+GENTLE = 0.1    # of the rate by which models with held weights are aligned: what they were given is worth keeping
+RECORDS = True  # whether a GPU plays recorded passes
 
 
 @dataclass
@@ -53,7 +54,7 @@ class FedMuscle(Algorithm):
     choice: Literal["random", "relevance"] = "random"                # which peers
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
-    align_rate: float | None = None                                  # learning rate of the alignment, if not training.rate
+    align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     optimisers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
@@ -211,8 +212,8 @@ class FedMuscle(Algorithm):
             others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
-            decided = torch.stack(estimated).to(anchors) if estimated else None
-            each, gradients = stacked(self.loss, **settings)(anchors, others, decided)
+            decided = [torch.stack(estimated).to(anchors)] if estimated else []
+            each, gradients = stacked(self.loss, **settings)(anchors, others, *decided)
             kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
         for client, peers in drawn.items():
@@ -338,17 +339,20 @@ class FedMuscle(Algorithm):
             return float(loss.detach())
 
         def aligner(self) -> torch.optim.Optimizer:
-            two = self.algorithm.optimisers == "two" or self.algorithm.align_rate is not None
-            return self.optimiser("align", self.algorithm.align_rate) if two else self.optimiser()
+            how = self.algorithm
+            if how.optimisers == "one" and how.align_rate is None:
+                return self.optimiser()
+            held = any(not p.requires_grad for p in self.model.parameters())
+            return self.optimiser("align", how.align_rate or self.training.rate * (GENTLE if held else 1))
 
 
 @cache
 def stacked(loss: Any, temperature: float, lower_temperature: float) -> Played:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
-    def of(anchors: Tensor, others: list[Tensor], draws: Tensor | None) -> tuple[Tensor, Tensor]:
+    def of(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers, drawn: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature, drawn)
-        each = torch.func.vmap(contrast, in_dims=(0, 0, None if draws is None else 0))(anchors, others, draws)
+        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature, *drawn)
+        each = torch.func.vmap(contrast)(anchors, others, *draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
     return Played(of, RECORDS)

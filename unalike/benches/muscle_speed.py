@@ -30,6 +30,8 @@ def run(study: Study) -> dict:
     """The parts are timed in runs of their own, which wait for the GPU before and after each."""
     told: dict[str, Any] = {}
     for how in ("recorded", "as written"):
+        if study.only and how not in study.only:
+            continue
         whole, _ = seconds(study, how)
         waited, parts = seconds(study, how, apart=True)
         told[how] = {"seconds_a_round": whole, "loss_share": parts["loss"] / waited, **{f"{name}_seconds": parts[name] for name in parts}}
