@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 State = dict[str, Tensor]
 Inputs = Literal["mass", "barycentre"]
+LARGE = 2**15           # entries of a tensor
 
 
 @dataclass
@@ -39,37 +40,31 @@ class Matcher:
         With `keys`, a plan for the same key is not made again.
         """
         found = [self.known[key] for key in keys] if keys is not None and all(key in self.known for key in keys) else None
-        pairs = [Pair(dict(source), target, source_widths, target_widths, self.inputs)
-                 for source, target in zip(sources, targets, strict=True)]
+        pairs = Pairs(stacked(sources), stacked(targets), source_widths, target_widths, self.inputs)
         for i in range(len(source_widths)):
-            if found is None:
-                costs = torch.stack([pair.cost(i) for pair in pairs])
-                made: Sequence[Tensor] = list(plans(costs, self.solver, self.share))
-            else:
-                made = [each[i] for each in found]
-            for pair, plan in zip(pairs, made, strict=True):
-                pair.add(plan)
-        for key, pair in zip(keys or (), pairs):
-            self.known[key] = pair.plans
+            pairs.add(plans(pairs.cost(i), self.solver, self.share) if found is None else torch.stack([each[i] for each in found]))
+        for n, key in enumerate(keys or ()):
+            self.known[key] = [plan[n] for plan in pairs.plans]
             self.known.move_to_end(key)
         while len(self.known) > self.holds:
             self.known.popitem(last=False)
-        return [pair.result() for pair in pairs]
+        made = pairs.result()
+        return [{name: tensor[n] for name, tensor in made.items()} for n in range(len(sources))]
 
 
 @dataclass
-class Pair:
-    """A source on its way to a target: its tensors, and the plans (units of the source, of the target) found so far."""
+class Pairs:
+    """Sources on their way to targets: tensors (pairs, ...), and the plans (pairs, units of the source, of the target) found so far."""
 
     source: State
-    target: Mapping[str, Tensor]
+    target: State
     source_widths: Sequence["Width"]
     target_widths: Sequence["Width"]
     inputs: Inputs
 
     def __post_init__(self) -> None:
         self.plans: list[Tensor] = []
-        self.gaps = False                                               # some unit of the target has none of the source
+        self.gaps: Tensor | None = None                                 # (pairs, 1, 1): some unit of the target has none of the source
         self.parts: list[Parts] = []
         self.taken: set[str] = set()                                    # tensors whose columns have been carried over
         self.places: dict[tuple[str, bool], list[Shown]] = {}           # by tensor, and whether it makes the units
@@ -78,12 +73,13 @@ class Pair:
                 self.places.setdefault((a.tensor, a.made), []).append((j, a, b))
 
     def add(self, plan: Tensor) -> None:
+        empty = (plan.sum(1) == 0).any(1)[:, None, None]
+        self.gaps = empty if self.gaps is None else self.gaps | empty.to(self.gaps.device)
         self.plans.append(plan)
-        self.gaps |= bool((plan.sum(0) == 0).any())
         self.parts.append(parts(plan))
 
     def cost(self, i: int) -> Tensor:
-        """(units, units): how far each unit of the source is from each of the target, by the weights that make them and their biases,
+        """(pairs, units, units): how far each unit of a source is from each of its target, by the weights that make them and their biases,
         as far as all they take in is matched already (a residual stream is matched where it begins)."""
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name in neurons(self.source_widths[i], self.source):
@@ -95,10 +91,10 @@ class Pair:
                     rows[0].append(units(self.source[name], of))
                     rows[1].append(units(self.target[name], to).to(self.source[name].device))
         if not rows[0]:
-            return torch.zeros(self.source_widths[i].units, self.target_widths[i].units)
-        own, other = torch.cat(rows[0], 1), torch.cat(rows[1], 1)
-        if self.gaps:                                                   # what the source takes nothing in from tells nothing
-            other = other * (own != 0).any(0)
+            return torch.zeros(len(next(iter(self.source.values()))), self.source_widths[i].units, self.target_widths[i].units)
+        own, other = torch.cat(rows[0], 2), torch.cat(rows[1], 2)
+        if self.gaps is not None:                                       # what the source takes nothing in from tells nothing
+            other = other * ((own != 0).any(1, keepdim=True) | ~self.gaps.to(own.device))
         return torch.cdist(own, other)
 
     def take(self, name: str) -> None:
@@ -117,7 +113,7 @@ class Pair:
         here = self.places.get((name, made), [])
         for axis in sorted({of.axis for _, of, _ in here}):
             maps = [(self.parts[j], self.scale(j, made), of.entries, to.entries) for j, of, to in here if of.axis == axis]
-            self.source[name] = along(self.source[name], axis, maps, self.target[name].shape[axis])
+            self.source[name] = along(self.source[name], axis, maps, self.target[name].shape[axis + 1])
 
     def scale(self, i: int, made: bool) -> int:
         """What makes columns of a plan sum to 1, or its rows."""
@@ -125,22 +121,27 @@ class Pair:
 
 
 Shown = tuple[int, "Place", "Place"]         # which width, where in the source, where in the target
-Parts = tuple[Tensor, Tensor]                # of each unit of a target: which of the source's, and how much of each; (units, most parts)
+Parts = tuple[Tensor, Tensor]                # of each unit of a target: which of the source's, how much of each; (pairs, units, most)
+
+
+def stacked(states: Sequence[Mapping[str, Tensor]]) -> State:
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
 def parts(plan: Tensor) -> Parts:
-    """The entries of a plan (n, m) that are not 0, by column: an exact one has few."""
-    to, of = plan.T.cpu().nonzero().T
-    first = torch.searchsorted(to, torch.arange(plan.shape[1]))
-    slot = torch.arange(len(to)) - first[to]
-    which, much = (torch.zeros(plan.shape[1], int(slot.max()) + 1, dtype=kind) for kind in (torch.int64, plan.dtype))
-    which[to, slot], much[to, slot] = of, plan.cpu()[of, to]
-    return which, much
+    """The entries of plans (pairs, n, m) that are not 0, by column: an exact one has few."""
+    plan = plan.cpu()
+    pair, to, of = plan.mT.nonzero().T
+    column = pair * plan.shape[2] + to
+    slot = torch.arange(len(column)) - torch.searchsorted(column, torch.arange(len(plan) * plan.shape[2]))[column]
+    which, much = (torch.zeros(len(plan) * plan.shape[2], int(slot.max()) + 1, dtype=kind) for kind in (torch.int64, plan.dtype))
+    which[column, slot], much[column, slot] = of, plan[pair, of, to]
+    return which.unflatten(0, (len(plan), -1)), much.unflatten(0, (len(plan), -1))
 
 
 def units(tensor: Tensor, place: "Place") -> Tensor:
-    """(units, everything in the tensor that is of each)."""
-    return tensor.movedim(place.axis, 0)[place.entries.to(tensor.device)].flatten(1)
+    """(pairs, units, everything in the tensor that is of each)."""
+    return tensor.movedim(place.axis + 1, 1)[:, place.entries.to(tensor.device)].flatten(2)
 
 
 def neurons(width: "Width", state: Mapping[str, Tensor]) -> list[str]:
@@ -152,24 +153,39 @@ def neurons(width: "Width", state: Mapping[str, Tensor]) -> list[str]:
 
 
 def along(tensor: Tensor, axis: int, maps: Sequence[tuple[Parts, int, Tensor, Tensor]], size: int) -> Tensor:
-    """A tensor with the units of one axis mapped: parts, their scale, entries of the units in source and in target; others stay."""
-    most = max(which.shape[1] for (which, _), _, _, _ in maps)
-    index, weight = torch.zeros(most, size, dtype=torch.int64), torch.zeros(most, size, dtype=torch.float64)
-    free, there = torch.ones(tensor.shape[axis], dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    """Tensors (pairs, ...) with the units of one axis mapped: parts, their scale, entries in source and in target; others stay."""
+    pairs, most = len(tensor), max(which.shape[2] for (which, _), _, _, _ in maps)
+    index, weight = torch.zeros(pairs, most, size, dtype=torch.int64), torch.zeros(pairs, most, size, dtype=torch.float64)
+    free, there = torch.ones(tensor.shape[axis + 1], dtype=torch.bool), torch.ones(size, dtype=torch.bool)
     for (which, much), scale, of, to in maps:
         free[of.flatten()] = there[to.flatten()] = False
-        count, each = which.shape[1], to.shape[1]
-        index[:count, to.flatten()] = of[which].permute(1, 0, 2).flatten(1)
-        weight[:count, to.flatten()] = (scale * much.double()).T.repeat_interleave(each, 1)
-    index[0, there], weight[0, there] = free.nonzero().flatten(), 1.0
+        count, each = which.shape[2], to.shape[1]
+        index[:, :count, to.flatten()] = of[which].transpose(1, 2).flatten(2)
+        weight[:, :count, to.flatten()] = (scale * much.double()).mT.repeat_interleave(each, 2)
+    index[:, 0, there], weight[:, 0, there] = free.nonzero().flatten(), 1.0
     if most > 16:                                                           # a dense plan: one product
-        matrix = torch.zeros(size, tensor.shape[axis], dtype=torch.float64).scatter_add_(1, index.T, weight.T).to(tensor)
-        return torch.tensordot(matrix, tensor, ([1], [axis])).movedim(0, axis)
+        matrix = torch.zeros(pairs, size, tensor.shape[axis + 1], dtype=torch.float64).scatter_add_(2, index.mT, weight.mT).to(tensor)
+        rows = tensor.movedim(axis + 1, 1)
+        return (matrix @ rows.reshape(*rows.shape[:2], -1)).reshape(pairs, size, *rows.shape[2:]).movedim(1, axis + 1)
+    shape = [-1 if a == axis else 1 for a in range(tensor.dim() - 1)]
+    plain = [bool(((part - 1).abs() <= 1e-12).all()) for part in weight.transpose(0, 1)]
+    index, weight = index.to(tensor.device), weight.to(tensor)
     out: Tensor | None = None
-    shape = [-1 if a == axis else 1 for a in range(tensor.dim())]
-    for chosen, part in zip(index, weight, strict=True):
-        rows = tensor.index_select(axis, chosen.to(tensor.device))
-        if not torch.allclose(part, torch.ones_like(part), rtol=0, atol=1e-12):
-            rows *= part.to(tensor).view(shape)
+    for n, as_is in enumerate(plain):
+        rows = picked(tensor, axis, index[:, n], shape)
+        rows = rows if as_is else rows.mul_(weight[:, n].view(pairs, *shape))
         out = rows if out is None else out.add_(rows)
-    return tensor if out is None else out
+    assert out is not None
+    return out
+
+
+def picked(tensor: Tensor, axis: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+    """Of each of (pairs, ...) the entries (pairs, size) of an axis: at once where calls cost more than copying."""
+    whole = [*tensor.shape]
+    whole[axis + 1] = index.shape[1]
+    if tensor[0].numel() <= LARGE:
+        return tensor.gather(axis + 1, index.view(len(index), *shape).expand(whole))
+    out = tensor.new_empty(whole)
+    for each, chosen, place in zip(tensor, index, out, strict=True):
+        torch.index_select(each, axis, chosen, out=place)
+    return out
