@@ -84,7 +84,8 @@ def test_a_batch_costs_one_call(exchange, outcome, toys):
     rows = outcome.fed.ledger.rows
     align = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[exchange]
     batches = len(outcome.fed.public(7))
-    assert {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")} == {"train": 1, "represent": 2, align: 2 * batches}
+    told = {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")}
+    assert told == {"train": 1, "represent": 2, align: 2 * batches}
     blocks = sum(-(-8 * 8 * len(each) // 256) for epoch in (0, 1) for each in outcome.fed.public(7).batches(1, epoch))
     assert outcome.fed.ledger.total("up", client="a") == 256 * (blocks + 1 + 2 + 2 * batches)
 

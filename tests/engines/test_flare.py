@@ -142,3 +142,19 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
     tried.clear()
     with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
         session.submit(job)
+
+
+def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
+    """A round is told before it is saved: struck then, the run would begin anew, and nothing was measured."""
+    from unalike.benches import flare as bench
+    struck, killed, events = [], [], tmp_path / "events.jsonl"
+    monkeypatch.setattr(bench.kits, "job_processes", lambda kit: [7])
+    monkeypatch.setattr(bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n")))
+    told = ['{"event": "round", "round": 1}\n', '{"event": "note", "round": 2, "values": {"a": 1}', "}\n"]
+
+    def ended():                                        # looked at before each look at the events
+        with events.open("a") as file:
+            file.write(told.pop(0))
+
+    bench.strike(tmp_path, struck, ended)
+    assert killed == [2] and len(struck) == 1
