@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import organisations
@@ -97,6 +98,20 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     assert "could not be reached for 0.2 s: it left" in str(answers[1].exception(5)) and time.monotonic() - begun < 1.5
     assert line.ask("left", "save", b"", "run", "clients", 2.0).done(), "it is not waited for again"
     assert answers[0].result(5) == b"answered" and "present" in long.asked
+
+
+def test_an_answer_that_was_taken_is_not_kept():
+    """It may have 200 MB, and so may that of everyone else."""
+    from unalike.between.flare import FlareLine
+    line = FlareLine([Proxy("a")], lambda: False, reach=0.06)
+    answer = line.ask("a", "call", b"", "run", "clients", 2.0)
+    assert answer.result(5) == b"answered"
+    kept = weakref.ref(answer)
+    del answer
+    until = time.monotonic() + 2
+    while kept() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert kept() is None
 
 
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
