@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,6 +77,15 @@ def test_who_asked_ends_with_it_and_all_with_the_nursery(nurse, place):
     pid = int(process.stdout.readline().split()[-1])
     os.kill(keeper.below(nurse.pid)[0], signal.SIGKILL)
     assert process.wait(5) == 1 and nurse.wait(5) and ends(pid)
+
+
+def test_who_dies_while_it_asks_does_no_harm(place):
+    with socket.socket(socket.AF_UNIX) as to:
+        to.connect(str(place))
+        to.sendall(b"\x05")
+    asked = ask(place, "0")
+    asked.communicate(timeout=20)
+    assert asked.returncode == 7
 
 
 def test_where_nobody_nurses_it_is_run_as_it_would_be(tmp_path):

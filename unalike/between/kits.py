@@ -24,7 +24,7 @@ IMPORTS = ["nvflare.private.fed.app.client.worker_process", "nvflare.private.fed
 
 class Local:
     """A server and a site for each client, provisioned and started here, on loopback only. Processes of jobs are forked from one that has
-    made their imports, seconds of work each."""
+    made their imports, seconds of work each; not where there is a GPU, which may not be used in a fork."""
 
     def __init__(self, folder: Path, ids: list[str], config: Path):
         self.kits, self.ids = folder / "unalike" / "prod_00", ids
@@ -42,8 +42,9 @@ class Local:
 
     def start(self) -> list[str]:
         """Whoever is not running; who that was."""
+        import torch
         running = {name for name, process in self.processes.items() if process.poll() is None}
-        gone = [name for name in ["nursery", "localhost", *self.ids] if name not in running]
+        gone = [name for name in [*(() if torch.cuda.is_available() else ["nursery"]), "localhost", *self.ids] if name not in running]
         place = Path(self.nest.name) / "nursery"
         for name in gone:
             if name == "nursery":

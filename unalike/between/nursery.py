@@ -51,30 +51,37 @@ def nurse(place: str, modules: list[str]) -> list[str]:
                 with suppress(OSError), to:
                     to.sendall(bytes([os.waitstatus_to_exitcode(status) & 255]))
                 del given[pid]
-        if listening in ready:
-            asked = listening.accept()[0]
+        if listening not in ready:
+            continue
+        asked = listening.accept()[0]
+        try:
             (what, environment, folder), files = received(asked)
-            if (pid := os.fork()) == 0:
-                os.setsid()
-                for own, file in enumerate(files):
-                    os.dup2(file, own)
-                for each in (listening, asked, *given.values()):
-                    each.close()
-                os.environ.clear()
-                os.environ.update(environment)
-                os.chdir(folder)
-                return what
-            given[pid] = asked
+        except OSError:                                      # it died over it
+            asked.close()
+            continue
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            for own, file in enumerate(files):
+                os.dup2(file, own)
+            for each in (listening, asked, *given.values()):
+                each.close()
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
         else:
-            files = []
+            given[pid] = asked
         for file in files:
             os.close(file)
+        if pid == 0:
+            return what
 
 
 def received(asked: socket.socket) -> tuple[list, list[int]]:
     data, files, _, _ = socket.recv_fds(asked, 2**16, 3)
     while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
-        data += asked.recv(2**16)
+        if not (more := asked.recv(2**16)):
+            raise ConnectionError("who asked is gone")
+        data += more
     return json.loads(data[LENGTH.size:]), files
 
 
