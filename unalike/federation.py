@@ -306,7 +306,8 @@ class Federation:
         card, declared = self.cards[sent.client], self.declared(sent.operation)
         known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "labels": len(card.labels),
                  "public_rows": self.public_rows, **(sizes or {})}
-        return (declared.reply if self.counts is None else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
+        whole = self.counts is None or (sent.operation in FREE and not self.unasked)       # seeded noise hides nothing of what is measured
+        return (declared.reply if whole else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
 
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
         if size:                                    # the engine's own word on a client that never answered has none

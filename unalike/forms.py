@@ -54,9 +54,9 @@ PLAIN: dict[Any, Callable[[Any], bool]] = {
 
 
 @cache
-def look(hint: Any, hidden: bool = False) -> Look:
+def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
     """What looks at values that are annotated so; an annotation that means nothing here lets everything pass. `hidden`: the value, or a
-    part of it that has a name, may be None instead."""
+    part of it that has a name and is not `sent`, may be None instead."""
     origin, inside = get_origin(hint), get_args(hint)
     if hidden and not is_typeddict(hint):
         return look(Any) if isinstance(hint, str) else look(hint | None) if hint is not None else look(None)
@@ -76,7 +76,7 @@ def look(hint: Any, hidden: bool = False) -> Look:
         return lambda value, sizes, path: either[0](value, sizes, path) if all(e(value, sizes, path) for e in either) else None
     if is_typeddict(hint):
         parts = {key: look(told) for key, told in get_type_hints(hint, include_extras=True).items()}
-        return _exactly(parts, hint.__required_keys__, hidden)
+        return _exactly(parts, hint.__required_keys__, hidden, sent)
     if origin is list:
         return _all(list, look(inside[0]), enumerate)
     if origin is dict:
@@ -91,14 +91,14 @@ def _bounded(bounds: list[Any]) -> Look:
     return lambda value, sizes, path: None if all(test(value, end) for test, end in held) else f"{path} is {value}, which is out of bounds"
 
 
-def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = False) -> Look:
+def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
     def among(value: Any, sizes: Sizes, path: str) -> str | None:
-        if hidden and value is None:
+        if hidden and value is None and not sent:
             return None
         if not isinstance(value, dict) or not required <= value.keys() <= parts.keys():
             got = f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}" if isinstance(value, dict) else f"is {shown(value)}"
             return f"{path} {got}, and must hold {', '.join(parts) or 'nothing'}"
-        return next((wrong for key, part in value.items() if not (hidden and part is None)
+        return next((wrong for key, part in value.items() if not (hidden and part is None and key not in sent)
                      and (wrong := parts[key](part, sizes, f"{path}.{key}"))), None)
 
     return among
@@ -116,7 +116,7 @@ def _all(kind: type, each: Look, items: Callable[[Any], Any]) -> Look:
 @dataclass(frozen=True)
 class Declared:
     """What an operation says of itself: `request` looks at a body at the client's door, `reply` at the server's; with privacy a client may
-    say nothing instead, and `hidden` does."""
+    say nothing instead of what is not declared to leave, and `hidden` does."""
 
     request: Look
     reply: Look
@@ -137,7 +137,9 @@ def declared(method: Any) -> Declared:
         if any(a.kind is a.VAR_KEYWORD for a in arguments):
             request = look(dict)
         reply = one(hints.get("return", Any))
-        known = method.declared = Declared(request, look(reply), look(reply, hidden=True))
+        sends = getattr(method, "sends", {})
+        hidden = look(reply) if isinstance(sends, str) else look(reply, hidden=True, sent=frozenset(sends))
+        known = method.declared = Declared(request, look(reply), hidden)
     return known
 
 

@@ -40,7 +40,7 @@ def test_three_exchanges_one_update(outcome, toys):
 
 @pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
 def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
-    """Forgetting it between the two calls changes nothing, batch statistics and dropout included."""
+    """Forgetting it between two calls changes nothing, batch statistics and dropout included."""
     kept = outcome(exchange=exchange, keep="aligned")
     represent = FedMuscle.Side.represent
 
@@ -73,7 +73,46 @@ def test_down_is_up_whatever_the_number_of_peers(outcome, toys):
     assert totals[1] == totals[5]
     outcome(six(), peers=5, exchange="peers")
     assert outcome.fed.ledger.total("down", client="a", operation="align_to_peers") > 3 * outcome.fed.ledger.total(
-        "up", client="a", operation="represent")
+        "up", client="a", operation="align_to_peers")
+
+
+@pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
+def test_a_batch_costs_one_call(exchange, outcome, toys):
+    """24 rows in batches of 7: who has aligned on one answers with the next, and after the last with no rows. As many rows travel as
+    with a call for each, in fewer messages."""
+    outcome(rounds=1, batch=7, passes=2, exchange=exchange, keep="aligned")
+    rows = outcome.fed.ledger.rows
+    align = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[exchange]
+    batches = len(outcome.fed.public(7))
+    told = {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")}
+    assert told == {"train": 1, "represent": 2, align: 2 * batches}
+    blocks = sum(-(-8 * 8 * len(each) // 256) for epoch in (0, 1) for each in outcome.fed.public(7).batches(1, epoch))
+    assert outcome.fed.ledger.total("up", client="a") == 256 * (blocks + 1 + 2 + 2 * batches)
+
+
+def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
+    """What `align` answers is what `represent` would, had it been asked by itself."""
+    together = outcome(rounds=1, keep="aligned", exchange="peers")
+    noted = outcome.noted
+    side, asked = FedMuscle.Side, []
+
+    def following(self, epoch, batch):
+        return torch.zeros(0, 8, dtype=torch.float64)
+
+    call = type(outcome.fed).call
+
+    def apart(fed, operation, *, sizes=None, **given):
+        told = call(fed, operation, sizes=sizes if operation == "represent" else {"rows": 0}, **given)
+        asked.append(operation)
+        if operation == "align_to_peers" and sizes["rows"]:
+            views = apart(fed, "represent", epoch=given["epoch"], batch=given["batch"] + 1, sizes=sizes)
+            told.update({c: {**told[c], "views": views[c]} for c in told})
+        return told
+
+    monkeypatch.setattr(side, "following", following)
+    monkeypatch.setattr(type(outcome.fed), "call", apart)
+    assert toys.apart(together, outcome(rounds=1, keep="aligned", exchange="peers")) == 0 and asked.count("represent") == 3
+    assert outcome.noted == noted
 
 
 @pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])

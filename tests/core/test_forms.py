@@ -65,6 +65,9 @@ def test_with_privacy_nothing_may_be_told_instead():
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
     assert look(float, hidden=True)(None, {}, "it") is None and look(None, hidden=True)(None, {}, "it") is None
     assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden({"loss": None}, {}, "it")
+    sent = look(Told, hidden=True, sent=frozenset({"loss"}))
+    assert "it.loss is None" in sent(GOOD | {"loss": None}, {}, "it") and "it is None" in sent(None, {}, "it")
+    assert sent(GOOD, {}, "it") is None
 
 
 def test_an_axis_that_nothing_measures_is_the_authors_mistake():

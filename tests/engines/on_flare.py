@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import conftest as toys
 import organisations
@@ -96,7 +97,7 @@ def killed(folder):
     toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=3)
     on = [at for event, at in told if event == "resume"]
     return {**organisations.same(run.path, folder / "here", sites(here)), "struck": len(struck), "rounds": results["rounds"],
-            "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder)}
+            "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder, here)}
 
 
 def storm(folder, rounds=140, kills=50):
@@ -138,7 +139,7 @@ def storm(folder, rounds=140, kills=50):
     toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=rounds)
     killed = [line.removeprefix("kill ") for line in deaths.read_text().splitlines() if line.startswith("kill")]
     return {**organisations.same(run.path, folder / "here", sites(here)), "rounds": results["rounds"], "killed": Counter(killed),
-            "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'), "left": left(folder)}
+            "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'), "left": left(folder, here)}
 
 
 def stranger(folder):
@@ -154,7 +155,7 @@ def stranger(folder):
         told = json.loads(forged.read_text())
         told["servers"] = address["servers"]
         forged.write_text(json.dumps(told))
-        process = kits.launch(other.kits / "b", False)
+        process = kits.launch(kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out")
         begun = time.monotonic()
         names = set()
         while time.monotonic() - begun < 15.0:
@@ -166,10 +167,18 @@ def stranger(folder):
     return {"names": sorted(names)}
 
 
-def left(folder):
-    """Processes that outlived their federation."""
+def left(folder, here):
+    """Processes that outlived their federation, nursed ones too."""
     time.sleep(1.5)
-    return [pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in kits.job_processes(kit)]
+    nursed = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if here.nest.name in text(path)]
+    return [*nursed, *(pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in kits.job_processes(kit))]
+
+
+def text(path):
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 if __name__ == "__main__":

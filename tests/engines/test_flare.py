@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import organisations
@@ -99,6 +100,20 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     assert answers[0].result(5) == b"answered" and "present" in long.asked
 
 
+def test_an_answer_that_was_taken_is_not_kept():
+    """It may have 200 MB, and so may that of everyone else."""
+    from unalike.between.flare import FlareLine
+    line = FlareLine([Proxy("a")], lambda: False, reach=0.06)
+    answer = line.ask("a", "call", b"", "run", "clients", 2.0)
+    assert answer.result(5) == b"answered"
+    kept = weakref.ref(answer)
+    del answer
+    until = time.monotonic() + 2
+    while kept() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert kept() is None
+
+
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
     from unalike.between.flare import Session
     from unalike.between.kits import join
@@ -142,3 +157,19 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
     tried.clear()
     with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
         session.submit(job)
+
+
+def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
+    """A round is told before it is saved: struck then, the run would begin anew, and nothing was measured."""
+    from unalike.benches import flare as bench
+    struck, killed, events = [], [], tmp_path / "events.jsonl"
+    monkeypatch.setattr(bench.kits, "job_processes", lambda kit: [7])
+    monkeypatch.setattr(bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n")))
+    told = ['{"event": "round", "round": 1}\n', '{"event": "note", "round": 2, "values": {"a": 1}', "}\n"]
+
+    def ended():                                        # looked at before each look at the events
+        with events.open("a") as file:
+            file.write(told.pop(0))
+
+    bench.strike(tmp_path, struck, ended)
+    assert killed == [2] and len(struck) == 1

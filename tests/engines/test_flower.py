@@ -148,6 +148,38 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
     there.close()
 
 
+def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(monkeypatch):
+    """The SuperLink still takes the dead one for online."""
+    from unalike.between import flower
+    to = []
+    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: to.append(node) or SimpleNamespace(content=content))
+    grid, there = line({1: "ada", 2: "ben"})
+    there.admit("1", "ada")
+    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    until(lambda: "m0" in grid.pushed)
+    grid.came |= {3: "until", 4: "until"}
+    grid.names |= {3: "ada", 4: "eve"}
+    until(lambda: "m1" in grid.pushed)
+    grid.reply("m1", b"y")
+    assert answer.result(10) == b"y" and to == [1, 3]
+    there.close()
+    assert sorted(flower.FlowerLine(grid, 3).names()) == ["2", "3", "4"], "a server that is started again knows the new one only"
+
+
+def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeypatch):
+    from unalike.between import deploy, flower
+    deploy.deploy(tmp_path / "made", ["ada"], tmp_path / "none.yaml", "127.0.0.1:9092")
+    registered = []
+    monkeypatch.setattr(flower, "words", lambda place, *command: registered.append((place / "keys" / "ada.pub").read_text()))
+    monkeypatch.setattr(flower.subprocess, "Popen", lambda *given, **named: SimpleNamespace(poll=lambda: dead.get("code")))
+    here, dead = flower.Local(tmp_path / "made", ["ada"]), {}
+    here.start()
+    here.start()
+    dead["code"] = 1
+    here.start()
+    assert len(set(registered)) == len(registered) == 2
+
+
 def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
     from unalike.between import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run

@@ -205,3 +205,19 @@ def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
 def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
     with pytest.raises(QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"):
         toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, terms=Terms(message_bytes=1000))
+
+
+@pytest.mark.parametrize("name, operation", [("fedmuscle", "represent"), ("fedmuscle", "align"), ("fedavg", "update"),
+                                             ("fedavg", "appraise"), ("creamfl", "update")])
+def test_who_says_nothing_where_privacy_lets_it_speak_is_named(toys, tmp_path, name, operation, monkeypatch):
+    """With privacy a client may keep back what is not declared to leave, and nothing else."""
+    there, handle = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))), Host.handle
+
+    def silent(self, client, message):
+        reply = handle(self, client, message)
+        return {**reply, "body": None} if client == "b" and message["operation"] == operation else reply
+
+    monkeypatch.setattr(Host, "handle", silent)
+    monkeypatch.setattr(Host, "_groups", lambda self, messages: [])
+    results = there.execute(tmp_path / "run", there.method(name), there.clients(), rounds=1, privacy=Privacy(noise=0.5))
+    assert [(f["client"], f["operation"]) for f in results["failures"]] == [("b", operation)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,19 @@ from unalike.training import Passes, Played, draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
+Views = Annotated[Tensor, Shape("rows", "width")]        # representations of a public batch, (B, d)
 STACKED = 3     # up to so many peers all anchors fit into one stacked computation
 WHOLE = 2**25   # combinations of peers' rows that are all summed up unless the scenario says otherwise
 SAMPLES = 64    # of more than that, so many are drawn
 GENTLE = 0.1    # of the rate by which models with held weights are aligned: what they were given is worth keeping
 RECORDS = True  # whether a GPU plays recorded passes
+
+
+class Aligned(TypedDict):
+    """The loss on a batch before the step, and the next batch after it."""
+
+    loss: float
+    views: Views
 
 
 @dataclass
@@ -112,24 +120,30 @@ class FedMuscle(Algorithm):
             fed.call("leave", clients=fed.everyone, quorum=0)
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
-        """One pass with an exchange for every batch; returns each client's mean loss."""
+        """One pass with an exchange for every batch; returns each client's mean loss. Who has aligned answers with the next batch."""
         total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
         exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
-        for batch, rows in enumerate(fed.public(self.batch).batches(round, epoch)):
-            views = dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": len(rows)}))
+        rows = [len(each) for each in fed.public(self.batch).batches(round, epoch)]
+        views: dict[str, Any] = {}
+        for batch, (own, following) in enumerate(zip(rows, [*rows[1:], 0], strict=True)):
+            views = views or dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": own}))
             drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
             if not drawn:
+                views = {}
                 continue
             if exchange == "gradient":
                 pulls, losses = self.pulls(fed, views, drawn, stream(fed.seed, "combinations", round, epoch, batch))
-                fed.call("align", epoch=epoch, batch=batch, each={c: {"gradient": pulls[c]} for c in drawn})
+                operation, each = "align", {c: {"gradient": pulls[c]} for c in drawn}
             elif exchange == "peers":
-                losses = fed.call("align_to_peers", epoch=epoch, batch=batch, each={
+                operation, each = "align_to_peers", {
                     c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
-                    for c, peers in drawn.items()})
+                    for c, peers in drawn.items()}
             else:
-                losses = fed.call("align_to_aggregate", epoch=epoch, batch=batch, each={
-                    c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()})
+                operation, each = "align_to_aggregate", {
+                    c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()}
+            views = dict(fed.call(operation, epoch=epoch, batch=batch, each=each, sizes={"rows": following}))
+            if exchange != "gradient":
+                losses, views = ({c: told[part] for c, told in views.items()} for part in ("loss", "views"))
             for client, value in losses.items():
                 if value is not None:                   # with privacy clients do not tell
                     total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
@@ -243,7 +257,7 @@ class FedMuscle(Algorithm):
 
         @operation
         @sends("rows")
-        def represent(self, epoch: int, batch: int) -> Annotated[Tensor, Shape("rows", "width")]:
+        def represent(self, epoch: int, batch: int) -> Views:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
             rows = self.walk(epoch)[batch]
             self.work += len(rows) / 3
@@ -251,26 +265,32 @@ class FedMuscle(Algorithm):
             return self.graph[1].detach()
 
         @operation
-        def align(self, epoch: int, batch: int, gradient: Tensor) -> None:
-            """Backward from the gradient the server found, one step."""
+        @sends("rows")
+        def align(self, epoch: int, batch: int, gradient: Tensor) -> Views:
+            """Backward from the gradient the server found, one step; then the next batch, so that each costs one call."""
             optimiser = self.aligner()
             optimiser.zero_grad(set_to_none=True)
             z = self.recall(epoch, batch)
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
             move(optimiser, self.training.clip)
+            return self.following(epoch, batch)
 
         @operation
-        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> float:
+        @sends(views="rows")
+        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Aligned:
             """The same step from the peers' representations."""
-            return self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(peers[0]))
+            loss = self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(peers[0]))
+            return {"loss": loss, "views": self.following(epoch, batch)}
 
         @operation
-        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> float:
+        @sends(views="rows")
+        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Aligned:
             """The same step from the paper's S and alpha (eq. 5)."""
             z = self.recall(epoch, batch)
             rows = positive_rows(len(z), round(math.log(len(log_alpha), len(z))))
-            return self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
+            loss = self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
+            return {"loss": loss, "views": self.following(epoch, batch)}
 
         @operation
         @sends("rows")
@@ -309,6 +329,12 @@ class FedMuscle(Algorithm):
             """Representations of rows; a GPU plays them where each pass is the same."""
             learning = [p for p in self.model.parameters() if p.requires_grad]
             return Passes(self.model.represent, learning, RECORDS and not draws(self.model.train()))
+
+        def following(self, epoch: int, batch: int) -> Tensor:
+            """The batch after this one; no rows after the last."""
+            if batch + 1 < len(self.walk(epoch)):
+                return self.represent(epoch, batch + 1)
+            return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]

@@ -19,13 +19,13 @@ import torch
 from unalike.algorithms import ALGORITHMS
 from unalike.benches.ray import LARGE, SHAPE, Echo
 from unalike.between import flare, keeper, kits
+from unalike.between.run import Tail
 from unalike.between.site import terms
 from unalike.client import Client
 from unalike.data import Tensors
 from unalike.engines.away import AwayEngine, greet
 from unalike.federation import Federation
 from unalike.models import MLP
-from unalike.runs.folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
 from unalike.training import Training
@@ -61,8 +61,10 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     try:
         ended = session.submit(flare.Job("unalike.benches.flare.Timer", {"out": str(out), "calls": calls, "large": large}, len(IDS)))
         began, looked, seen = time.monotonic(), 0.0, []
+        job = out.with_suffix(".pid")
         while not out.exists():
-            seen.append((time.time(), sum(map(held, keeper.below(here.processes["localhost"].pid)))))
+            server = [*keeper.below(here.processes["localhost"].pid), *([int(job.read_text())] if job.exists() else [])]
+            seen.append((time.time(), sum(map(held, server))))
             if time.monotonic() - looked > 5.0:
                 looked = time.monotonic()
                 if (why := ended()) is not None or time.monotonic() - began > 300:
@@ -104,6 +106,9 @@ class Timer:
 
     @flare.collab.main
     def main(self) -> None:
+        made = self.out.with_suffix(".made")
+        made.write_text(str(os.getpid()))                    # it is nursed: FLARE's process did not start it
+        made.replace(self.out.with_suffix(".pid"))
         line = flare.job_line()
         about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
         cards, _ = greet(line, about, 60.0)
@@ -139,13 +144,18 @@ def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, floa
         if process.returncode:
             raise RuntimeError(problems[-2000:])
         took = time.time() - begun
-        on = [e["time"] for e in events(folder) if e["event"] == "resume"] if kill else []
-        return round(took, 1), round(on[0] - struck[0], 1) if on and struck else None
+        if not kill:
+            return round(took, 1), None
+        on = [e["time"] for e in events(folder) if e["event"] == "resume"]
+        if not (on and struck):
+            raise RuntimeError(f"{len(struck)} processes of a client were killed, and the run went on {len(on)} times: nothing to measure")
+        return round(took, 1), round(on[0] - struck[0], 1)
 
 
 def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -> None:
-    """Kill the job process of the first client once the first round is over."""
-    while ended() is None and not any(e["event"] == "round" for e in events(folder)):
+    """Kill the job process of the first client in the second round: the first is told before it is saved, and what is not saved is begun
+    anew, not gone on with."""
+    while ended() is None and not any(e.get("round", 0) > 1 for e in events(folder)):
         time.sleep(0.1)
     for pid in kits.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
         os.kill(pid, signal.SIGKILL)
@@ -153,5 +163,6 @@ def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    path = Folder(folder).path / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    tail = Tail(folder / "events.jsonl")
+    tail.at = 0
+    return tail.read()

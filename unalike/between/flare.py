@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -245,7 +246,8 @@ class FlareLine:
     def __init__(self, proxies: list[Any], aborted: Callable[[], bool], reach: float = REACH):
         self.proxies, self.aborted, self.reach = {proxy.name: proxy for proxy in proxies}, aborted, reach
         self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="line")
-        self.waiting: dict[str, Future[bytes]] = {}          # the last answer of each site, there yet or not
+        self.waiting: dict[str, Future[bytes]] = {}          # answers that are not there yet: what is there may be large, and is not kept
+        self.lock = threading.Lock()
         self.heard = dict.fromkeys(self.proxies, 0.0)
         self.gone: dict[str, EngineError] = {}
         for name in self.proxies:
@@ -265,7 +267,9 @@ class FlareLine:
         if client in self.gone:
             answer.set_exception(self.gone[client])
         else:
-            self.heard[client], self.waiting[client] = time.monotonic(), answer
+            with self.lock:
+                self.heard[client], self.waiting[client] = time.monotonic(), answer
+            answer.add_done_callback(partial(self._answered, client))
             self.pool.submit(self._ask, client, timeout, what, answer)
         return answer
 
@@ -277,18 +281,24 @@ class FlareLine:
             late = isinstance(getattr(error, "cause", None) or error.__cause__, TimeoutError)
             settle(answer, EngineError(f"did not answer within {timeout:g} s" if late else str(error)))
 
+    def _answered(self, client: str, answer: "Future[bytes]") -> None:
+        with self.lock:
+            if self.waiting.get(client) is answer:           # or the next was asked for already
+                del self.waiting[client]
+
     def _watch(self, client: str) -> None:
         while not self.aborted():
             time.sleep(self.reach / 6)
-            if (asked := self.waiting.get(client)) is None or asked.done():
+            if client not in self.waiting:
                 continue
             try:
                 self.proxies[client].call_func(CallOption(timeout=self.reach / 3), "present", (), {})
                 self.heard[client] = time.monotonic()
             except Exception:
-                if time.monotonic() - self.heard[client] > self.reach:
+                if time.monotonic() - self.heard[client] > self.reach and (asked := self.waiting.get(client)) is not None:
                     self.gone[client] = EngineError(f"could not be reached for {self.reach:g} s: it left, or its network is cut")
                     settle(asked, self.gone[client])
+                    del asked
 
     def check(self) -> None:
         if self.aborted():

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +82,7 @@ class FlowerEngine:
         def ended() -> str | None:
             nonlocal asked
             if self.here is not None:
-                self.here.start(again=True)
+                self.here.start()
             if time.monotonic() - asked < LOOK:
                 return None
             asked = time.monotonic()
@@ -149,21 +149,26 @@ def answer(message: Message, context: Context) -> Message:
     return Message(RecordDict({"reply": ConfigRecord({"data": data})}), reply_to=message)
 
 
+Came = tuple[int, str]       # a SuperNode's number, and when it came
+
+
 class Asked:
     """A message under way to a node."""
 
     def __init__(self, node: int, what: dict[str, Any], ends: float, reply: "Future[bytes]"):
-        self.node, self.what, self.ends, self.reply, self.tries, self.since = node, what, ends, reply, 0, ""
+        self.node, self.what, self.ends, self.reply, self.tries = node, what, ends, reply, 0
+        self.to: Came | None = None
 
 
 class FlowerLine:
-    """Bytes to SuperNodes and back. One thread talks to the Grid."""
+    """Bytes to SuperNodes and back. One thread talks to the Grid. A SuperNode is known by the number it had at first: one that comes later
+    with another key, registered under the same name, is it."""
 
     def __init__(self, grid: Grid, least: int):
         self.grid = grid
         self.nodes: dict[str, int] = {}                      # of clients that were admitted
         begun = time.monotonic()
-        while len(there := list(grid.get_nodes())) < least:
+        while len(there := newest(grid.get_nodes())) < least:
             if time.monotonic() - begun > START:
                 raise EngineError(f"{len(there)} of {least} SuperNodes are there after {START:g} s")
             time.sleep(POLL)
@@ -220,12 +225,15 @@ class FlowerLine:
 
     def _push(self, asked: Asked, under_way: dict[str, Asked]) -> None:
         asked.tries += 1
-        message = Message(RecordDict({"ask": ConfigRecord(asked.what)}), asked.node, "query", ttl=max(1.0, asked.ends - time.monotonic()))
+        if (to := self._there().get(asked.node)) is None:
+            self.held.append(asked)
+            return
+        asked.to = to
+        message = Message(RecordDict({"ask": ConfigRecord(asked.what)}), to[0], "query", ttl=max(1.0, asked.ends - time.monotonic()))
         number, = self.grid.push_messages([message])
         if number is None:
             self.held.append(asked)
         else:
-            asked.since = self._activated().get(asked.node, "")
             under_way[number] = asked
 
     def _take(self, message: Message, under_way: dict[str, Asked]) -> None:
@@ -233,7 +241,7 @@ class FlowerLine:
         if not message.has_error():
             record: Any = message.content["reply"]
             asked.reply.set_result(record["data"])
-        elif asked.node not in self._activated():
+        elif asked.node not in self._there():
             self.held.append(asked)                          # until its SuperNode is started again
         elif asked.tries < TRIES and time.monotonic() < asked.ends:
             self._push(asked, under_way)                     # its process died: another finds the client where it was
@@ -242,7 +250,7 @@ class FlowerLine:
 
     def _look(self, under_way: dict[str, Asked]) -> None:
         """What a SuperNode was asked before it was started anew is asked again; who is late, or was not there for long, is given up."""
-        now = self._activated()
+        now = self._there()
         self.seen |= dict.fromkeys(now, time.monotonic())
         under_way |= {f"held {i}": asked for i, asked in enumerate(self.held)}
         self.held = []
@@ -254,52 +262,60 @@ class FlowerLine:
                 asked.reply.set_exception(EngineError(why))
             elif number.startswith("held") and asked.node not in now:
                 self.held.append(under_way.pop(number))
-            elif number.startswith("held") or now.get(asked.node, asked.since) != asked.since:
+            elif number.startswith("held") or now.get(asked.node, asked.to) != asked.to:
                 asked.tries -= number.startswith("held")
                 self._push(under_way.pop(number), under_way)
 
-    def _activated(self) -> dict[int, str]:
-        """When each node that is online last came."""
-        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+    def _there(self) -> dict[int, Came]:
+        """Where each SuperNode that is online is now, and since when."""
+        first = {name: node for node, name in self.names_by_node.items() if name}
+        return {first.get(node.name, node.node_id): (node.node_id, node.last_activated_at) for node in newest(self.grid.get_nodes())}
+
+
+def newest(nodes: Iterable[Any]) -> list[Any]:
+    """Of SuperNodes whose keys were registered under one name the one that came last: the SuperLink takes up to a minute to see one die."""
+    return list({node.name or node.node_id: node for node in sorted(nodes, key=lambda node: node.last_activated_at)}.values())
 
 
 # a federation on this machine
 
 
 class Local:
-    """A SuperLink and a SuperNode for each client, started here, on loopback only."""
+    """A SuperLink and a SuperNode for each client, started here, on loopback only. Each time a SuperNode is started it has a new key: with
+    that of one that died the SuperLink lets nobody in until it has noticed, which takes it up to a minute."""
 
     def __init__(self, place: Path, ids: list[str]):
         self.place, self.ids = place, ids
         self.processes: dict[str, subprocess.Popen] = {}
 
-    def start(self, again: bool = False) -> None:
+    def start(self) -> None:
         """Whoever is not running, from the commands that were deployed."""
-        from unalike.between.deploy import commands
+        from unalike.between.deploy import commands, make_key
         told = commands(self.place)
         for name in ["superlink", *self.ids]:
             if name in self.processes and self.processes[name].poll() is None:
                 continue
+            if name != "superlink":
+                (self.place / "keys" / name).unlink(missing_ok=True)
+                make_key(self.place / "keys" / name)
+                self._register(name)
             with (self.place / f"{name}.log").open("ab") as log:
                 command = [tool(told[name][0]), *told[name][1:]]
                 self.processes[name] = subprocess.Popen(keeper.command(command, os.getpid()), stdin=subprocess.DEVNULL, stdout=log,
                                                         stderr=log, env=environment(self.place), start_new_session=True)
-            if name == "superlink" and not again:
-                self._register()
 
-    def _register(self) -> None:
-        """SuperNodes' keys, under their names."""
+    def _register(self, id: str) -> None:
+        """A SuperNode's key, under its name, once the SuperLink is there."""
         begun = time.monotonic()
-        for id in self.ids:
-            while True:
-                try:
-                    key = f"{self.place / 'keys' / id}.pub"
-                    words(self.place, "supernode", "register", key, "unalike", "--name", id, "--format", "json")
-                    break
-                except EngineError:
-                    if time.monotonic() - begun > START:
-                        raise
-                    time.sleep(0.5)
+        while True:
+            try:
+                key = f"{self.place / 'keys' / id}.pub"
+                words(self.place, "supernode", "register", key, "unalike", "--name", id, "--format", "json")
+                return
+            except EngineError:
+                if time.monotonic() - begun > START:
+                    raise
+                time.sleep(0.5)
 
     def stop(self) -> None:
         keeper.stop(self.processes.values())

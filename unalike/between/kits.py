@@ -7,24 +7,30 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
-from unalike.between import keeper
+from unalike.between import keeper, nursery
 from unalike.errors import UserError
 
 ADMIN = "admin@unalike.org"
 ALLOWED = {"server": ["nvflare.collab.runtime.controller.CollabController", "unalike.between.flare.Program"],
            "client": ["nvflare.collab.runtime.executor.CollabExecutor", "unalike.between.flare.Organisation"]}
+IMPORTS = ["nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process", "unalike.between.flare",
+           "unalike.between.run", "unalike.scenarios.member", "unalike.runs.fit", "sklearn.datasets", "sklearn.metrics",
+           "sklearn.model_selection", "torch._dynamo"]                 # of processes of jobs; the last is what the first optimiser brings
 
 
 class Local:
-    """A server and a site for each client, provisioned and started here, on loopback only."""
+    """A server and a site for each client, provisioned and started here, on loopback only. Processes of jobs are forked from one that has
+    made their imports, seconds of work each; not where there is a GPU, which may not be used in a fork."""
 
     def __init__(self, folder: Path, ids: list[str], config: Path):
         self.kits, self.ids = folder / "unalike" / "prod_00", ids
         self.kit = self.kits / ADMIN
         self.processes: dict[str, subprocess.Popen] = {}
+        self.nest = tempfile.TemporaryDirectory()
         if odd := [id for id in ids if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", id)]:
             raise UserError(f'FLARE knows sites by letters, digits, "-", "_" and "."; "{odd[0]}" has others')
         if not self.kit.exists():
@@ -36,13 +42,22 @@ class Local:
 
     def start(self) -> list[str]:
         """Whoever is not running; who that was."""
-        gone = [name for name in ["localhost", *self.ids] if name not in self.processes or self.processes[name].poll() is not None]
+        import torch
+        running = {name for name, process in self.processes.items() if process.poll() is None}
+        gone = [name for name in [*(() if torch.cuda.is_available() else ["nursery"]), "localhost", *self.ids] if name not in running]
+        place = Path(self.nest.name) / "nursery"
         for name in gone:
-            self.processes[name] = launch(self.kits / name, name == "localhost")
+            if name == "nursery":
+                place.unlink(missing_ok=True)
+                command, log = [sys.executable, "-u", nursery.__file__, "nurse", str(place), *IMPORTS], self.kits / "nursery.out"
+            else:
+                command, log = site_command(self.kits / name, name == "localhost"), self.kits / name / "log.out"
+            self.processes[name] = launch(command, log, UNALIKE_NURSERY=str(place))
         return gone
 
     def stop(self) -> None:
         keeper.stop(self.processes.values())
+        self.nest.cleanup()
 
 
 def join(kit: Path, client: Path | None) -> None:
@@ -73,13 +88,13 @@ def site_command(kit: Path, server: bool) -> list[str]:
             "--set", *settings]
 
 
-def launch(kit: Path, server: bool) -> subprocess.Popen:
-    """The FLARE process of a startup kit; it and what it starts end with this one."""
+def launch(command: list[str], log: Path, **more: str) -> subprocess.Popen:
+    """A process that ends with this one, and all that it starts too; what it says is in the log."""
     source = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    with (kit / "log.out").open("ab") as log:
-        return subprocess.Popen(keeper.command(site_command(kit, server), os.getpid()), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                env=env, start_new_session=True)
+    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    with log.open("ab") as said:
+        return subprocess.Popen(keeper.command(command, os.getpid()), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env,
+                                start_new_session=True)
 
 
 def provision(folder: Path, ids: list[str]) -> None:
@@ -101,7 +116,7 @@ def provision(folder: Path, ids: list[str]) -> None:
 
 def allow(kit: Path, fast: bool = False) -> None:
     """Let a site's startup kit build the two classes of our jobs, and no others that are not on its list. `fast`: on one machine,
-    where nobody needs to be spared, jobs are looked for every second."""
+    where nobody needs to be spared, jobs are looked for every second, and their processes are nursed."""
     which = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
     given = kit / "local" / "resources.json"
     told = json.loads((given if given.exists() else given.with_name("resources.json.default")).read_text())
@@ -111,6 +126,8 @@ def allow(kit: Path, fast: bool = False) -> None:
     for component in told["components"]:
         if fast and component["id"] == "job_scheduler":
             component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100}
+        if fast and component["id"] == "process_launcher":
+            component["path"] = f"unalike.between.launcher.{which.title()}"
         if fast and component["id"] == "job_manager":
             component["args"]["uri_root"] = str(kit / "jobs")
     if fast and "snapshot_persistor" in told:
