@@ -139,6 +139,23 @@ def test_weights_follow_the_distance(toys):
     assert shares["far"][1] > 0.5 > shares["near"][1]
 
 
+def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
+    """Eq. 6 as docs/afmcc.md reads it, by hand: of each model the mean over modalities of ||Z^v - H||, H of the client's own model."""
+    client = clients(toys, dtype=torch.float64)[0]
+    some = torch.arange(24) > 4
+    client = replace(client, train=({**client.train.x, "right?": some}, client.train.y))
+    side = AFMCC.Side(client, small(sharpness=2.0), toys.training(), 0)
+    models = [AFMCC.Side(client, small(), toys.training(), seed).model.encoder for seed in range(3)]
+    x = {name: client.train.x[name].double() for name in SHAPE}
+    z = [{name: model.encoders[name](x[name]) for name in SHAPE} for model in models]
+    h = torch.where(some[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
+    far = torch.stack([((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z])
+    stacked = {f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
+               for name in models[0].state_dict() if "encoders" in name}
+    told = side.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
+    assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
+
+
 def test_other_models_and_tasks_are_refused(toys, tmp_path):
     with pytest.raises(ValueError, match="autoencoder"):
         toys.execute(tmp_path / "1", small(), [toys.client("a", task=Clustering(4))])
@@ -163,6 +180,16 @@ def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, t
 def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
     with pytest.raises(UserError, match=rf"algorithm\.{next(iter(wrong))} +must be"):
         run(AFMCC(**wrong), clients(toys), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("steps", "each"), [(45, 15), (6, 2), (3, 1)])
+def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, each):
+    side = AFMCC.Side(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
+    seen, objective = [], AFMCC.Side.objective
+    monkeypatch.setattr(AFMCC.Side, "objective", lambda self, subset: seen.append(subset) or objective(self, subset))
+    side.pretrain()
+    assert [seen.count(subset) for subset in side.subsets()] == [each] * 3
+    assert seen[:min(each, 5)] == [("left",)] * min(each, 5)
 
 
 def test_nobody_need_pretrain(toys, tmp_path):
