@@ -240,3 +240,13 @@ def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):
 def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_path):
     with pytest.raises(UserError, match=r"clients\.b +it has 3 samples, fewer than the 4 clusters"):
         toys.execute(tmp_path / "run", small(), [*clients(toys)[:1], toys.client("b", rows=3, task=Clustering(4))])
+
+
+def test_the_same_of_many_clients_is_told_once(toys, tmp_path):
+    some = clients(toys)
+    for one in some[:3]:
+        one.train.x["left"] = torch.ones(24, 3)
+    with pytest.raises(UserError, match=r"^1 problem in") as told:
+        toys.execute(tmp_path / "run", small(), some)
+    assert 'clients.a   its modality "left" is the same in all its samples and tells nothing apart: leave it out. The same is true of b' \
+        in str(told.value)

@@ -43,7 +43,9 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
     refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.refuses(client) if sound else None))}
     refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
-    problems += [(f"clients.{id}", why) for id, why in refused.items()]
+    alike = {why: [id for id, its in refused.items() if its == why] for why in refused.values()}       # a sentence is told once
+    problems += [(f"clients.{ids[0]}", why if len(ids) == 1 else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.")
+                 for why, ids in alike.items()]
     return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
 
 
