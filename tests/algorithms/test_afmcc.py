@@ -175,6 +175,14 @@ def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, t
             assert sentence in str(told.value)
 
 
+@pytest.mark.parametrize("method", [small(), FMCSC()])
+def test_models_that_cannot_be_mixed_are_told_before_anything_runs(toys, tmp_path, method):
+    some = clients(toys)
+    some[2].model = lambda: Autoencoder({"left": (3,)}, (8,), 4)          # made for what it owns, not for what all own
+    with pytest.raises(UserError, match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a, and "):
+        run(method, some, out=tmp_path / "run")
+
+
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": -1.0}, {"flexibility": 2.0}, {"temperature": 0.0}, {"steps": 0},
                                    {"pretraining": -1}, {"sharpness": -1.0}, {"starts": 0}])
 def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):

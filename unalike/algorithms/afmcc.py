@@ -51,6 +51,7 @@ class AFMCC(Algorithm):
     """
 
     asynchronous: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
     alpha: Weight = 0.01                                          # weight of the contrast
