@@ -311,6 +311,7 @@ class Algorithm:
     guardable: ClassVar[bool] = False      # the safeguard may judge it: nothing that comes down was made from the client's own labels
     evaluates: ClassVar[bool] = False      # serve() itself says when to measure
     asynchronous: ClassVar[bool] = False   # served by `drive`: there are visits to each client, no rounds of all
+    mixes: ClassVar[bool] = False          # whole models of all clients are mixed: they must have the same parameters
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "segmentation")     # whom it serves
     Side: ClassVar[type[ClientSide]] = ClientSide
 

@@ -139,6 +139,23 @@ def test_weights_follow_the_distance(toys):
     assert shares["far"][1] > 0.5 > shares["near"][1]
 
 
+def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
+    """Eq. 6 as docs/afmcc.md reads it, by hand: of each model the mean over modalities of ||Z^v - H||, H of the client's own model."""
+    client = clients(toys, dtype=torch.float64)[0]
+    some = torch.arange(24) > 4
+    client = replace(client, train=({**client.train.x, "right?": some}, client.train.y))
+    side = AFMCC.Side(client, small(sharpness=2.0), toys.training(), 0)
+    models = [AFMCC.Side(client, small(), toys.training(), seed).model.encoder for seed in range(3)]
+    x = {name: client.train.x[name].double() for name in SHAPE}
+    z = [{name: model.encoders[name](x[name]) for name in SHAPE} for model in models]
+    h = torch.where(some[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
+    far = torch.stack([((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z])
+    stacked = {f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
+               for name in models[0].state_dict() if "encoders" in name}
+    told = side.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
+    assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
+
+
 def test_other_models_and_tasks_are_refused(toys, tmp_path):
     with pytest.raises(ValueError, match="autoencoder"):
         toys.execute(tmp_path / "1", small(), [toys.client("a", task=Clustering(4))])
@@ -158,11 +175,29 @@ def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, t
             assert sentence in str(told.value)
 
 
+@pytest.mark.parametrize("method", [small(), FMCSC()])
+def test_models_that_cannot_be_mixed_are_told_before_anything_runs(toys, tmp_path, method):
+    some = clients(toys)
+    some[2].model = lambda: Autoencoder({"left": (3,)}, (8,), 4)          # made for what it owns, not for what all own
+    with pytest.raises(UserError, match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a, and "):
+        run(method, some, out=tmp_path / "run")
+
+
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": -1.0}, {"flexibility": 2.0}, {"temperature": 0.0}, {"steps": 0},
                                    {"pretraining": -1}, {"sharpness": -1.0}, {"starts": 0}])
 def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
     with pytest.raises(UserError, match=rf"algorithm\.{next(iter(wrong))} +must be"):
         run(AFMCC(**wrong), clients(toys), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("steps", "each"), [(45, 15), (6, 2), (3, 1)])
+def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, each):
+    side = AFMCC.Side(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
+    seen, objective = [], AFMCC.Side.objective
+    monkeypatch.setattr(AFMCC.Side, "objective", lambda self, subset: seen.append(subset) or objective(self, subset))
+    side.pretrain()
+    assert [seen.count(subset) for subset in side.subsets()] == [each] * 3
+    assert seen[:min(each, 5)] == [("left",)] * min(each, 5)
 
 
 def test_nobody_need_pretrain(toys, tmp_path):
@@ -213,3 +248,13 @@ def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):
 def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_path):
     with pytest.raises(UserError, match=r"clients\.b +it has 3 samples, fewer than the 4 clusters"):
         toys.execute(tmp_path / "run", small(), [*clients(toys)[:1], toys.client("b", rows=3, task=Clustering(4))])
+
+
+def test_the_same_of_many_clients_is_told_once(toys, tmp_path):
+    some = clients(toys)
+    for one in some[:3]:
+        one.train.x["left"] = torch.ones(24, 3)
+    with pytest.raises(UserError, match=r"^1 problem in") as told:
+        toys.execute(tmp_path / "run", small(), some)
+    assert 'clients.a   its modality "left" is the same in all its samples and tells nothing apart: leave it out. The same is true of b' \
+        in str(told.value)

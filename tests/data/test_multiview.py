@@ -175,12 +175,21 @@ def test_a_missing_file_is_told_with_where_to_get_it(name, tmp_path, monkeypatch
     (numbered(views(2, 3, 4), Y), "has 3 views, expected 2: visual, text"),
     ({"X1": np.ones((6, 2))}, "needs views X1, X2, ... or a list X of them, and classes Y, got: X1"),
     ({"X": np.ones((6, 2)), "Y": Y}, "or a list X of them, and classes Y, got: X, Y"),
+    (numbered(views(2, 3), np.eye(6)), "needs one class a sample in Y, got shape (6, 6)"),
+    (numbered(views(2, 3), np.where(np.arange(6) == 2, np.nan, Y)), "has NaN for 1 of 6 classes in Y: leave these samples out"),
+    (numbered([np.ones((6, 2)), np.ones((6, 2)) * 1j], Y), "must hold real numbers, got complex128"),
 ])
 def test_files_that_do_not_fit_are_refused(held, said, tmp_path):
     savemat(tmp_path / "BDGP.mat", held)
     with pytest.raises(ValueError) as told:
         load_dataset("bdgp", str(tmp_path))
     assert said in str(told.value)
+
+
+def test_two_views_of_one_name_are_refused(tmp_path):
+    np.savez(tmp_path / "mine.npz", **numbered(views(2, 3), Y))
+    with pytest.raises(ValueError, match=r'two views of .*mine\.npz are called "a": give each a name of its own'):
+        load_multiview(tmp_path / "mine.npz", ["a", "a"])
 
 
 @pytest.mark.parametrize(("file", "content", "said"), [

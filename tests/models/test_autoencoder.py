@@ -49,6 +49,12 @@ def test_a_plain_input_is_one_modality():
     assert Autoencoder((7,), hidden=(8,), width=5)(torch.randn(2, 7)).shape == (2, 5)
 
 
+@pytest.mark.parametrize("name", ["a.b", "a,b", "", "values", 1])
+def test_names_that_a_model_cannot_hold_are_refused(name):
+    with pytest.raises(ValueError, match=f"a modality cannot be called {name!r}: take letters, digits"):
+        Autoencoder({name: (7,)})
+
+
 def test_other_encoders_refuse_modalities():
     assert isinstance(build_encoder("autoencoder", SHAPES, {"hidden": (8,)}), Autoencoder)
     with pytest.raises(ValueError, match="use autoencoder"):

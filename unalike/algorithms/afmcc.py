@@ -51,6 +51,7 @@ class AFMCC(Algorithm):
     """
 
     asynchronous: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
     alpha: Weight = 0.01                                          # weight of the contrast
@@ -143,8 +144,10 @@ class AFMCC(Algorithm):
         @operation
         @sends("parameters")
         def pretrain(self) -> Parameters:
+            """Five steps on each fusion set in turn; fewer where they would not reach them all."""
             self.passing = True
-            return descend([self], [dict(self.model.state_dict())], self.algorithm.pretraining, turns=5)[0]
+            steps = self.algorithm.pretraining
+            return descend([self], [dict(self.model.state_dict())], steps, turns=min(5, max(1, steps // len(self.subsets()))))[0]
 
         @question
         @together

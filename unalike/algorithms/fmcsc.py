@@ -43,6 +43,7 @@ class FMCSC(Averaging):
     """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch=256; AFMCC's Table 3c adds constraint=0.01."""
 
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
+    mixes: ClassVar[bool] = True
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
     pretraining: Epochs = 250          # epochs of each client, one after another

@@ -148,14 +148,18 @@ def read_views(path: str | Path, names: Sequence[str] | None = None) -> tuple[di
     truth = next((held[key] for key in TRUTH if key in held), None)
     if truth is None or not (numbered or cells):
         raise ValueError(f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}")
+    if truth.size != max(truth.shape, default=0):
+        raise ValueError(f"{path} needs one class a sample in Y, got shape {truth.shape}")
+    if truth.dtype.kind == "f" and (unknown := np.isnan(truth).sum()):
+        raise ValueError(f"{path} has NaN for {unknown} of {truth.size} classes in Y: leave these samples out")
     y = np.unique(truth.ravel(), return_inverse=True)[1].ravel()
-    if numbered:
-        views = [_rows(held[key], len(y)) * np.asarray(held.get(f"X{number}_scale", 1)).item() for number, key in numbered]
-    else:
-        views = [_rows(view, len(y)) for view in cells]
+    scaled = [(held[key], np.asarray(held.get(f"X{number}_scale", 1)).item()) for number, key in numbered] or [(view, 1) for view in cells]
+    views = [_rows(view, len(y), f"view {number} of {path}") * scale for number, (view, scale) in enumerate(scaled, 1)]
     names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
     if len(views) != len(names):
         raise ValueError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
+    if twice := [name for name in names if list(names).count(name) > 1]:
+        raise ValueError(f'two views of {path} are called "{twice[0]}": give each a name of its own')
     return {name: torch.from_numpy(view) for name, view in zip(names, views)}, torch.from_numpy(y)
 
 
@@ -175,9 +179,11 @@ def _variables(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
 
 
-def _rows(view: Any, count: int) -> np.ndarray:
+def _rows(view: Any, count: int, which: str) -> np.ndarray:
     """(n, features) float64, from dense or sparse, samples first or last."""
-    dense = np.atleast_2d(np.asarray(view.toarray() if hasattr(view, "toarray") else view, dtype=np.float64))
+    dense = np.atleast_2d(np.asarray(view.toarray() if hasattr(view, "toarray") else view))
+    if dense.dtype.kind not in "biuf":
+        raise ValueError(f"{which} must hold real numbers, got {dense.dtype}")
     if len(dense) != count and dense.shape[-1] == count:
         dense = np.moveaxis(dense, -1, 0)
-    return dense.reshape(len(dense), -1)
+    return dense.reshape(len(dense), -1).astype(np.float64)

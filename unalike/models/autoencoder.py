@@ -1,5 +1,6 @@
 """An autoencoder over several modalities, any of which may be missing. Knows nothing of clients or losses."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any
@@ -24,6 +25,9 @@ class Autoencoder(nn.Module):
         super().__init__()
         named = shape if isinstance(shape, Mapping) else {"x": shape}
         self.width = width
+        for name in named:
+            if not isinstance(name, str) or not re.fullmatch(r"[\w -]+", name) or hasattr(nn.ModuleDict(), name):
+                raise ValueError(f"a modality cannot be called {name!r}: take letters, digits, - and _, and no word of PyTorch's own")
         sizes = {name: [int(torch.tensor(its).prod()), *hidden, width] for name, its in named.items()}
         self.encoders = nn.ModuleDict({name: layers(size) for name, size in sizes.items()})
         self.decoders = nn.ModuleDict({name: layers(size[::-1]) for name, size in sizes.items()})

@@ -11,6 +11,7 @@ from unalike.client import Client
 from unalike.clusters import at_odds
 from unalike.data import Tensors
 from unalike.errors import Problem, reason
+from unalike.forms import outline
 from unalike.privacy import Privacy, uncounted
 from unalike.randomness import scope
 from unalike.scenarios import Scenario, build
@@ -43,7 +44,9 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
     refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.refuses(client) if sound else None))}
     refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
-    problems += [(f"clients.{id}", why) for id, why in refused.items()]
+    alike = {why: [id for id, its in refused.items() if its == why] for why in refused.values()}       # a sentence is told once
+    problems += [(f"clients.{ids[0]}", why if len(ids) == 1 else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.")
+                 for why, ids in alike.items()]
     return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
 
 
@@ -60,6 +63,7 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
     """Clients whose half cannot be built or cannot take their rows: one of each kind, on two rows, and nothing is kept of it."""
     problems: list[Problem] = []
     kinds: set[Any] = set()
+    first: tuple[str, Any] | None = None        # a client, and the names and shapes of its parameters
     rows = min((len(client.public) for client in clients if client.public is not None), default=0)
     needs_public = algorithm.check(len(clients), 0) != algorithm.check(len(clients), rows)
     for client in clients:
@@ -74,6 +78,10 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
             side = algorithm.Side(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
                 take(side, here, needs_public)
+            first = first or (client.id, outline(side.model.state_dict()))
+            if algorithm.mixes and outline(side.model.state_dict()) != first[1]:
+                raise ValueError(f"its model has other parameters than that of {first[0]}, and {type(algorithm).__name__} mixes them all: "
+                                 "give everyone the same, made for the modalities of all")
         except Exception as error:
             if (kind[0], reason(error)) not in kinds:           # the same of clients that differ in what they own is told once
                 kinds.add((kind[0], reason(error)))
