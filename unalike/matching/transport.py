@@ -172,14 +172,14 @@ def along(tensor: Tensor, axis: int, maps: Sequence[tuple[Parts, int, Tensor, Te
     index, weight = index.to(tensor.device), weight.to(tensor)
     out: Tensor | None = None
     for n, as_is in enumerate(plain):
-        rows = picked(tensor, axis, index[:, n], shape)
+        rows = entries(tensor, axis, index[:, n], shape)
         rows = rows if as_is else rows.mul_(weight[:, n].view(pairs, *shape))
         out = rows if out is None else out.add_(rows)
     assert out is not None
     return out
 
 
-def picked(tensor: Tensor, axis: int, index: Tensor, shape: Sequence[int]) -> Tensor:
+def entries(tensor: Tensor, axis: int, index: Tensor, shape: Sequence[int]) -> Tensor:
     """Of each of (pairs, ...) the entries (pairs, size) of an axis: at once where calls cost more than copying."""
     whole = [*tensor.shape]
     whole[axis + 1] = index.shape[1]
