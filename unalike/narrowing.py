@@ -23,7 +23,8 @@ from unalike.models.model import Model
 from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
 from unalike.models.widths import Place, Width
 from unalike.operations import operation, question, sends
-from unalike.training import Training, batches
+from unalike.randomness import stream
+from unalike.training import Training, batches, counted, remeasure
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
@@ -170,9 +171,15 @@ class NarrowingSide(AveragingSide):
         return [found.float() for found in activity(whole, self.widths, rows)]
 
     def learn(self, *args: Any, **options: Any) -> float:
-        """A submodel is done sooner, by its share of the full model's operations."""
+        """A submodel is done sooner, by its share of the full model's operations. Batch norms leave with the statistics of the client's own
+        data: what was sent is of other units' inputs, and a few steps do not forget it."""
         before = self.work
         loss = super().learn(*args, **options)
+        if counted(self.model):
+            rows = len(self.client.train)
+            some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
+            remeasure(self.model, (self.client.place(self.sampled(index)[0]) for index in some))
+            self.work += rows / 3
         self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
         return loss
 

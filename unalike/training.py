@@ -1,7 +1,7 @@
 """The training loop, the only one. Knows a model, a loss and rows; nothing of methods, clients or servers."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -332,6 +332,29 @@ def draws(model: nn.Module) -> bool:
         return any(share > 0 for share in shares)
 
     return any(layer.training and one(layer) for layer in model.modules())
+
+
+def counted(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """Norms that count statistics when the model trains; those that never do, held ones for one, are left out."""
+    return [layer for layer in model.train().modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training and layer.running_mean is not None]
+
+
+def remeasure(model: nn.Module, rows: Iterable[Any]) -> None:
+    """Running statistics as they are on these batches of rows, with the weights there are now."""
+    norms = counted(model)
+    paces = [norm.momentum for norm in norms]
+    model.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None                    # the mean over all batches
+        norm.train()
+    with torch.no_grad():
+        for x in rows:
+            model(x)
+    for norm, pace in zip(norms, paces, strict=True):
+        norm.momentum = pace
+    model.train()
 
 
 class Called(nn.Module):

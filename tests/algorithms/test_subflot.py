@@ -129,7 +129,8 @@ def test_at_full_width_without_penalty_and_history_it_is_fedavg(toys, tmp_path):
         fed = toys.federation(tmp_path / name, algorithm, alike(), rate=1e-3, rounds=3)
         for finished in algorithm.serve(fed):
             fed.finished = finished
-        states[name], = fed.state["models"].values()
+        model, = fed.state["models"].values()
+        states[name] = {key: tensor for key, tensor in model.items() if "norm." not in key or key.endswith(("weight", "bias"))}
     assert largest(states["fedavg"], states["subflot"]) < 1e-6
 
 
@@ -185,6 +186,20 @@ def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, 
     algorithm.absorb(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
     after = algorithm.model(fed, "a")["encoder.first.weight"]
     assert (after[:2] == 2).all() and (after[2:4] == 1).all() and torch.equal(after[4:], before["encoder.first.weight"][4:])
+
+
+def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp_path):
+    """However far off those were that came down."""
+    algorithm = SubFLOT()
+    fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net, capacity=0.5)])
+    message = algorithm.messages(fed, ["a"])["a"]
+    message["parameters"]["encoder.norm.running_var"].fill_(1e6)
+    told = fed.call("update", each={"a": message})["a"]["parameters"]
+    side = fed.engine.host.sides["a"]
+    given = side.model.encoder.first(side.client.place(side.client.train.rows(torch.arange(len(side.client.train)))[0]))
+    assert torch.allclose(told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1)
+    assert 0.5 < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean()) < 2
+    assert side.model.encoder.norm.momentum == 0.1
 
 
 @pytest.mark.parametrize("method, rounds", [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})])
