@@ -40,12 +40,15 @@ def unit(v):
     return v / v.norm()
 
 
-def test_the_head_is_equations_6_to_11(side):
-    made = side(FedMPT(conditions=TWO, rank=3, entropy=0.2))            # the paper's, which ten steps of any plan are enough for
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_head_is_equations_6_to_11(side, whole):
+    made = side(FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole))       # the paper's, which ten steps of any plan are enough for
+    made.model.eval()
     stir(made.model)
     head, model = made.model.head, made.model.encoder
     x = made.client.place(made.client.train.rows(torch.arange(2))[0])
-    patches, _ = model.patches(x)
+    patches, seen = model.patches(x)
+    places = torch.cat([patches, seen[:, None]], 1) if whole else patches       # the gate goes by patches alone
     word = lambda text: model.embed(model.tokens([text])[0])[0]
     for image in range(2):
         gate = (torch.stack([unit(f) for f in patches[image]]).mean(0) @ head.route[0].weight.T @ head.route[1].weight.T
@@ -54,9 +57,9 @@ def test_the_head_is_equations_6_to_11(side):
         for n, condition in enumerate(TWO):
             texts = []
             for label in "0123":
-                whole = torch.cat([head.condition_tokens[n], word(condition), head.class_tokens, word(label)])
-                texts.append(unit(model.read(whole[None], torch.ones(1, len(whole), dtype=torch.bool))[0]))
-            adapted = [unit(unit(f) + head.up[n].T @ (head.down[n].T @ unit(f))) for f in patches[image]]
+                prompt = torch.cat([head.condition_tokens[n], word(condition), head.class_tokens, word(label)])
+                texts.append(unit(model.read(prompt[None], torch.ones(1, len(prompt), dtype=torch.bool))[0]))
+            adapted = [unit(unit(f) + head.up[n].T @ (head.down[n].T @ unit(f))) for f in places[image]]
             s = 20 * torch.stack([torch.stack([f @ t for t in texts]) for f in adapted]).detach()
             cost = 1 - (s / 4).softmax(0)
             entropy = torch.stack([-(p * p.log()).sum() for p in s.softmax(1)])
@@ -66,9 +69,18 @@ def test_the_head_is_equations_6_to_11(side):
         torch.testing.assert_close(made.model(x)[image], wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_adapters_leave_out_in_training_only(side):
+    made = side(FedMPT(conditions=TWO, rank=3, dropout=0.5))
+    stir(made.model)
+    x = made.client.place(made.client.train.rows(torch.arange(2))[0])
+    assert not torch.equal(made.model.train()(x), made.model(x))
+    assert torch.equal(made.model.eval()(x), made.model(x))
+
+
 @pytest.mark.parametrize(("off", "gone"), [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)])
 def test_each_part_can_be_switched_off(side, off, gone):
-    whole, less = side(), side(FedMPT(conditions=TWO, rank=3, **{off: False}))
+    plain = {"conditions": TWO, "rank": 3, "whole": False, "dropout": 0.0}
+    whole, less = side(FedMPT(**plain)), side(FedMPT(**plain | {off: False}))
     names = {name.split(".")[1] for name in whole.model.state_dict()} - {name.split(".")[1] for name in less.model.state_dict()}
     assert (gone in names) if gone else not names
     stir(whole.model)

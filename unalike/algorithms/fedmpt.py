@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -42,6 +43,8 @@ class FedMPT(Prompting):
     condition_tokens: int = 4                               # learnt, before the condition; each has its own
     class_tokens: int = 4                                   # learnt, before the class; shared
     rank: int = 32                                          # D_s, of adapters and gate
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3      # share of an adapter's inner numbers left out in training
+    whole: bool = True                                      # the image as a whole counts as one more patch
     temperature: float = 4.0                                # tau, on similarities of scale x cosine
     scale: float = 20.0
     entropy: float = 0.02                                   # lambda
@@ -96,8 +99,8 @@ class FedMPT(Prompting):
             self.model.load_state_dict(parameters, strict=False)
             x, y = data.labelled(torch.arange(min(len(data), SHOWN)))
             with torch.no_grad():
-                x = self.client.place(x)
-                logits, told = self.model(x), self.model.explain(x)
+                x, model = self.client.place(x), self.model.eval()
+                logits, told = model(x), model.explain(x)
             self.model.load_state_dict(own, strict=False)
             image, label = divmod(int(logits.argmax()), logits.shape[1])
             there = (self.client.place(y) == 1).to(logits.dtype)
@@ -123,6 +126,7 @@ class Conditioned(nn.Module):
             self.down, self.up = low_rank(count, model.width, how.rank)
         if how.gate:
             self.route = nn.Sequential(nn.Linear(model.width, how.rank, bias=False), still(how.rank, count))
+        self.dropout = nn.Dropout(how.dropout)
         self.verdict = Verdict()
 
     def read(self, model: VisionLanguage) -> Tensor:
@@ -135,11 +139,12 @@ class Conditioned(nn.Module):
             learnt = learnt.repeat_interleave(self.labels, 0)
         return normalize(model.read(*self.texts(learnt)), dim=-1).unflatten(0, (-1, self.labels))
 
-    def similarity(self, model: VisionLanguage, patches: Tensor) -> Tensor:
-        """scale x cosine of each patch and label under each condition (n, conditions or 1, places, labels)."""
-        f = normalize(patches, dim=-1)[:, None]                                                        # (n, 1, places, width)
+    def similarity(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+        """scale x cosine of each patch, the whole as the last, and label under each condition (n, conditions or 1, places, labels)."""
+        f = torch.cat([patches, whole[:, None]], 1) if self.how.whole else patches
+        f = normalize(f, dim=-1)[:, None]                                                              # (n, 1, places, width)
         if self.how.adapters:
-            f = normalize(f + f @ self.down @ self.up, dim=-1)
+            f = normalize(f + self.dropout(f @ self.down) @ self.up, dim=-1)
         return self.how.scale * f @ self.read(model).mT
 
     def plan(self, similarity: Tensor) -> Tensor:
@@ -156,13 +161,14 @@ class Conditioned(nn.Module):
         return self.route(normalize(patches, dim=-1).mean(1)).softmax(-1)
 
     def explain(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> dict[str, Tensor]:
-        """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels)."""
+        """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels); what
+        is missing there to 1 is the whole's."""
         fired = self.fired(patches)
-        plan = self.plan(self.similarity(model, patches))                              # (n, conditions or 1, places, labels)
+        plan = self.plan(self.similarity(model, patches, whole))[..., :patches.shape[1], :]      # (n, conditions or 1, places, labels)
         return {"fired": fired, "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places)}
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
-        similarity = self.similarity(model, patches)
+        similarity = self.similarity(model, patches, whole)
         psi = (self.plan(similarity) * similarity).sum(-2)                                             # (n, conditions or 1, labels)
         return self.verdict((self.fired(patches)[..., None] * psi).sum(1))
 
