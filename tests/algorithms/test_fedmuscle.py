@@ -1,5 +1,6 @@
 """FedMuscle: three exchanges of one update, what travels, whom a client is pulled to, and what it leaves with."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -177,6 +178,18 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
     assert algorithm.draw(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
 
 
+def test_a_client_may_be_its_own_peer(outcome, toys, tmp_path):
+    algorithm = toys.method("fedmuscle", peers=2, own=1)
+    fed = toys.federation(tmp_path / "fed", algorithm, [toys.client(c) for c in "abcd"])
+    drawn = algorithm.draw(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
+    assert all(peers[0] != client == peers[1] and len(peers) == 2 for client, peers in drawn.items())
+    company, none = outcome(peers=2, keep="aligned"), outcome(peers=2, own=2, keep="aligned")
+    fewer = outcome([toys.client(c) for c in "acd"], peers=2, own=2, keep="aligned")
+    assert toys.apart(company, none) > 1e-4
+    assert toys.apart({"a": none["a"]}, {"a": fewer["a"]}) < 1e-12, "without company nobody else matters"
+    assert toys.apart(none, outcome(peers=2, own=2, keep="aligned", exchange="peers")) < 1e-9
+
+
 def test_redraw_once_a_pass(outcome, toys, monkeypatch):
     asked = []
     draw = FedMuscle.draw
@@ -334,6 +347,13 @@ def test_models_with_held_weights_are_aligned_gently(outcome, toys):
         outcome(clients, peers=1, align_rate=rate)
         rates[how] = {c: side.optimisers["align"].param_groups[0]["lr"] for c, side in outcome.fed.engine.host.sides.items()}
     assert rates["auto"]["b"] == pytest.approx(0.1 * rates["auto"]["a"]) and rates["told"] == {"a": 0.02, "b": 0.02}
+
+
+def test_alignment_may_grow_gentler(outcome, toys):
+    outcome(rounds=4, align_rate=0.02, decay=True)
+    for side in outcome.fed.engine.host.sides.values():
+        assert side.optimisers["align"].param_groups[0]["lr"] == pytest.approx(0.02 * (1 + math.cos(0.75 * math.pi)) / 2)
+    assert toys.apart(outcome(rounds=1, decay=True), outcome(rounds=1)) == 0, "the first round is as told"
 
 
 def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypatch):

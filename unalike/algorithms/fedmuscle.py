@@ -60,15 +60,19 @@ class FedMuscle(Algorithm):
     exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
     sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
     choice: Literal["random", "relevance"] = "random"                # which peers
+    own: int = 0                                                     # of the M peers, how many are the client itself; M: no company at all
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
+    decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
     optimisers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         counts = {"peers": self.peers, "width": self.width, "passes": self.passes}
         problems = [(name, f"must be at least 1, got {count}.") for name, count in counts.items() if count < 1]
+        if not 0 <= self.own <= self.peers:
+            problems.append(("own", f"must be from 0 to peers, which are {self.peers}, got {self.own}."))
         if clients < self.peers + 1:
             problems.append(("peers", f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients."))
         if self.batch < 2:
@@ -158,7 +162,8 @@ class FedMuscle(Algorithm):
             for c, peers in drawn.items()}))
 
     def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
-        """M peers for each client among those who are here; fewer where fewer are here, nobody for a client left alone."""
+        """M peers for each client among those who are here, itself for some of them if `own`; fewer where fewer are here, nobody for a
+        client left alone."""
         everyone = list(views)
         if self.choice == "relevance":
             self.relate(fed, views)
@@ -169,7 +174,7 @@ class FedMuscle(Algorithm):
                 order = sorted(others, key=lambda c: -fed.state["relevance"][client][c])
             else:
                 order = [others[i] for i in torch.randperm(len(others), generator=stream(fed.seed, "peers", round, epoch, batch, client))]
-            drawn[client] = order[:self.peers]
+            drawn[client] = order[:self.peers - self.own] + [client] * min(self.own, len(others))
         return {client: peers for client, peers in drawn.items() if peers}
 
     def relate(self, fed: Federation, views: dict[str, Tensor]) -> None:
@@ -369,7 +374,12 @@ class FedMuscle(Algorithm):
             if how.optimisers == "one" and how.align_rate is None:
                 return self.optimiser()
             held = any(not p.requires_grad for p in self.model.parameters())
-            return self.optimiser("align", how.align_rate or self.training.rate * (GENTLE if held else 1))
+            rate = how.align_rate or self.training.rate * (GENTLE if held else 1)
+            optimiser = self.optimiser("align", rate)
+            if how.decay:
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
+            return optimiser
 
 
 @cache
