@@ -141,13 +141,18 @@ class NarrowingSide(AveragingSide):
 
     @operation
     def receive(self, parameters: Parameters, units: list[int]) -> None:
+        """Have this submodel to leave with."""
+        self.take(parameters, units)
+        self.acclimatise(self.model)
+
+    def take(self, parameters: Parameters, units: list[int]) -> None:
         self.fit(units)
         self.model.load_state_dict(parameters)
 
     @operation
     @sends(parameters="parameters", samples="open", ratio="open")
     def update(self, parameters: Parameters, units: list[int]) -> NarrowUpdate:
-        self.receive(parameters, units)
+        self.take(parameters, units)
         self.start = parameters
         loss = self.learn(optimiser=self.optimiser(fresh=True))
         return {"parameters": dict(self.model.state_dict()), "samples": len(self.client.train), "loss": loss, "ratio": self.ratio()}
@@ -159,6 +164,7 @@ class NarrowingSide(AveragingSide):
             return {}
         other = self.made(units)
         other.load_state_dict(parameters)
+        self.acclimatise(other)
         return measure(other, self.client.test, self.client, self.training.batch)
 
     @question
@@ -171,17 +177,21 @@ class NarrowingSide(AveragingSide):
         return [found.float() for found in activity(whole, self.widths, rows)]
 
     def learn(self, *args: Any, **options: Any) -> float:
-        """A submodel is done sooner, by its share of the full model's operations. Batch norms leave with the statistics of the client's own
-        data: what was sent is of other units' inputs, and a few steps do not forget it."""
+        """A submodel is done sooner, by its share of the full model's operations."""
         before = self.work
         loss = super().learn(*args, **options)
-        if counted(self.model):
-            rows = len(self.client.train)
-            some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
-            remeasure(self.model, (self.client.place(self.sampled(index)[0]) for index in some))
-            self.work += rows / 3
+        self.acclimatise(self.model)
         self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
         return loss
+
+    def acclimatise(self, model: nn.Module) -> None:
+        """Batch norms with the statistics of the client's own data: those that are sent are of other units' inputs, and a few steps do
+        not forget them."""
+        if counted(model.train()):
+            rows = len(self.client.train)
+            some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
+            remeasure(model, (self.client.place(self.sampled(index)[0]) for index in some))
+            self.work += rows / 3
 
     def load(self, parameters: Parameters) -> None:
         self.fit(units_in(parameters, self.widths, self.whole.state_dict()))

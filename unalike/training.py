@@ -335,26 +335,28 @@ def draws(model: nn.Module) -> bool:
 
 
 def counted(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """Norms that count statistics when the model trains; those that never do, held ones for one, are left out."""
-    return [layer for layer in model.train().modules()
+    """Norms of a model in training that count statistics; those that never do, held ones for one, are left out."""
+    return [layer for layer in model.modules()
             if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training and layer.running_mean is not None]
 
 
 def remeasure(model: nn.Module, rows: Iterable[Any]) -> None:
-    """Running statistics as they are on these batches of rows, with the weights there are now."""
-    norms = counted(model)
+    """Running statistics as they are on these batches of rows, with the weights there are now; all else is as in a test."""
+    norms = counted(model.train())
     paces = [norm.momentum for norm in norms]
     model.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None                    # the mean over all batches
-        norm.train()
-    with torch.no_grad():
-        for x in rows:
-            model(x)
-    for norm, pace in zip(norms, paces, strict=True):
-        norm.momentum = pace
-    model.train()
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None                # the mean over all batches
+            norm.train()
+        with torch.no_grad():
+            for x in rows:
+                model(x)
+    finally:
+        for norm, pace in zip(norms, paces, strict=True):
+            norm.momentum = pace
+        model.train()
 
 
 class Called(nn.Module):

@@ -178,16 +178,28 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
     assert algorithm.draw(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
 
 
-def test_a_client_may_be_its_own_peer(outcome, toys, tmp_path):
+@pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"temperature": [[0.2] * 4] * 4}, {"samples": 4}])
+def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
+    """Itself as it is, whoever computes it; nobody is told more than without."""
+    made = {way: outcome(peers=2, own=1, keep="aligned", exchange=way, **fields) for way in ("gradient", "peers")}
+    if "samples" not in fields:             # combinations are drawn by whoever computes
+        assert toys.apart(made["gradient"], made["peers"]) < 1e-9
+    if not fields:
+        assert toys.apart(made["gradient"], outcome(peers=2, own=1, keep="aligned", exchange="paper")) < 1e-9
+    assert toys.apart(made["gradient"], outcome(peers=2, keep="aligned", **fields)) > 1e-4
+    assert toys.apart(made["gradient"], outcome(peers=1, keep="aligned", **fields)) > 1e-4
     algorithm = toys.method("fedmuscle", peers=2, own=1)
     fed = toys.federation(tmp_path / "fed", algorithm, [toys.client(c) for c in "abcd"])
     drawn = algorithm.draw(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
-    assert all(peers[0] != client == peers[1] and len(peers) == 2 for client, peers in drawn.items())
-    company, none = outcome(peers=2, keep="aligned"), outcome(peers=2, own=2, keep="aligned")
-    fewer = outcome([toys.client(c) for c in "acd"], peers=2, own=2, keep="aligned")
-    assert toys.apart(company, none) > 1e-4
-    assert toys.apart({"a": none["a"]}, {"a": fewer["a"]}) < 1e-12, "without company nobody else matters"
-    assert toys.apart(none, outcome(peers=2, own=2, keep="aligned", exchange="peers")) < 1e-9
+    assert all(len(peers) == 1 and peers[0] != client for client, peers in drawn.items())
+    assert algorithm.draw(fed, {"a": torch.zeros(2, 8)}, 1, 0, 0) == {}
+
+
+def test_without_company_nobody_else_matters(outcome, toys):
+    settings = {"peers": 3, "own": 3, "keep": "aligned"}
+    many, few = outcome(**settings), outcome([toys.client("a"), toys.client("c")], **settings)
+    assert toys.apart({"a": many["a"]}, {"a": few["a"]}) < 1e-12
+    assert toys.apart({"a": many["a"]}, {"a": outcome(keep="local", **{k: v for k, v in settings.items() if k != "keep"})["a"]}) > 1e-6
 
 
 def test_redraw_once_a_pass(outcome, toys, monkeypatch):
@@ -257,7 +269,7 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     sides = outcome.fed.engine.host.sides
     assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
     if "exchange" not in fields:
-        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), temperature=0.2, lower_temperature=0.15)
+        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15)
         assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
     fedmuscle.stacked.cache_clear()
     assert toys.apart(made[False], made[True]) < 1e-8
@@ -375,6 +387,9 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypa
 @pytest.mark.parametrize("fields, sentence", [
     ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
     ({"peers": 0}, "must be at least 1, got 0"),
+    ({"peers": 1, "own": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
+    ({"peers": 2, "own": 1, "loss": "gramian"}, "leave own at 0"),
+    ({"peers": 1, "decay": True, "optimisers": "one"}, "leaves no rate of alignment to decay"),
     ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
     ({"batch": 1}, "at least 2"),
     ({"temperature": 0.0}, "must be at least 0.006"),

@@ -121,7 +121,7 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
 
 
-def test_at_full_width_without_penalty_and_history_it_is_fedavg(toys, tmp_path):
+def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(toys, tmp_path):
     """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest to itself."""
     alike = lambda: [toys.client(id, model=net) for id in "abc"]
     states = {}
@@ -165,7 +165,7 @@ def test_a_narrow_client_trains_with_columns_as_strong_as_the_servers(toys, tmp_
         other.begin(1)
         ways[level] = other.call("update", each={"c": sent})["c"]["parameters"]
     side = fed.engine.host.sides["c"]
-    side.receive(**sent)
+    side.take(**sent)
     out, names = side.model.eval()(x.double()), [name for name, _ in side.model.named_parameters()]
     with levelled(side.model, side.strengths()):
         torch.testing.assert_close(side.model(x.double()), out)
@@ -200,6 +200,8 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
     assert torch.allclose(told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1)
     assert 0.5 < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean()) < 2
     assert side.model.encoder.norm.momentum == 0.1
+    fed.call("receive", each={"a": message})
+    assert float(side.model.encoder.norm.running_var.max()) < 1e3, "also of a submodel that is only kept"
 
 
 @pytest.mark.parametrize("method, rounds", [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})])

@@ -72,7 +72,8 @@ MAY = {
     "averaging": {"operations", "algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "prompting": {"operations", "algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
     "unlabelled": {"operations", "algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},
-    "narrowing": {"operations", "algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "training"},
+    "narrowing": {"operations", "algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "randomness",
+                  "training"},
     "engines": {"engines", "forms", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},
 }

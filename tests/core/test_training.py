@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from unalike.errors import UserError
+from unalike.models.frozen import Still
 from unalike.randomness import stream
-from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, move, optimiser_for, step, train
+from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, move, optimiser_for, remeasure, step, train
 
 
 @settings(deadline=None)
@@ -212,3 +213,24 @@ def test_a_loss_that_looks_at_values_is_run_each_time():
     x = torch.ones(3, 4, device="cuda")
     losses = [float(tape(x)) for _ in range(6)]
     assert len(set(losses)) == 1 and list(tape.played.kept.values()) == [None] and torch.randn(2, device="cuda").isfinite().all()
+
+
+def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.Unflatten(1, (2, 1, 1)), Still(2))
+    model[2].running_mean.fill_(100.0)
+    x = torch.randn(64, 3)
+    held = {name: tensor.clone() for name, tensor in model[5].state_dict().items()}
+    remeasure(model, x.split(32))
+    seen = model[0](x)                                                  # nothing is dropped meanwhile
+    torch.testing.assert_close(model[2].running_mean, seen.mean(0))
+    torch.testing.assert_close(model[2].running_var, torch.stack([part.var(0) for part in seen.split(32)]).mean(0))
+    assert all(torch.equal(held[name], tensor) for name, tensor in model[5].state_dict().items()), "held statistics stay"
+
+    def broken():
+        yield x[:32]
+        raise RuntimeError("no rows")
+
+    with pytest.raises(RuntimeError, match="no rows"):
+        remeasure(model, broken())
+    assert model[2].momentum == 0.1 and model.training and model[1].training

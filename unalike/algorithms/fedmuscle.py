@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import permutations
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -18,6 +19,7 @@ from unalike.algorithm import Algorithm
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
+from unalike.losses.kernels import cka
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
@@ -60,7 +62,7 @@ class FedMuscle(Algorithm):
     exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
     sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
     choice: Literal["random", "relevance"] = "random"                # which peers
-    own: int = 0                                                     # of the M peers, how many are the client itself; M: no company at all
+    own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
@@ -69,41 +71,44 @@ class FedMuscle(Algorithm):
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        counts = {"peers": self.peers, "width": self.width, "passes": self.passes}
-        problems = [(name, f"must be at least 1, got {count}.") for name, count in counts.items() if count < 1]
-        if not 0 <= self.own <= self.peers:
-            problems.append(("own", f"must be from 0 to peers, which are {self.peers}, got {self.own}."))
-        if clients < self.peers + 1:
-            problems.append(("peers", f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients."))
-        if self.batch < 2:
-            problems.append(("batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."))
-        if public_rows < self.batch:
-            problems.append(("batch", f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. "
-                                      "Lower algorithm.batch or raise public.size."))
+        paper, counts = self.exchange == "paper", {"peers": self.peers, "width": self.width, "passes": self.passes}
+        rules = (
+            *((count < 1, name, f"must be at least 1, got {count}.") for name, count in counts.items()),
+            (not 0 <= self.own <= max(self.peers, 1), "own", f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}."),
+            (self.own and self.loss == "gramian", "own", "the Gramian loss sees no volume between a client and itself: leave own at 0."),
+            (clients + self.own <= self.peers, "peers",
+             f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients."),
+            (self.batch < 2, "batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."),
+            (public_rows < self.batch, "batch",
+             f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
+            (self.align_rate is not None and not self.align_rate > 0, "align_rate", f"must be above 0, got {self.align_rate}."),
+            (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
+             "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
+            (self.samples is not None and self.samples < 1, "samples",
+             f"must be at least 1, got {self.samples}; leave it out for all combinations if feasible."),
+            (paper and self.drawn(self.peers, self.batch), "exchange",
+             f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."),
+            (paper and (self.loss != "muscle" or self.sync == "epoch"), "exchange",
+             'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'),
+        )
+        problems = [(field, sentence) for broken, field, sentence in rules if broken]
         for name in ("temperature", "lower_temperature"):
             given = getattr(self, name)
             if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
                 problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
             elif not isinstance(given, str) and not bool((torch.tensor(given, dtype=torch.float64) >= COLDEST).all()):
                 problems.append((name, f"must be at least {COLDEST:g}, got {given}."))
-        if self.align_rate is not None and not self.align_rate > 0:
-            problems.append(("align_rate", f"must be above 0, got {self.align_rate}."))
-        if self.samples is not None and self.samples < 1:
-            problems.append(("samples", f"must be at least 1, got {self.samples}; leave it out for all combinations if feasible."))
-        if self.exchange == "paper" and self.drawn(self.peers, self.batch):
-            problems.append(("exchange", f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."))
-        if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
-            problems.append(("exchange", 'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'))
         return problems
 
     def check_round(self, clients: int) -> list[tuple[str, str]]:
-        if clients > self.peers:
+        if clients > self.peers - self.own:
             return []
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
     def company(self) -> str:
-        return f"{self.peers} peers need {self.peers + 1} clients" if self.peers != 1 else "1 peer needs 2 clients"
+        others = self.peers - self.own
+        return f"{others} peers need {others + 1} clients" if others != 1 else "1 peer needs 2 clients"
 
     # the server
 
@@ -162,35 +167,30 @@ class FedMuscle(Algorithm):
             for c, peers in drawn.items()}))
 
     def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
-        """M peers for each client among those who are here, itself for some of them if `own`; fewer where fewer are here, nobody for a
-        client left alone."""
-        everyone = list(views)
+        """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out."""
         if self.choice == "relevance":
             self.relate(fed, views)
         drawn = {}
-        for client in everyone:
-            others = [c for c in everyone if c != client]
+        for client in views:
+            others = [c for c in views if c != client]
             if self.choice == "relevance":
                 order = sorted(others, key=lambda c: -fed.state["relevance"][client][c])
             else:
                 order = [others[i] for i in torch.randperm(len(others), generator=stream(fed.seed, "peers", round, epoch, batch, client))]
-            drawn[client] = order[:self.peers - self.own] + [client] * min(self.own, len(others))
-        return {client: peers for client, peers in drawn.items() if peers}
+            drawn[client] = order[:self.peers - self.own]
+        return {client: peers for client, peers in drawn.items() if peers or self.own == self.peers}
 
     def relate(self, fed: Federation, views: dict[str, Tensor]) -> None:
         """A running mean of how alike two clients see the same rows (linear CKA)."""
         relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
-        centred = {c: z - z.mean(0) for c, z in views.items()}
-        grams = {c: z @ z.mT for c, z in centred.items()}
-        for a in views:
-            for b in views:
-                if a != b:
-                    alike = float((grams[a] * grams[b]).sum() / (grams[a].norm() * grams[b].norm()).clamp_min(1e-12))
-                    relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike
+        grams = {c: z @ z.mT for c, z in views.items()}
+        for a, b in permutations(views, 2):
+            alike = float(cka(grams[a], grams[b]))
+            relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike
 
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
-        """Both temperatures for an anchor and its peers: numbers, or matrices whose row 0 is the anchor."""
-        order = [list(fed.cards).index(c) for c in (client, *peers)]
+        """Both temperatures for an anchor, its peers and itself as one: numbers, or matrices whose row 0 is the anchor."""
+        order = [list(fed.cards).index(c) for c in (client, *peers, *[client] * self.own)]
         pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given
         upper = pick(self.temperature)
         if self.lower_temperature != "consistent":
@@ -206,10 +206,12 @@ class FedMuscle(Algorithm):
 
     def draws(self, peers: int, batch: int, generator: torch.Generator | None = None) -> Tensor | None:
         """What decides which combinations are drawn for an anchor's rows, (peers, batch, combinations); None: all are summed up."""
+        peers += self.own
         return torch.rand(peers, batch, count, generator=generator) if (count := self.drawn(peers, batch)) else None
 
     def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any, draws: Tensor | None = None) -> Tensor:
-        """The loss of one anchor."""
+        """The loss of one anchor, against its peers and, if `own`, against itself as it is."""
+        peers = [*peers, *[z.detach()] * self.own]
         if draws is not None:
             return muscle_sampled(z, peers, draws, like(z, temperature), like(z, lower_temperature))
         if self.loss == "muscle":
@@ -227,12 +229,12 @@ class FedMuscle(Algorithm):
         sizes = {len(peers) for peers in drawn.values()}
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
         estimated = [told for told in draws.values() if told is not None]
-        if not per_pair and len(sizes) == 1 and (max(sizes) <= STACKED or estimated):
+        if not per_pair and len(sizes) == 1 and (max(sizes) + self.own <= STACKED or estimated):
             others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
             decided = [torch.stack(estimated).to(anchors)] if estimated else []
-            each, gradients = stacked(self.loss, **settings)(anchors, others, *decided)
+            each, gradients = stacked(self.loss, self.own, **settings)(anchors, others, *decided)
             kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
         for client, peers in drawn.items():
@@ -243,8 +245,8 @@ class FedMuscle(Algorithm):
         return pulls, losses
 
     def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
-        t = self.temperatures(fed, client, peers)
-        return aggregate([views[p] for p in peers], like(views[client], t["temperature"]), like(views[client], t["lower_temperature"]))
+        t, z = self.temperatures(fed, client, peers), views[client]
+        return aggregate([*(views[p] for p in peers), *[z] * self.own], like(z, t["temperature"]), like(z, t["lower_temperature"]))
 
     # the client
 
@@ -285,7 +287,7 @@ class FedMuscle(Algorithm):
         @sends(views="rows")
         def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Aligned:
             """The same step from the peers' representations."""
-            loss = self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(peers[0]))
+            loss = self.descend(self.contrast(z := self.recall(epoch, batch), peers, temperatures), len(z))
             return {"loss": loss, "views": self.following(epoch, batch)}
 
         @operation
@@ -376,18 +378,17 @@ class FedMuscle(Algorithm):
             held = any(not p.requires_grad for p in self.model.parameters())
             rate = how.align_rate or self.training.rate * (GENTLE if held else 1)
             optimiser = self.optimiser("align", rate)
-            if how.decay:
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
+            for group in optimiser.param_groups if how.decay else ():
+                group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
             return optimiser
 
 
 @cache
-def stacked(loss: Any, temperature: float, lower_temperature: float) -> Played:
+def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -> Played:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
     def of(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss).contrast(z, peers, temperature, lower_temperature, *drawn)
+        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss, own=own).contrast(z, peers, temperature, lower_temperature, *drawn)
         each = torch.func.vmap(contrast)(anchors, others, *draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 

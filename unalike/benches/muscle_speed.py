@@ -34,7 +34,7 @@ def run(study: Study) -> dict:
             continue
         whole, _ = seconds(study, how)
         waited, parts = seconds(study, how, apart=True)
-        contrast = fedmuscle.stacked("muscle", temperature=0.2, lower_temperature=0.15)
+        contrast = fedmuscle.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
         told[how] = {"seconds_a_round": whole, "loss_share": parts["loss"] / waited, "loss_played": sum(map(bool, contrast.kept.values())),
                      **{f"{name}_seconds": parts[name] for name in parts}}
     return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}

@@ -10,7 +10,7 @@ from unalike.report import Run
 
 RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
 METHODS: dict[str, list[str]] = {
-    "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian"],
+    "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian", "algorithm.own=0"],
     "as printed": ["algorithm={name: fedmuscle}"],
     "no company": ["algorithm.own=3"],          # each contrasts with itself: what of the gain needs nobody else
     **{name: [f"algorithm={{name: {name}}}"] for name in RIVALS if name in ALGORITHMS},
