@@ -1,6 +1,6 @@
 """FedMuscle against its rivals on `digits`: the same clients, first weights, labelled rows, public set and local epochs, three seeds.
 
-Fields that are not said are the methods' defaults; `rivals-rates` tries others.
+Each rival's rate or weight is the best of several on other seeds (`rivals-rates`); fields that are not said are the methods' defaults.
 """
 
 from unalike.benches import Row, Study, averages
@@ -11,13 +11,14 @@ METHODS: dict[str, str] = {
     "fedmuscle": "{name: fedmuscle, width: 32, align_rate: 0.003}",
     "fedmuscle, pairwise": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: pairwise}",
     "fedmuscle, gramian": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: gramian}",
-    "sage": "{name: sage, flips: false}",
-    "fedhenn": "{name: fedhenn}",
-    "cofed": "{name: cofed}",
-    "feddf": "{name: feddf}",
-    "fedrcl": "{name: fedrcl}",
-    "simclr": "{name: simclr, flips: false}",
-    "pseudolabel": "{name: pseudolabel}",
+    "fedmuscle, no company": "{name: fedmuscle, width: 32, align_rate: 0.003, own: 3}",
+    "sage": "{name: sage, flips: false, public_rate: 0.0003}",
+    "fedhenn": "{name: fedhenn, eta: 0.1}",
+    "cofed": "{name: cofed, public_rate: 0.0003}",
+    "feddf": "{name: feddf, public_rate: 0.0003}",
+    "fedrcl": "{name: fedrcl, weight: 0.03}",
+    "simclr": "{name: simclr, flips: false, public_rate: 0.003}",
+    "pseudolabel": "{name: pseudolabel, public_rate: 0.0001}",
 }
 PLAIN = ("evaluations=1", "checkpoint=1000")
 

@@ -7,9 +7,9 @@ from unalike.benches import Row, Study, averages
 from unalike.benches.rivals import METHODS, PLAIN, figures
 
 TRIED: dict[str, tuple[str, tuple[float, ...]]] = {
-    **dict.fromkeys(("sage", "cofed", "feddf", "simclr", "pseudolabel"), ("public_rate", (0.0003, 0.001, 0.003))),
+    **dict.fromkeys(("sage", "cofed", "feddf", "simclr", "pseudolabel"), ("public_rate", (0.0001, 0.0003, 0.001, 0.003, 0.01))),
     "fedhenn": ("eta", (0.01, 0.1, 1.0)),
-    "fedrcl": ("weight", (0.1, 0.3, 1.0)),
+    "fedrcl": ("weight", (0.03, 0.1, 0.3, 1.0)),
 }
 
 
