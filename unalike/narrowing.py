@@ -187,8 +187,8 @@ class NarrowingSide(AveragingSide):
     def acclimatise(self, model: nn.Module) -> None:
         """Batch norms with the statistics of the client's own data: those that are sent are of other units' inputs, and a few steps do
         not forget them."""
-        if counted(model.train()):
-            rows = len(self.client.train)
+        rows = len(self.client.train)
+        if rows > 1 and counted(model.train()):         # one row has no spread
             some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
             remeasure(model, (self.client.place(self.sampled(index)[0]) for index in some))
             self.work += rows / 3

@@ -180,7 +180,7 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
 
 @pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"temperature": [[0.2] * 4] * 4}, {"samples": 4}])
 def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
-    """Itself as it is, whoever computes it; nobody is told more than without."""
+    """Itself as it is, whoever computes it."""
     made = {way: outcome(peers=2, own=1, keep="aligned", exchange=way, **fields) for way in ("gradient", "peers")}
     if "samples" not in fields:             # combinations are drawn by whoever computes
         assert toys.apart(made["gradient"], made["peers"]) < 1e-9
