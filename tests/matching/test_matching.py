@@ -71,6 +71,18 @@ def test_a_permuted_network_comes_back(name, inputs):
     assert apart(back, mixed) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["conv, batch norm, residual", "group norm", "depthwise"])
+def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
+    """Two clients' data leave other statistics in the same units."""
+    model, _, widths = made(name)
+    state, draws = model.state_dict(), torch.Generator().manual_seed(3)
+    norms = [f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, nn.BatchNorm2d | nn.GroupNorm)
+             for part in ("weight", "bias", "running_mean", "running_var") if f"{path}.{part}" in state]
+    other = {n: t + 10 * torch.rand(t.shape, generator=draws) if n in norms else t for n, t in state.items()}
+    back, = Matcher(solver="picked").carry([state], [other], widths, widths)
+    assert norms and apart(back, state) == 0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_made_wider_computes_the_same(name):
     """16 units become 32: with "mass" each is split; with "barycentre" outputs would grow."""

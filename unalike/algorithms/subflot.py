@@ -33,7 +33,7 @@ class SubFLOT(Narrowing):
     otp: bool = True
     ota: bool = True
     inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
-    level: bool = True                                          # narrow clients train with columns as strong as the server's
+    level: bool = True                                          # narrow clients learn at the pace of full ones
     solver: Literal["picked", "auto", "exact", "entropic"] = "picked"
     server_mix: Share = 0.0                                     # of its last model in the server's next
 
@@ -115,15 +115,16 @@ class SubFLOT(Narrowing):
         algorithm: "SubFLOT"
 
         def learn(self, *args: Any, **options: Any) -> float:
-            """With columns as strong as the server's: the model computes the same, and steps and penalty do not count for less in it
-            for its being narrow."""
-            with levelled(self.model, self.strengths() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
+            """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
+            root of the ratio while they are trained, they are as long as a full model's, and a step turns and moves them as far."""
+            with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
                 self.anchor = [p.detach().clone() for p in self.model.parameters()]
                 return super().learn(*args, **options)
 
-        def strengths(self) -> dict[str, Tensor]:
+        def pace(self) -> dict[str, Tensor]:
             keep = [torch.arange(n) for n in self.memory["units"]]
-            return strengths(self.widths, renumbered(self.widths, keep), self.model.state_dict())
+            found = strengths(self.widths, renumbered(self.widths, keep), self.model.state_dict())
+            return {name: more.sqrt() for name, more in found.items()}
 
         def drift(self) -> Tensor | float:
             return sum(((p - begun) ** 2).sum() for p, begun in zip(self.model.parameters(), self.anchor, strict=True))

@@ -145,9 +145,10 @@ def units(tensor: Tensor, place: "Place") -> Tensor:
 
 
 def neurons(width: "Width", state: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that make the units of a width: weights, and biases beside them; norms go with their channel and tell nothing."""
+    """Tensors that make the units of a width: weights, and biases beside them; norms go with their channel and tell nothing.
+    Of several networks at once: a vector has two axes here."""
     made = dict.fromkeys(place.tensor for place in width.places if place.made)
-    weights = [name for name in made if state[name].dim() > 1]
+    weights = [name for name in made if state[name].dim() > 2]
     layers = {name.rpartition(".")[0] for name in weights}
     return [name for name in made if name in weights or name.rpartition(".")[0] in layers] if weights else list(made)
 
