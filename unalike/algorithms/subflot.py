@@ -72,12 +72,8 @@ class SubFLOT(Narrowing):
         units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
         if self.ota:
             model = fed.state["models"][group]
-            carried = self.carried(fed, model, states, units)
-            if self.solver == "picked":
-                ones = {c: {name: torch.ones_like(tensor) for name, tensor in state.items()} for c, state in states.items()}
-                merged = mean_of_held(model, carried, self.carried(fed, model, ones, units), weights)
-            else:
-                merged = mean_states(carried, weights)
+            carried, held = self.carried(fed, model, states, units)
+            merged = mean_of_held(model, carried, held, weights) if self.solver == "picked" else mean_states(carried, weights)
             fed.state["models"][group] = mixed(model, merged, self.server_mix)
         else:
             plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
@@ -89,15 +85,16 @@ class SubFLOT(Narrowing):
             fed.state.setdefault("uploads", {})[client] = {"units": units[client], "round": fed.round}
 
     def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters],
-                units: dict[str, list[int]]) -> dict[str, Parameters]:
-        """Uploads in the places of the server's neurons, by the plans of this round."""
+                units: dict[str, list[int]]) -> tuple[dict[str, Parameters], dict[str, Parameters]]:
+        """Uploads in the places of the server's neurons, by the plans of this round, and which entries each has."""
         found: dict[str, Parameters] = {}
+        held: dict[str, Parameters] = {}
         for some in self.alike(fed, units):
-            widths = self.widths(fed, some[0])
+            widths, matcher, keys = self.widths(fed, some[0]), self.matcher(fed), [(c, "up", fed.round) for c in some]
             own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
-            keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
-            found |= zip(some, self.matcher(fed).carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
-        return found
+            found |= zip(some, matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
+            held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys, strict=True)}
+        return found, held
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
         """Clients of one model and width, a few at a time."""
@@ -139,12 +136,12 @@ def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
 
 
 def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
-    """Each entry's mean over those who hold it; what nobody holds stays."""
+    """Each entry's mean over those who hold it; what nobody holds stays. `held` is 1 or 0, of a shape that goes with the entries."""
     merged = {}
     for name, tensor in model.items():
-        total, mean = torch.zeros_like(tensor, dtype=torch.float64), torch.zeros_like(tensor, dtype=torch.float64)
+        total: Any = sum(weights[client] * its[name] for client, its in held.items())
+        mean = torch.zeros_like(tensor, dtype=torch.float64)
         for client, state in states.items():                # what a client does not hold is 0 in what was carried over
-            total.add_(held[client][name] != 0, alpha=weights[client])
             mean.add_(state[name], alpha=weights[client])
         merged[name] = as_was(torch.where(total > 0, mean / total, tensor.double()), tensor)
     return merged

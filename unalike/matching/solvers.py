@@ -45,9 +45,14 @@ def picked(cost: Tensor) -> Tensor:
     >>> picked(torch.tensor([[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]])).tolist()
     [[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
     """
+    plan, few = torch.zeros_like(cost), cost.detach() if cost.shape[0] <= cost.shape[1] else cost.detach().mT
+    nearest = few.argmin(1)
+    if len(nearest.unique()) == len(few):                               # nobody wants another's: nothing can be cheaper
+        own = torch.arange(len(few), device=cost.device)
+        plan[(own, nearest) if few.shape == cost.shape else (nearest, own)] = 1 / cost.shape[1]
+        return plan
     from scipy.optimize import linear_sum_assignment
 
-    plan = torch.zeros_like(cost)
     plan[linear_sum_assignment(cost.detach().double().cpu().numpy())] = 1 / cost.shape[1]
     return plan
 

@@ -51,6 +51,18 @@ class Matcher:
         made = pairs.result()
         return [{name: tensor[n] for name, tensor in made.items()} for n in range(len(sources))]
 
+    def reached(self, key: Hashable, widths: Sequence["Width"], target: Mapping[str, Tensor]) -> State:
+        """Which entries of a target got something by a plan that is known: 1 or 0, with axes of size 1 where all are alike."""
+        found = {name: torch.ones([1] * tensor.dim(), dtype=torch.float64) for name, tensor in target.items()}
+        for plan, width in zip(self.known[key], widths, strict=True):
+            there = (plan.sum(0) > 0).double().cpu()
+            for place in width.places:
+                tensor = target[place.tensor]
+                line = torch.ones(tensor.shape[place.axis], dtype=torch.float64)
+                line[place.entries.flatten()] = there.repeat_interleave(place.entries.shape[1])
+                found[place.tensor] = found[place.tensor] * line.view([-1 if axis == place.axis else 1 for axis in range(tensor.dim())])
+        return {name: mask.to(target[name].device) for name, mask in found.items()}
+
 
 @dataclass
 class Pairs:
