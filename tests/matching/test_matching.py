@@ -147,6 +147,18 @@ def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
     torch.testing.assert_close(entropic(costs)[1:2], entropic(costs[1:2]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (7, 7)])
+@pytest.mark.parametrize("apart", [0.0, 5.0])
+def test_picked_pairs_are_the_cheapest_whether_or_not_two_want_the_same(shape, apart):
+    from scipy.optimize import linear_sum_assignment
+
+    costs = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)) + apart * (1 - torch.eye(*shape))
+    for cost, plan in zip(costs, plans(costs, "picked"), strict=True):
+        wanted = torch.zeros(shape)
+        wanted[linear_sum_assignment(cost.numpy())] = 1 / shape[1]
+        assert torch.equal(plan, wanted)
+
+
 def test_large_layers_get_entropic_plans_unless_told(monkeypatch):
     monkeypatch.setattr("unalike.matching.solvers.LARGEST", 3)
     costs = torch.rand(1, 4, 4)

@@ -19,7 +19,7 @@ def plans(costs: Tensor, solver: Solver = "auto", share: float = 0.05) -> Tensor
     if costs.dim() != 3 or 0 in costs.shape:
         raise ValueError(f"plans takes costs (clients, units, units), one or more of each, got {tuple(costs.shape)}")
     if solver == "picked":
-        return torch.stack([picked(cost) for cost in costs])
+        return picked(costs)
     if solver == "entropic" or (solver == "auto" and max(costs.shape[1:]) > LARGEST):
         return entropic(costs, share)
     return torch.stack([exact(cost) for cost in costs])
@@ -39,22 +39,25 @@ def exact(cost: Tensor) -> Tensor:
     return torch.from_numpy(found).to(cost.device, cost.dtype)
 
 
-def picked(cost: Tensor) -> Tensor:
-    """Each of the fewer with one of the more, the cheapest way, and the rest with nobody: (n, m), 1 / m for every pair (Kuhn 1955).
+def picked(costs: Tensor) -> Tensor:
+    """Each of the fewer with one of the more, the cheapest way, and the rest with nobody: 1 / m for every pair (Kuhn 1955). A GPU is waited
+    for one time, and plans (b, n, m) lie beside the processor, which reads them.
 
-    >>> picked(torch.tensor([[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]])).tolist()
-    [[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
+    >>> picked(torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])).tolist()
+    [[[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]]
     """
-    plan, few = torch.zeros_like(cost), cost.detach() if cost.shape[0] <= cost.shape[1] else cost.detach().mT
-    nearest = few.argmin(1)
-    if len(nearest.unique()) == len(few):                               # nobody wants another's: nothing can be cheaper
-        own = torch.arange(len(few), device=cost.device)
-        plan[(own, nearest) if few.shape == cost.shape else (nearest, own)] = 1 / cost.shape[1]
-        return plan
-    from scipy.optimize import linear_sum_assignment
+    few = costs.detach() if costs.shape[1] <= costs.shape[2] else costs.detach().mT
+    nearest, own = few.argmin(2).cpu(), torch.arange(few.shape[1])
+    disputed = [len(each.unique()) < len(each) for each in nearest]      # otherwise nobody wants another's, and nothing can be cheaper
+    if any(disputed):
+        from scipy.optimize import linear_sum_assignment
 
-    plan[linear_sum_assignment(cost.detach().double().cpu().numpy())] = 1 / cost.shape[1]
-    return plan
+        given = few.double().cpu().numpy()
+        for n in (n for n, so in enumerate(disputed) if so):
+            nearest[n] = torch.from_numpy(linear_sum_assignment(given[n])[1])
+    plan = torch.zeros(few.shape, dtype=costs.dtype)
+    plan[torch.arange(len(plan))[:, None], own, nearest] = 1 / costs.shape[2]
+    return plan if few.shape == costs.shape else plan.mT.contiguous()
 
 
 def entropic(costs: Tensor, share: float = 0.05, steps: int = 1000, within: float = 1e-6) -> Tensor:
