@@ -266,8 +266,7 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def represent(self, epoch: int, batch: int) -> Views:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
-            rows = self.walk(epoch)[batch]
-            self.work += len(rows) / 3
+            self.work += len(self.walk(epoch)[batch]) / 3
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
             return self.graph[1].detach()
 
@@ -345,7 +344,8 @@ class FedMuscle(Algorithm):
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
-            self.model.train()
+            if not self.model.training:                     # to say it again takes as long as a small step
+                self.model.train()
             with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
                 return self.passes(self.public_rows(rows))
 

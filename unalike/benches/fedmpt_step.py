@@ -1,8 +1,9 @@
-"""One training step of FedMPT on a model of the shape of CLIP ViT-B/16, batch 32, images looked at anew; quick, a small one."""
+"""One training step of FedMPT on a model of the shape of CLIP ViT-B/16, batch 32, as a client makes it; quick, a small one."""
 
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ from unalike.data import Tensors
 from unalike.models import build_encoder
 from unalike.models.prompts import START
 from unalike.tasks import MultiLabel
-from unalike.training import Training, step
+from unalike.training import Training, move, step
 
 BATCH = 32
 LABELS = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table", "dog", "horse", "motorbike",
@@ -26,7 +27,8 @@ LABELS = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat",
 
 
 def run(study: Study) -> dict:
-    """Milliseconds of a step: forward, backward, SGD; medians, with the images and with what was seen of them."""
+    """Milliseconds of a step: forward, backward, SGD; medians, with images looked at anew and with what was seen of them, which clients
+    keep. A GPU plays steps it has recorded, as in training; `called` is without that."""
     device = study.device
     with tempfile.TemporaryDirectory() as folder:
         shaped(Path(folder), study.quick)
@@ -41,16 +43,25 @@ def run(study: Study) -> dict:
     x, y, optimiser = client.place(x), client.place(y), made.optimiser()
     model: Any = made.model
 
-    def milliseconds(given: Any) -> float:
+    tape = made.tape(made.loss)
+
+    def played(given: Any) -> None:
+        tape(given, y)
+        move(optimiser)
+
+    def called(given: Any) -> None:
+        step(made.loss(given, y), optimiser)
+
+    def milliseconds(way: Callable[[Any], None], given: Any) -> float:
         wait(device)
         begun = time.perf_counter()
-        step(made.loss(given, y), optimiser)
+        way(given)
         wait(device)
         return 1e3 * (time.perf_counter() - begun)
 
-    turns = 3 if study.quick else 50
-    seen = model.look(x)
-    told = {name: [milliseconds(given) for _ in range(turns + 3)][3:] for name, given in (("step_ms", x), ("seen_step_ms", seen))}
+    turns, seen = 3 if study.quick else 50, model.look(x)
+    ways = {"step_ms": (played, x), "seen_step_ms": (played, seen), "called_step_ms": (called, x), "called_seen_step_ms": (called, seen)}
+    told = {name: [milliseconds(way, given) for _ in range(turns + 5)][5:] for name, (way, given) in ways.items()}
     counts: Any = made.describe()
     return {name: median(times) for name, times in told.items()} | {
         "batch": BATCH, "labels": len(LABELS), "conditions": len(method.named), "step_ms_bar": 40.0,
