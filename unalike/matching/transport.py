@@ -53,15 +53,19 @@ class Matcher:
 
     def reached(self, key: Hashable, widths: Sequence["Width"], target: Mapping[str, Tensor]) -> State:
         """Which entries of a target got something by a plan that is known: 1 or 0, with axes of size 1 where all are alike."""
-        found = {name: torch.ones([1] * tensor.dim(), dtype=torch.float64) for name, tensor in target.items()}
+        found: State = {}
         for plan, width in zip(self.known[key], widths, strict=True):
-            there = (plan.sum(0) > 0).double().cpu()
+            there, lines = (plan.sum(0) > 0).double().cpu(), {}
             for place in width.places:
                 tensor = target[place.tensor]
-                line = torch.ones(tensor.shape[place.axis], dtype=torch.float64)
-                line[place.entries.flatten()] = there.repeat_interleave(place.entries.shape[1])
-                found[place.tensor] = found[place.tensor] * line.view([-1 if axis == place.axis else 1 for axis in range(tensor.dim())])
-        return {name: mask.to(target[name].device) for name, mask in found.items()}
+                if (form := (tensor.shape[place.axis], spelled(place))) not in lines:           # norms' tensors are all alike
+                    line = torch.ones(tensor.shape[place.axis], dtype=torch.float64)
+                    line[place.entries.flatten()] = there.repeat_interleave(place.entries.shape[1])
+                    lines[form] = line.to(tensor.device)
+                mask = lines[form].view([-1 if axis == place.axis else 1 for axis in range(tensor.dim())])
+                found[place.tensor] = found[place.tensor] * mask if place.tensor in found else mask
+        return {name: found[name] if name in found else tensor.new_ones([1] * tensor.dim(), dtype=torch.float64)
+                for name, tensor in target.items()}
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Pairs:
         self.gaps: Tensor | None = None                                 # (pairs, 1, 1): some unit of the target has none of the source
         self.parts: list[Parts] = []
         self.taken: set[str] = set()                                    # tensors whose columns have been carried over
+        self.maps: dict[Hashable, Map] = {}                             # of axes, many of which are alike
         self.places: dict[tuple[str, bool], list[Shown]] = {}           # by tensor, and whether it makes the units
         for j, (of, to) in enumerate(zip(self.source_widths, self.target_widths, strict=True)):
             for a, b in zip(of.places, to.places, strict=True):
@@ -124,8 +129,13 @@ class Pairs:
     def move(self, name: str, made: bool) -> None:
         here = self.places.get((name, made), [])
         for axis in sorted({of.axis for _, of, _ in here}):
-            maps = [(self.parts[j], self.scale(j, made), of.entries, to.entries) for j, of, to in here if of.axis == axis]
-            self.source[name] = along(self.source[name], axis, maps, self.target[name].shape[axis + 1])
+            shown = [each for each in here if each[1].axis == axis]
+            tensor, size = self.source[name], self.target[name].shape[axis + 1]
+            key = (made, tensor.shape[axis + 1], size, tensor.dtype, *((j, spelled(of), spelled(to)) for j, of, to in shown))
+            if key not in self.maps:
+                parts = [(self.parts[j], self.scale(j, made), of.entries, to.entries) for j, of, to in shown]
+                self.maps[key] = mapped(parts, tensor.shape[axis + 1], size, tensor)
+            self.source[name] = along(tensor, axis, self.maps[key])
 
     def scale(self, i: int, made: bool) -> int:
         """What makes columns of a plan sum to 1, or its rows."""
@@ -134,6 +144,12 @@ class Pairs:
 
 Shown = tuple[int, "Place", "Place"]         # which width, where in the source, where in the target
 Parts = tuple[Tensor, Tensor]                # of each unit of a target: which of the source's, how much of each; (pairs, units, most)
+Map = Tensor | list[tuple[Tensor, Tensor | None]]       # (pairs, size, before); or sums of entries (pairs, size) by weights, None: 1
+
+
+def spelled(place: "Place") -> bytes:
+    """Equal where units have the same entries."""
+    return bytes(str(place.entries.shape[1]), "ascii") + place.entries.numpy().tobytes()
 
 
 def stacked(states: Sequence[Mapping[str, Tensor]]) -> State:
@@ -165,11 +181,11 @@ def neurons(width: "Width", state: Mapping[str, Tensor]) -> list[str]:
     return [name for name in made if name in weights or name.rpartition(".")[0] in layers] if weights else list(made)
 
 
-def along(tensor: Tensor, axis: int, maps: Sequence[tuple[Parts, int, Tensor, Tensor]], size: int) -> Tensor:
-    """Tensors (pairs, ...) with the units of one axis mapped: parts, their scale, entries in source and in target; others stay."""
-    pairs, most = len(tensor), max(which.shape[2] for (which, _), _, _, _ in maps)
+def mapped(maps: Sequence[tuple[Parts, int, Tensor, Tensor]], before: int, size: int, like: Tensor) -> Map:
+    """Where each entry of an axis of a target comes from: parts of units, their scale, entries in source and in target; others stay."""
+    pairs, most = len(maps[0][0][0]), max(which.shape[2] for (which, _), _, _, _ in maps)
     index, weight = torch.zeros(pairs, most, size, dtype=torch.int64), torch.zeros(pairs, most, size, dtype=torch.float64)
-    free, there = torch.ones(tensor.shape[axis + 1], dtype=torch.bool), torch.ones(size, dtype=torch.bool)
+    free, there = torch.ones(before, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
     for (which, much), scale, of, to in maps:
         free[of.flatten()] = there[to.flatten()] = False
         count, each = which.shape[2], to.shape[1]
@@ -177,16 +193,22 @@ def along(tensor: Tensor, axis: int, maps: Sequence[tuple[Parts, int, Tensor, Te
         weight[:, :count, to.flatten()] = (scale * much.double()).mT.repeat_interleave(each, 2)
     index[:, 0, there], weight[:, 0, there] = free.nonzero().flatten(), 1.0
     if most > 16:                                                           # a dense plan: one product
-        matrix = torch.zeros(pairs, size, tensor.shape[axis + 1], dtype=torch.float64).scatter_add_(2, index.mT, weight.mT).to(tensor)
-        rows = tensor.movedim(axis + 1, 1)
-        return (matrix @ rows.reshape(*rows.shape[:2], -1)).reshape(pairs, size, *rows.shape[2:]).movedim(1, axis + 1)
-    shape = [-1 if a == axis else 1 for a in range(tensor.dim() - 1)]
+        return torch.zeros(pairs, size, before, dtype=torch.float64).scatter_add_(2, index.mT, weight.mT).to(like)
     plain = [bool(((part - 1).abs() <= 1e-12).all()) for part in weight.transpose(0, 1)]
-    index, weight = index.to(tensor.device), weight.to(tensor)
+    index, weight = index.to(like.device), weight.to(like)
+    return [(index[:, n], None if as_is else weight[:, n]) for n, as_is in enumerate(plain)]
+
+
+def along(tensor: Tensor, axis: int, how: Map) -> Tensor:
+    """Tensors (pairs, ...) with the entries of one axis mapped."""
+    if isinstance(how, Tensor):
+        rows = tensor.movedim(axis + 1, 1)
+        return (how @ rows.reshape(*rows.shape[:2], -1)).reshape(*how.shape[:2], *rows.shape[2:]).movedim(1, axis + 1)
+    shape = [-1 if a == axis else 1 for a in range(tensor.dim() - 1)]
     out: Tensor | None = None
-    for n, as_is in enumerate(plain):
-        rows = entries(tensor, axis, index[:, n], shape)
-        rows = rows if as_is else rows.mul_(weight[:, n].view(pairs, *shape))
+    for index, weight in how:
+        rows = entries(tensor, axis, index, shape)
+        rows = rows if weight is None else rows.mul_(weight.view(len(tensor), *shape))
         out = rows if out is None else out.add_(rows)
     assert out is not None
     return out
