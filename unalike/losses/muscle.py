@@ -282,6 +282,11 @@ def _keep(table: Tensor, *axes: int) -> Tensor:
 
 def _inverse(temperature: Temperature, lower_temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """1 / t_m (M,) and gamma_mk (M, M) with zeros on the diagonal, float64."""
+    if isinstance(temperature, int | float) and isinstance(lower_temperature, int | float):     # what most want, in few calls
+        _check(temperature, temperature, "temperature")
+        _check(lower_temperature, lower_temperature, "lower_temperature")
+        gamma = torch.full((peers, peers), 1 / lower_temperature - 1 / temperature, dtype=torch.float64, device=device)
+        return torch.full((peers,), 1 / temperature, dtype=torch.float64, device=device), gamma.fill_diagonal_(0)
     per_peer, between = _anchor_and_pairs(temperature, peers, device)
     lower = _read(lower_temperature, "lower_temperature", device)
     if lower.shape == (peers + 1, peers + 1):
@@ -317,16 +322,21 @@ def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
         t = torch.where(torch.eye(len(t), dtype=torch.bool, device=t.device), 1.0, t)
     if isinstance(value, Tensor):
         return t
-    coldest = float(t.min())
-    if name == "temperature" and not coldest >= COLDEST:
-        raise ValueError(f"temperature must be at least {COLDEST}, got {value}.")
-    if not coldest > 0:
-        raise ValueError(f"{name} must be above 0, got {value}.")
+    _check(float(t.min()), value, name)
     if t.ndim == 2 and not (t.shape[0] == t.shape[1] and torch.allclose(t, t.mT)):
         raise ValueError(f"{name} as a matrix must be square and symmetric, got {value}.")
     return t.to(device) if t.ndim else torch.full((), float(t), dtype=t.dtype, device=device)      # a GPU fills, and does not wait
 
 
+def _check(coldest: float, value: Temperature, name: str) -> None:
+    if name == "temperature" and not coldest >= COLDEST:
+        raise ValueError(f"temperature must be at least {COLDEST}, got {value}.")
+    if not coldest > 0:
+        raise ValueError(f"{name} must be above 0, got {value}.")
+
+
 def _is_warm(value: Temperature) -> bool:
     """Float32 will do: known beforehand, and `WARM` throughout."""
+    if isinstance(value, int | float):
+        return value >= WARM
     return not isinstance(value, Tensor) and float(_read(value, "temperatures", None).min()) >= WARM
