@@ -177,6 +177,38 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     assert float(moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]) == pytest.approx(1, rel=0.02)
 
 
+def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
+    """Columns four times as strong, of a quarter of the units: divided by 2 while they are trained."""
+    moved = {}
+    for units, root in ((64, 1.0), (16, 2.0)):
+        layer, x = nn.Sequential(nn.Linear(units, 3, bias=False)).double(), torch.ones(1, units).double()
+        before = layer(x).detach()
+        with levelled(layer, {"0.weight": torch.full((1, units), root).double()}):
+            optimiser = torch.optim.SGD(layer.parameters(), lr=0.01)
+            (layer(x) - before - 1).square().sum().backward()
+            optimiser.step()
+        moved[units] = layer(x).detach() - before
+    torch.testing.assert_close(moved[16], moved[64])
+    assert float(moved[64].min()) > 0.1
+
+
+def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkeypatch):
+    """As after a resume with clients on a GPU; "meta" stands for one."""
+    class Seen(Exception):
+        pass
+
+    def carried(fed, model, states, units):
+        raise Seen({tensor.device.type for tensor in model.values()})
+
+    algorithm = SubFLOT()
+    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    sent = algorithm.messages(fed, ["c"])["c"]["parameters"]
+    monkeypatch.setattr(algorithm, "carried", carried)
+    with pytest.raises(Seen) as seen:
+        algorithm.absorb(fed, fed.state["group"]["c"], {"c": {name: tensor.to("meta") for name, tensor in sent.items()}}, {"c": 1.0})
+    assert seen.value.args[0] == {"meta"}
+
+
 def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
     algorithm = Narrowing()
     fed = begun(toys, tmp_path, algorithm, clients(toys))

@@ -214,6 +214,17 @@ def test_all_studies_are_listed():
     assert set(STUDIES) | alone <= set(bench_names())
 
 
+@pytest.mark.parametrize("name", ["subflot-server", "fedmpt-step"])
+def test_costs_are_told_beside_their_bars(name):
+    if name == "fedmpt-step":
+        pytest.importorskip("transformers")
+    told = import_module(f"unalike.benches.{name.replace('-', '_')}").run(Study(quick=True))
+    if name == "fedmpt-step":
+        assert min(told[key] for key in ("step_ms", "seen_step_ms", "called_step_ms", "called_seen_step_ms")) > 0
+    else:
+        assert told["seconds_a_client"] > 0 and all(row["both"] >= row["otp"] > 0 for row in told["rows"].values())
+
+
 def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
     told = import_module("unalike.benches.rivals").run(Study(seeds=(0,), only=("sage", "cofed")))
     assert list(told["rows"]) == ["sage", "cofed"] and told["first"] == "sage" and told["rows"]["cofed"]["delta"] == 3

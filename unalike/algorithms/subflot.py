@@ -71,7 +71,8 @@ class SubFLOT(Narrowing):
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
         units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
         if self.ota:
-            model = fed.state["models"][group]
+            where = next(iter(states.values()))                # a model that was read from disk lies elsewhere
+            model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
             carried, held = self.carried(fed, model, states, units)
             merged = mean_of_held(model, carried, held, weights) if self.solver == "picked" else mean_states(carried, weights)
             fed.state["models"][group] = mixed(model, merged, self.server_mix)
@@ -90,10 +91,11 @@ class SubFLOT(Narrowing):
         found: dict[str, Parameters] = {}
         held: dict[str, Parameters] = {}
         for some in self.alike(fed, units):
-            widths, matcher, keys = self.widths(fed, some[0]), self.matcher(fed), [(c, "up", fed.round) for c in some]
+            widths, matcher = self.widths(fed, some[0]), self.matcher(fed)
+            keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
             own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
             found |= zip(some, matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
-            held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys, strict=True)}
+            held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys or (), strict=False)}
         return found, held
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
@@ -113,7 +115,7 @@ class SubFLOT(Narrowing):
 
         def learn(self, *args: Any, **options: Any) -> float:
             """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
-            root of the ratio while they are trained, they are as long as a full model's, and a step turns and moves them as far."""
+            root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
             with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
                 self.anchor = [p.detach().clone() for p in self.model.parameters()]
                 return super().learn(*args, **options)

@@ -41,7 +41,7 @@ def exact(cost: Tensor) -> Tensor:
 
 def picked(costs: Tensor) -> Tensor:
     """Each of the fewer with one of the more, the cheapest way, and the rest with nobody: 1 / m for every pair (Kuhn 1955). A GPU is waited
-    for one time, and plans (b, n, m) lie beside the processor, which reads them.
+    for once, where two want the same twice, and plans (b, n, m) lie beside the processor, which reads them.
 
     >>> picked(torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])).tolist()
     [[[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]]

@@ -52,9 +52,10 @@ class Matcher:
         return [{name: tensor[n] for name, tensor in made.items()} for n in range(len(sources))]
 
     def reached(self, key: Hashable, widths: Sequence["Width"], target: Mapping[str, Tensor]) -> State:
-        """Which entries of a target got something by a plan that is known: 1 or 0, with axes of size 1 where all are alike."""
+        """Which entries of a target got something by a plan that is known, and is forgotten with that: 1 or 0, with axes of size 1 where
+        all are alike."""
         found: State = {}
-        for plan, width in zip(self.known[key], widths, strict=True):
+        for plan, width in zip(self.known.pop(key), widths, strict=True):
             there, lines = (plan.sum(0) > 0).double().cpu(), {}
             for place in width.places:
                 tensor = target[place.tensor]

@@ -161,7 +161,7 @@ class Times(nn.Module):
 
 @contextmanager
 def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None]:
-    """For a while, the model trains its columns as they would be in the full model, and computes what it did."""
+    """For a while, the model trains its columns divided by these, and computes what it did."""
     held = [(name.rpartition("."), more) for name, more in strengths.items()]
     for (owner, _, name), more in held:
         layer = model.get_submodule(owner)
