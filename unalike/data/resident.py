@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
 
 ROOM = 2**32        # bytes; a larger set stays where it is
-AT_ONCE = 256       # rows through the trunk
+AT_ONCE = {"cuda": 256, "cpu": 64}       # rows through the trunk: a processor's caches are small
 
 
 class Resident(Samples):
@@ -28,7 +28,7 @@ class Resident(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if self.held is None:
-            parts = [self._brought(few) for few in torch.arange(len(self.raw)).split(AT_ONCE)]
+            parts = [self._brought(few) for few in torch.arange(len(self.raw)).split(AT_ONCE.get(torch.device(self.device).type, 256))]
             self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
         assert self.held is not None
         x, y = self.held

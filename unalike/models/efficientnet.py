@@ -89,9 +89,11 @@ class EfficientNetLite(Frozen):
         """What the part that never learns makes of images: (B, channels, h, w)."""
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
-        x = (255 * x - 127) / 128                                                   # as the weights were trained
-        x = F.relu6(self._bn0(self._conv_stem(x.expand(-1, 3, -1, -1))))
-        return self._blocks[:self.frozen](x)
+        x = ((255 * x - 127) / 128).expand(-1, 3, -1, -1)                           # as the weights were trained
+        if x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)                     # a processor convolves single channels faster so
+        x = F.relu6(self._bn0(self._conv_stem(x)))
+        return self._blocks[:self.frozen](x).contiguous()
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages; of images, or of what the trunk made of them."""
