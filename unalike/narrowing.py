@@ -231,13 +231,17 @@ class Narrowing(Averaging):
         held = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
         for client, state in states.items():
             widths, keep = self.widths(fed, client), self.keep(fed, client)
-            for name, tensor in expand(state, widths, keep, {n: torch.zeros_like(t) for n, t in model.items()}).items():
+            none, counts = {n: torch.zeros_like(t) for n, t in model.items()}, self.counts(fed, client, state)
+            for name, tensor in expand({n: t * counts[n] for n, t in state.items()}, widths, keep, none).items():
                 total[name] += weights[client] * tensor
-            for name, tensor in expand({n: torch.ones_like(t) for n, t in state.items()}, widths, keep,
-                                       {n: torch.zeros_like(t) for n, t in model.items()}).items():
+            for name, tensor in expand(counts, widths, keep, none).items():
                 held[name] += weights[client] * tensor
         fed.state["models"][group] = {name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor)
                                       for name, tensor in model.items()}
+
+    def counts(self, fed: Federation, client: str, state: Parameters) -> Parameters:
+        """1 where an entry of an upload counts in the mean, else 0."""
+        return {name: torch.ones_like(tensor) for name, tensor in state.items()}
 
     def model(self, fed: Federation, client: str) -> Parameters:
         return fed.state["models"][fed.state["group"][client]]

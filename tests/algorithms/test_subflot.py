@@ -263,10 +263,26 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
     fed.call("update", each=algorithm.messages(fed, ["a", "b"]))
     side = fed.engine.host.sides["a"]
-    assert side.absent().tolist() == [False, False, True, True]
+    assert side.present().tolist() == [1, 1, 0, 0]
+    with side.masking():
+        assert not side.model(x.double())[:, 2:].any() and side.model(x.double())[:, :2].all()
+    assert side.model(x.double()).all(), "elsewhere it says what it thinks"
     hidden = side.model.encoder.first
     assert torch.allclose(hidden(x.double()), 2 * (x.double() @ hidden.weight.T + hidden.bias))
     assert not fed.engine.host.sides["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
+
+
+def test_heterofl_averages_rows_of_the_last_layer_over_who_has_their_label(toys, tmp_path):
+    x, _ = toys.blobs(20, 5)
+    some = {"a": torch.arange(20) % 2, "b": torch.arange(20) % 2 + 1}                  # labels 0 and 1, 1 and 2; nobody has 3
+    algorithm = HeteroFL()
+    fed = begun(toys, tmp_path, algorithm, [toys.client(c, model=net, train=(x, y)) for c, y in some.items()])
+    before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
+    ups = {c: {n: torch.full_like(t, value) for n, t in before.items()} for c, value in (("a", 1), ("b", 3))}
+    algorithm.absorb(fed, fed.state["group"]["a"], ups, {"a": 1.0, "b": 1.0})
+    after, last = algorithm.model(fed, "a"), "head.2.weight"
+    assert [row.unique().tolist() for row in after[last][:3]] == [[1], [2], [3]] and torch.equal(after[last][3], before[last][3])
+    assert after["head.2.bias"][:3].tolist() == [1, 2, 3] and after["head.0.weight"].unique().tolist() == [2]
 
 
 @pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])
