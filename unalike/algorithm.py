@@ -113,9 +113,8 @@ class ClientSide:
         return self.client.place(getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0])
 
     def encoder_width(self, encoder: nn.Module) -> int:
-        if isinstance(width := getattr(encoder, "width", None), int):
-            return width                        # without a look at rows, which may have to go through a trunk first
-        return width_of(encoder, self.client.place(self.client.train.rows(torch.arange(min(2, len(self.client.train))))[0]))
+        few = torch.arange(min(2, len(self.client.train)))
+        return width_of(encoder, lambda: self.client.place(self.client.train.rows(few)[0]))
 
     def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
         """The optimiser of that name, kept from call to call; or a fresh one that nobody keeps."""

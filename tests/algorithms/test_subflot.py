@@ -16,7 +16,7 @@ from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.subflot import SubFLOT
 from unalike.errors import UserError
 from unalike.models import MLP
-from unalike.models.submodels import extract, first, levelled, renumbered
+from unalike.models.submodels import expand, extract, first, levelled, renumbered
 from unalike.narrowing import Narrowing
 
 CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
@@ -207,6 +207,15 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
     with pytest.raises(Seen) as seen:
         algorithm.absorb(fed, fed.state["group"]["c"], {"c": {name: tensor.to("meta") for name, tensor in sent.items()}}, {"c": 1.0})
     assert seen.value.args[0] == {"meta"}
+
+
+def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
+    """Narrowed or not; "meta" stands for a GPU."""
+    fed = begun(toys, tmp_path, Narrowing(), clients(toys))
+    widths, model = Narrowing().widths(fed, "c"), Narrowing().model(fed, "c")
+    keep = first(widths, 0.5)
+    back = expand(extract(model, widths, keep), widths, keep, {name: tensor.to("meta") for name, tensor in model.items()})
+    assert {tensor.device.type for tensor in back.values()} == {"meta"}
 
 
 def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):

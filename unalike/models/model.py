@@ -1,5 +1,7 @@
 """What a client trains: encoder, projection, head. Knows nothing of clients or methods."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -48,13 +50,13 @@ class Nearest(nn.Module):
         return -(nn.functional.normalize(h, dim=-1)[:, None] - self.centres).square().sum(-1)
 
 
-def width_of(encoder: nn.Module, x: Tensor | dict) -> int:
-    """Width of an encoder's output: its attribute `width`, or found by a trial on the rows `x`."""
+def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:
+    """Width of an encoder's output: its attribute `width`, or found by a trial on rows, which are not asked for before."""
     if isinstance(width := getattr(encoder, "width", None), int):
         return width
     was = encoder.training
     with torch.no_grad():
-        out = encoder.eval()(x)
+        out = encoder.eval()(rows())
     encoder.train(was)
     if not isinstance(out, Tensor) or out.dim() != 2:
         raise ValueError(f"an encoder gives (n, width), {type(encoder).__name__} gave "

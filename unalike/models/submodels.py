@@ -85,7 +85,7 @@ def expand(small: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep, int
     left, full = entries(widths, keep, shapes(into)), {}
     for name, held in into.items():
         if name not in left:
-            full[name] = small[name].clone()
+            full[name] = small[name].to(held.device, copy=True)
             continue
         where = [left[name].get(axis, torch.arange(size)).view([-1 if a == axis else 1 for a in range(held.dim())]).to(held.device)
                  for axis, size in enumerate(held.shape)]
