@@ -177,6 +177,25 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     assert float(moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]) == pytest.approx(1, rel=0.02)
 
 
+def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play_its_steps(toys, tmp_path):
+    """What is recorded reads the same places: parameters, what they are multiplied with, and where the round began."""
+    algorithm = SubFLOT(penalty=3.0)
+    fed, places, distances = begun(toys, tmp_path, algorithm, clients(toys)), [], []
+    side, seen = fed.engine.host.sides["c"], []
+    tape, where = side.tape, lambda: [tensor.data_ptr() for tensor in side.model.state_dict().values()]
+    side.tape = lambda loss: seen.append((loss.steady, where())) or tape(loss)
+    for round in (1, 2, 3):
+        fed.begin(round)
+        sent = algorithm.messages(fed, ["c"])["c"]
+        fed.call("update", each={"c": sent})
+        places.append(where() + [tensor.data_ptr() for tensor in (*side.pace().values(), side.begun)])
+        side.take(**sent)
+        with levelled(side.model, side.pace()):
+            distances.append(float(side.drift()))
+    assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
+    assert distances == [0.0] * 3                               # and it is where this round began, not the first
+
+
 def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
     """Columns four times as strong, of a quarter of the units: divided by 2 while they are trained."""
     moved = {}

@@ -14,6 +14,7 @@ from unalike.federation import Federation
 from unalike.matching import Matcher
 from unalike.models.submodels import levelled, renumbered, strengths
 from unalike.narrowing import Narrowing, NarrowingSide, as_was
+from unalike.operations import steady
 
 Share = Annotated[float, Field(ge=0, le=1)]
 AT_ONCE = 8         # clients matched together
@@ -113,23 +114,36 @@ class SubFLOT(Narrowing):
     class Side(NarrowingSide):
         algorithm: "SubFLOT"
 
+        def __init__(self, *given: Any):
+            super().__init__(*given)
+            self.begun: Tensor = torch.empty(0)                         # parameters where this round began
+            self.paced: tuple[Any, dict[str, Tensor]] = None, {}
+
         def learn(self, *args: Any, **options: Any) -> float:
             """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
             root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
             with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
-                self.anchor = [p.detach().clone() for p in self.model.parameters()]
+                begun = self.flat().detach()
+                self.begun = self.begun.copy_(begun) if self.begun.shape == begun.shape else begun      # in place: it may be recorded
                 return super().learn(*args, **options)
 
         def pace(self) -> dict[str, Tensor]:
-            keep = [torch.arange(n) for n in self.memory["units"]]
-            found = strengths(self.widths, renumbered(self.widths, keep), self.model.state_dict())
-            return {name: more.sqrt() for name, more in found.items()}
+            if self.paced[0] is not self.model:
+                state = self.model.state_dict()
+                found = strengths(self.widths, renumbered(self.widths, [torch.arange(n) for n in self.memory["units"]]), state)
+                self.paced = self.model, {name: more.sqrt().to(state[name]) for name, more in found.items()}
+            return self.paced[1]
 
-        def drift(self) -> Tensor | float:
-            return sum(((p - begun) ** 2).sum() for p, begun in zip(self.model.parameters(), self.anchor, strict=True))
+        def flat(self) -> Tensor:
+            return torch.cat([p.flatten() for p in self.model.parameters()])
 
+        def drift(self) -> Tensor:
+            return (self.flat() - self.begun).square().sum()
+
+        @steady
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            return super().loss(x, y) + self.algorithm.penalty * self.rho * self.drift()
+            hold = self.algorithm.penalty * self.rho
+            return super().loss(x, y) + hold * self.drift() if hold else super().loss(x, y)
 
 
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:

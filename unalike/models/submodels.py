@@ -156,21 +156,22 @@ class Times(nn.Module):
         return trained * self.constant
 
     def right_inverse(self, product: Tensor) -> Tensor:
-        return product / self.constant
+        return product.div_(self.constant)          # in place: what was recorded with the parameter goes on with it
 
 
 @contextmanager
 def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None]:
-    """For a while, the model trains its columns divided by these, and computes what it did."""
-    held = [(name.rpartition("."), more) for name, more in strengths.items()]
-    for (owner, _, name), more in held:
-        layer = model.get_submodule(owner)
-        parametrize.register_parametrization(layer, name, Times(more.to(getattr(layer, name))))
+    """For a while, the model trains its columns divided by these, and computes what it did. Its tensors stay where they are."""
+    held = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], more) for path, more in strengths.items()]
+    for layer, name, more in held:
+        parametrize.register_parametrization(layer, name, Times(more.to(getattr(layer, name))), unsafe=True)    # unsafe: it is not tried
     try:
         yield
     finally:
-        for (owner, _, name), _ in held:
-            parametrize.remove_parametrizations(model.get_submodule(owner), name)
+        for layer, name, more in held:
+            parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
+            with torch.no_grad():
+                getattr(layer, name).mul_(more.to(getattr(layer, name)))
 
 
 def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | dict | None = None, fixed: Sequence[str] = ()) -> nn.Module:
