@@ -270,8 +270,8 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
         tested = train
     elif (how := (group.data or scenario.data).partition).name != "iid" and y.dim() == 1:
-        dealt = table.targets.get(how.options.get("by", target), y)             # its own test set has the classes its client has
-        tested = Tensors(x, y, test[torch.isin(dealt[test], dealt[rows])])
+        dealt = table.targets.get(how.options.get("by", target), y)
+        tested = Tensors(x, y, test[alike(dealt[test], dealt[rows], stream(scenario.seed, "test rows", id))])
     else:
         tested = Tensors(x, y, test)
     shape: Mapping[str, Sequence[int]] | Sequence[int] = each(table.x, lambda rows: tuple(rows.shape[1:]))
@@ -281,6 +281,21 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
                   train=train, test=tested.take(torch.arange(min(group.test, len(tested)))) if group.test else tested,
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))
+
+
+def alike(theirs: Tensor, own: Tensor, generator: torch.Generator) -> Tensor:
+    """The most rows whose classes, `theirs`, come in the proportions of a client's `own`: what it will meet is what it has met. Shuffled.
+
+    >>> sorted(alike(torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 2, 2]), torch.Generator()).tolist())
+    [2, 3, 4]
+    """
+    classes, counts = own.unique(return_counts=True)
+    there = torch.stack([(theirs == one).sum() for one in classes])
+    most = min((n / count for n, count in zip(there.tolist(), counts.tolist(), strict=True) if n), default=0.0)
+    order = torch.randperm(len(theirs), generator=generator)
+    parts = [order[theirs[order] == one][:round(most * count)] for one, count in zip(classes, counts.tolist(), strict=True)]
+    chosen = torch.cat(parts)
+    return chosen[torch.randperm(len(chosen), generator=generator)]
 
 
 def _target(table: Table, group: Group) -> str | None:
