@@ -4,7 +4,8 @@ A client tells at what ratio of the full width it can train; the server sends th
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -27,6 +28,7 @@ from unalike.randomness import stream
 from unalike.training import Training, batches, counted, remeasure
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
+Present = Annotated[Tensor, Shape("labels")]        # 1 for a label that a client has samples of
 RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
 
 
@@ -72,6 +74,8 @@ class NarrowingSide(AveragingSide):
         self.beside = {name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()}
         self.memory["units"] = self.everything = [width.units for width in self.widths]
         self.costs: dict[tuple[int, ...], int] = {}
+        self.masks = False                                                  # whether it is blind to labels it lacks just now
+        self.see(self.model)
         self.made(self.units(self.ratio()))                                 # what cannot be, is told before anything runs
 
     def made(self, units: Sequence[int]) -> Model:
@@ -85,7 +89,20 @@ class NarrowingSide(AveragingSide):
             setattr(small.get_submodule(owner), last, buffer)
         tried(small, renumbered(self.widths, keep), self.row(), self.algorithm.fixed)
         assert isinstance(small, Model)
+        self.see(small)
         return small
+
+    def see(self, model: nn.Module) -> None:
+        if self.algorithm.masked:
+            model.register_forward_hook(lambda model, x, out: out.masked_fill(self.present() == 0, 0.0) if self.masks else out)
+
+    @contextmanager
+    def masking(self) -> Iterator[None]:
+        self.masks = self.algorithm.masked and self.client.task.name == "classification"
+        try:
+            yield
+        finally:
+            self.masks = False
 
     def fit(self, units: Sequence[int]) -> None:
         """Be as wide as that."""
@@ -134,6 +151,15 @@ class NarrowingSide(AveragingSide):
         return {"shape": word(self.whole.state_dict()), "ratio": self.ratio()}
 
     @question
+    @sends("open")
+    def present(self) -> Present:
+        """(labels,): which of them the client has a sample of."""
+        if not hasattr(self, "there"):
+            _, y = self.client.train.labelled(torch.arange(len(self.client.train)))
+            self.there = self.client.place(torch.isin(torch.arange(len(self.client.task.labels)), y.cpu()).float())
+        return self.there
+
+    @question
     @sends(parameters="first", widths="open")
     def begin(self) -> Start:
         first = self.model if not self.learnt else type(self)(self.client, self.algorithm, self.training, self.seed).model
@@ -165,7 +191,15 @@ class NarrowingSide(AveragingSide):
         other = self.made(units)
         other.load_state_dict(parameters)
         self.acclimatise(other)
-        return measure(other, self.client.test, self.client, self.training.batch)
+        with self.masking():
+            return measure(other, self.client.test, self.client, self.training.batch)
+
+    @question
+    def evaluate(self, common: bool = False) -> dict[str, float]:
+        if common:
+            return super().evaluate(common)
+        with self.masking():
+            return super().evaluate()
 
     @question
     def excited(self, parameters: Parameters) -> list[Annotated[Tensor, Shape(None, 2)]]:
@@ -179,7 +213,8 @@ class NarrowingSide(AveragingSide):
     def learn(self, *args: Any, **options: Any) -> float:
         """A submodel is done sooner, by its share of the full model's operations."""
         before = self.work
-        loss = super().learn(*args, **options)
+        with self.masking():
+            loss = super().learn(*args, **options)
         self.acclimatise(self.model)
         self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
         return loss
@@ -204,7 +239,11 @@ class NarrowingSide(AveragingSide):
 
 @dataclass
 class Narrowing(Averaging):
-    """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it."""
+    """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it.
+
+    Masked, models are blind to labels that their client has no sample of, in training and on its own test set, and rows of the last layer
+    are averaged over clients that have their label: these tell the server which they have.
+    """
 
     personal: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
@@ -212,6 +251,7 @@ class Narrowing(Averaging):
 
     budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
     fixed: tuple[str, ...] = ()                                # layers by name, such as encoder.first, that stay as they are
+    masked: bool = False                                       # where clients classify, what a model says of a label its client lacks is 0
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""
@@ -227,6 +267,7 @@ class Narrowing(Averaging):
 
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
         model = fed.state["models"][group]
+        self.ask(fed, list(states))
         total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
         held = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
         for client, state in states.items():
@@ -241,7 +282,23 @@ class Narrowing(Averaging):
 
     def counts(self, fed: Federation, client: str, state: Parameters) -> Parameters:
         """1 where an entry of an upload counts in the mean, else 0."""
-        return {name: torch.ones_like(tensor) for name, tensor in state.items()}
+        return {name: torch.ones_like(tensor) for name, tensor in state.items()} | {
+            name: have.expand_as(state[name]).clone() for name, have in self.known(fed, client, state).items()}
+
+    def ask(self, fed: Federation, clients: list[str]) -> None:
+        """Which labels these clients have, where it matters."""
+        told = fed.state.setdefault("present", {})
+        new = [c for c in clients if c not in told and self.masked and fed.cards[c].task == "classification"]
+        if new:
+            told |= {c: present.bool().cpu() for c, present in fed.call("present", clients=new, quorum=0).items()}
+
+    def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
+        """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""
+        if (have := fed.state.get("present", {}).get(client)) is None:
+            return {}
+        last = [name for name, tensor in state.items() if tensor.dim() > 1][-1].rpartition(".")[0]
+        return {name: have.to(state[name]).view(-1, *[1] * (state[name].dim() - 1))
+                for name in (f"{last}.weight", f"{last}.bias") if name in state and len(state[name]) == len(have)}
 
     def model(self, fed: Federation, client: str) -> Parameters:
         return fed.state["models"][fed.state["group"][client]]

@@ -300,10 +300,10 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     assert not fed.engine.host.sides["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
 
 
-def test_heterofl_averages_rows_of_the_last_layer_over_who_has_their_label(toys, tmp_path):
+@pytest.mark.parametrize("algorithm", [HeteroFL(), FedRolex(masked=True), SubFLOT(masked=True), SubFLOT(masked=True, ota=False)])
+def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(toys, tmp_path, algorithm):
     x, _ = toys.blobs(20, 5)
     some = {"a": torch.arange(20) % 2, "b": torch.arange(20) % 2 + 1}                  # labels 0 and 1, 1 and 2; nobody has 3
-    algorithm = HeteroFL()
     fed = begun(toys, tmp_path, algorithm, [toys.client(c, model=net, train=(x, y)) for c, y in some.items()])
     before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
     ups = {c: {n: torch.full_like(t, value) for n, t in before.items()} for c, value in (("a", 1), ("b", 3))}
@@ -311,6 +311,22 @@ def test_heterofl_averages_rows_of_the_last_layer_over_who_has_their_label(toys,
     after, last = algorithm.model(fed, "a"), "head.2.weight"
     assert [row.unique().tolist() for row in after[last][:3]] == [[1], [2], [3]] and torch.equal(after[last][3], before[last][3])
     assert after["head.2.bias"][:3].tolist() == [1, 2, 3] and after["head.0.weight"].unique().tolist() == [2]
+
+
+def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tmp_path):
+    """Blind to labels it lacks, a client is right more often on its own rows, and tells only then which it has."""
+    x, y = toys.blobs(40, 5)
+    few = toys.client("a", model=net, capacity=0.5, train=(x, y % 2), test=(x, y % 2))
+    for masked in (True, False):
+        algorithm = SubFLOT(masked=masked)
+        fed = begun(toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)])
+        up = {c: reply["parameters"] for c, reply in fed.call("update", each=algorithm.messages(fed, ["a", "b"])).items()}
+        algorithm.absorb(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
+        side = fed.engine.host.sides["a"]
+        assert list(fed.state["present"]) == (["a", "b"] if masked else [])
+        with side.masking():
+            assert bool(side.model(x.double())[:, 2:].any()) is not masked
+        assert side.model(x.double())[:, 2:].all()
 
 
 @pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])

@@ -74,6 +74,7 @@ class SubFLOT(Narrowing):
         if self.ota:
             where = next(iter(states.values()))                # a model that was read from disk lies elsewhere
             model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
+            self.ask(fed, list(states))
             carried, held = self.carried(fed, model, states, units)
             merged = mean_of_held(model, carried, held, weights) if self.solver == "picked" else mean_states(carried, weights)
             fed.state["models"][group] = mixed(model, merged, self.server_mix)
@@ -97,6 +98,9 @@ class SubFLOT(Narrowing):
             own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
             found |= zip(some, matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
             held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys or (), strict=False)}
+        for client in held:
+            for name, have in self.known(fed, client, model).items():
+                found[client][name], held[client][name] = found[client][name] * have, held[client][name] * have
         return found, held
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:

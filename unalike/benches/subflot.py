@@ -12,6 +12,7 @@ GROUPS = range(4)                           # of clients in each scenario, by ca
 METHODS: dict[str, list[str]] = {
     "subflot": [],                          # as the scenario has it
     "subflot, spread plans": ["solver=auto"],
+    "subflot, masked": ["algorithm.masked=true"],
     "heterofl": ["algorithm={name: heterofl}"],
     "heterofl, unmasked": ["algorithm={name: heterofl, masked: false}"],
     "fedrolex": ["algorithm={name: fedrolex}"],
