@@ -4,9 +4,9 @@ A client tells at what ratio of the full width it can train; the server sends th
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -74,7 +74,7 @@ class NarrowingSide(AveragingSide):
         self.beside = {name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()}
         self.memory["units"] = self.everything = [width.units for width in self.widths]
         self.costs: dict[tuple[int, ...], int] = {}
-        self.masks = False                                                  # whether it is blind to labels it lacks just now
+        self.blind = algorithm.masked and client.task.name == "classification"      # to labels it lacks
         self.see(self.model)
         self.made(self.units(self.ratio()))                                 # what cannot be, is told before anything runs
 
@@ -92,17 +92,14 @@ class NarrowingSide(AveragingSide):
         self.see(small)
         return small
 
-    def see(self, model: nn.Module) -> None:
-        if self.algorithm.masked:
-            model.register_forward_hook(lambda model, x, out: out.masked_fill(self.present() == 0, 0.0) if self.masks else out)
+    def see(self, model: Model) -> None:
+        if self.blind:
+            model.head.register_forward_hook(lambda head, x, out: out.masked_fill(self.there == 0, 0.0) if self.blind else out)
 
-    @contextmanager
-    def masking(self) -> Iterator[None]:
-        self.masks = self.algorithm.masked and self.client.task.name == "classification"
-        try:
-            yield
-        finally:
-            self.masks = False
+    @cached_property
+    def there(self) -> Tensor:
+        _, y = self.client.train.labelled(torch.arange(len(self.client.train)))
+        return self.client.place(torch.isin(torch.arange(len(self.client.task.labels)), y.cpu()).float())
 
     def fit(self, units: Sequence[int]) -> None:
         """Be as wide as that."""
@@ -154,9 +151,8 @@ class NarrowingSide(AveragingSide):
     @sends("open")
     def present(self) -> Present:
         """(labels,): which of them the client has a sample of."""
-        if not hasattr(self, "there"):
-            _, y = self.client.train.labelled(torch.arange(len(self.client.train)))
-            self.there = self.client.place(torch.isin(torch.arange(len(self.client.task.labels)), y.cpu()).float())
+        if not self.algorithm.masked:
+            raise ValueError("which labels a client has is told only where the method is masked")
         return self.there
 
     @question
@@ -191,15 +187,15 @@ class NarrowingSide(AveragingSide):
         other = self.made(units)
         other.load_state_dict(parameters)
         self.acclimatise(other)
-        with self.masking():
-            return measure(other, self.client.test, self.client, self.training.batch)
+        return measure(other, self.client.test, self.client, self.training.batch)
 
     @question
     def evaluate(self, common: bool = False) -> dict[str, float]:
-        if common:
+        blind, self.blind = self.blind, self.blind and not common
+        try:
             return super().evaluate(common)
-        with self.masking():
-            return super().evaluate()
+        finally:
+            self.blind = blind
 
     @question
     def excited(self, parameters: Parameters) -> list[Annotated[Tensor, Shape(None, 2)]]:
@@ -213,8 +209,7 @@ class NarrowingSide(AveragingSide):
     def learn(self, *args: Any, **options: Any) -> float:
         """A submodel is done sooner, by its share of the full model's operations."""
         before = self.work
-        with self.masking():
-            loss = super().learn(*args, **options)
+        loss = super().learn(*args, **options)
         self.acclimatise(self.model)
         self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
         return loss
@@ -241,8 +236,8 @@ class NarrowingSide(AveragingSide):
 class Narrowing(Averaging):
     """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it.
 
-    Masked, models are blind to labels that their client has no sample of, in training and on its own test set, and rows of the last layer
-    are averaged over clients that have their label: these tell the server which they have.
+    Masked, models are blind to labels that their client has no sample of, unless the common test set is asked about, and rows of the last
+    layer are averaged over clients that have their label: these tell the server which they have.
     """
 
     personal: ClassVar[bool] = True
@@ -252,6 +247,10 @@ class Narrowing(Averaging):
     budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
     fixed: tuple[str, ...] = ()                                # layers by name, such as encoder.first, that stay as they are
     masked: bool = False                                       # where clients classify, what a model says of a label its client lacks is 0
+
+    def exposes(self) -> str | None:
+        return "masked, clients tell which labels they have, which nothing protects; set algorithm.masked to false" if (
+            self.masked) else super().exposes()
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.averaging import Parameters, mean_states
+from unalike.averaging import Parameters
 from unalike.federation import Federation
 from unalike.matching import Matcher
 from unalike.models.submodels import levelled, renumbered, strengths
@@ -76,8 +76,7 @@ class SubFLOT(Narrowing):
             model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
             self.ask(fed, list(states))
             carried, held = self.carried(fed, model, states, units)
-            merged = mean_of_held(model, carried, held, weights) if self.solver == "picked" else mean_states(carried, weights)
-            fed.state["models"][group] = mixed(model, merged, self.server_mix)
+            fed.state["models"][group] = mixed(model, mean_of_held(model, carried, held, weights), self.server_mix)
         else:
             plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
                      for c, state in states.items()}
@@ -98,7 +97,9 @@ class SubFLOT(Narrowing):
             own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
             found |= zip(some, matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
             held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys or (), strict=False)}
-        for client in held:
+        for client in found:
+            if client not in held:                              # plans that spread reach everything
+                held[client] = {name: tensor.new_ones([1] * tensor.dim(), dtype=torch.float64) for name, tensor in model.items()}
             for name, have in self.known(fed, client, model).items():
                 found[client][name], held[client][name] = found[client][name] * have, held[client][name] * have
         return found, held
@@ -126,6 +127,8 @@ class SubFLOT(Narrowing):
         def learn(self, *args: Any, **options: Any) -> float:
             """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
             root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
+            if len(args) < 2 and options.get("optimiser") is None:
+                options["optimiser"] = self.optimiser()         # made before: divided, parameters come in another order
             with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
                 begun = self.flat().detach()
                 self.begun = self.begun.copy_(begun) if self.begun.shape == begun.shape else begun      # in place: it may be recorded

@@ -155,23 +155,32 @@ class Times(nn.Module):
     def forward(self, trained: Tensor) -> Tensor:
         return trained * self.constant
 
-    def right_inverse(self, product: Tensor) -> Tensor:
-        return product.div_(self.constant)          # in place: what was recorded with the parameter goes on with it
-
 
 @contextmanager
 def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None]:
-    """For a while, the model trains its columns divided by these, and computes what it did. Its tensors stay where they are."""
-    held = [(model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], more) for path, more in strengths.items()]
-    for layer, name, more in held:
-        parametrize.register_parametrization(layer, name, Times(more.to(getattr(layer, name))), unsafe=True)    # unsafe: it is not tried
+    """For a while, the model trains its columns divided by these, and computes what it did. Its tensors stay where they are, so that what
+    was recorded with them goes on; one that two layers share is divided once."""
+    divided: dict[int, tuple[Tensor, Tensor]] = {}
+    done: list[tuple[nn.Module, str, list[str]]] = []
     try:
+        for path, more in strengths.items():
+            owner, _, name = path.rpartition(".")
+            layer = model.get_submodule(owner)
+            weight = getattr(layer, name)
+            times, order = Times(more.to(weight)), list(layer._parameters)
+            parametrize.register_parametrization(layer, name, times, unsafe=True)       # unsafe: it is not tried
+            done.append((layer, name, order))
+            if id(weight) not in divided:
+                divided[id(weight)] = weight, times.constant
+                weight.detach().div_(times.constant)
         yield
     finally:
-        for layer, name, more in held:
+        for layer, name, order in reversed(done):
             parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
-            with torch.no_grad():
-                getattr(layer, name).mul_(more.to(getattr(layer, name)))
+            for each in order:                              # as they were: an optimiser's state is kept by their numbers
+                layer._parameters[each] = layer._parameters.pop(each, None)
+        for weight, constant in divided.values():
+            weight.detach().mul_(constant)
 
 
 def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | dict | None = None, fixed: Sequence[str] = ()) -> nn.Module:
