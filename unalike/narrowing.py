@@ -94,7 +94,8 @@ class NarrowingSide(AveragingSide):
 
     def see(self, model: Model) -> None:
         if self.blind:
-            model.head.register_forward_hook(lambda head, x, out: out.masked_fill(self.there == 0, 0.0) if self.blind else out)
+            absent = self.there == 0                                        # before a look: it may be recorded, or exported
+            model.head.register_forward_hook(lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out)
 
     @cached_property
     def there(self) -> Tensor:

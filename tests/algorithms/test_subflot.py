@@ -228,6 +228,8 @@ def test_a_masked_model_is_taken_home_as_it_was_measured(toys, tmp_path):
     for c, have in some.items():
         assert 100 * float((models[c](x[have].double()).argmax(1) == y[have]).double().mean()) == pytest.approx(told[c]["value"])
         assert not models[c](x.double())[:, [label for label in range(4) if label not in y[have]]].any()
+    pytest.importorskip("onnxscript")
+    assert "model.onnx" in unalike.export(tmp_path / "run", "a", clients=made)[-1]
 
 
 def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
