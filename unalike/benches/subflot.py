@@ -8,6 +8,7 @@ from unalike.benches import Row, Study, averages
 from unalike.report import Run
 
 DATASETS = ("cifar10", "pacs", "agnews")
+SMALL = ("cifar10", "agnews")               # of studies with many rows
 GROUPS = range(4)                           # of clients in each scenario, by capacity
 METHODS: dict[str, list[str]] = {
     "subflot": [],                          # as the scenario has it
