@@ -367,6 +367,10 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
             assert "told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
 
 
+def test_masked_it_does_not_go_with_privacy():
+    assert "set algorithm.masked to false" in (HeteroFL().exposes() or "") and HeteroFL(masked=False).exposes() is None
+
+
 @pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])
 def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
     algorithm = SubFLOT(budget=budget)

@@ -22,7 +22,8 @@ class Stopped(BaseException):
 def toys(toys, name):
     """Clients whose task the method serves, and the method with fields under which nothing leaves unprotected."""
     made = ALGORITHMS[name]
-    open_fields = {"weights": "uniform"} if "weights" in {field.name for field in dataclasses.fields(made)} else {}
+    open_fields = {name: value for name, value in {"weights": "uniform", "masked": False}.items()
+                   if name in {field.name for field in dataclasses.fields(made)}}
     own = toys.toys_for(made) | {"private": lambda: toys.method(name, **open_fields)}
     return SimpleNamespace(**(vars(toys) | own))
 
