@@ -4,7 +4,7 @@ A client tells at what ratio of the full width it can train; the server sends th
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
@@ -28,6 +28,7 @@ from unalike.randomness import stream
 from unalike.training import Training, batches, counted, remeasure
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
+Carried = tuple[str, Parameters, Parameters]        # a client, its upload as the whole model's, and which entries it has: 1 or 0
 Present = Annotated[Tensor, Shape("labels")]        # 1 for a label that a client has samples of
 RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
 
@@ -93,12 +94,14 @@ class NarrowingSide(AveragingSide):
         return small
 
     def see(self, model: Model) -> None:
+        """What it says of labels the client lacks is 0, as long as the client is `blind`."""
         if self.blind:
             absent = self.there == 0                                        # before a look: it may be recorded, or exported
             model.head.register_forward_hook(lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out)
 
     @cached_property
     def there(self) -> Tensor:
+        """(labels,): 1 where the client has a sample of it."""
         _, y = self.client.train.labelled(torch.arange(len(self.client.train)))
         return self.client.place(torch.isin(torch.arange(len(self.client.task.labels)), y.cpu()).float())
 
@@ -266,24 +269,20 @@ class Narrowing(Averaging):
         return {c: (extract(self.model(fed, c), self.widths(fed, c), its), [len(units) for units in its]) for c, its in keep.items()}
 
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
-        model = fed.state["models"][group]
+        where = next(iter(states.values()))                    # a model that was read from disk lies elsewhere
+        model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
         self.ask(fed, list(states))
-        total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
-        held = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
+        carried = ((client, state, there | {name: there[name] * have for name, have in self.known(fed, client, model).items()})
+                   for client, state, there in self.carried(fed, model, states))
+        fed.state["models"][group] = mean_of_held(model, carried, weights)
+
+    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters]) -> Iterator[Carried]:
+        """Uploads in the places of the server's units: here, those they came from."""
+        none = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
         for client, state in states.items():
             widths, keep = self.widths(fed, client), self.keep(fed, client)
-            none, counts = {n: torch.zeros_like(t) for n, t in model.items()}, self.counts(fed, client, state)
-            for name, tensor in expand({n: t * counts[n] for n, t in state.items()}, widths, keep, none).items():
-                total[name] += weights[client] * tensor
-            for name, tensor in expand(counts, widths, keep, none).items():
-                held[name] += weights[client] * tensor
-        fed.state["models"][group] = {name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor)
-                                      for name, tensor in model.items()}
-
-    def counts(self, fed: Federation, client: str, state: Parameters) -> Parameters:
-        """1 where an entry of an upload counts in the mean, else 0."""
-        return {name: torch.ones_like(tensor) for name, tensor in state.items()} | {
-            name: have.expand_as(state[name]).clone() for name, have in self.known(fed, client, state).items()}
+            every = {name: torch.ones_like(tensor) for name, tensor in state.items()}
+            yield client, expand(state, widths, keep, none), expand(every, widths, keep, none)
 
     def ask(self, fed: Federation, clients: list[str]) -> None:
         """Which labels these clients have, where it matters."""
@@ -348,6 +347,17 @@ class Narrowing(Averaging):
         """Everyone keeps the submodel it trained; who never did is given one."""
         there = [c for c in fed.everyone if c in fed.state["group"] and c not in fed.state.get("trained", [])]
         fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
+
+
+def mean_of_held(model: Parameters, carried: Iterable[Carried], weights: dict[str, float]) -> Parameters:
+    """Each entry's mean over those who have it; what nobody has stays."""
+    total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
+    held: dict[str, Any] = dict.fromkeys(model, 0)
+    for client, state, there in carried:
+        for name in model:
+            total[name].addcmul_(state[name], there[name], value=weights[client])
+            held[name] = held[name] + weights[client] * there[name]
+    return {name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor) for name, tensor in model.items()}
 
 
 def as_was(tensor: Tensor, before: Tensor) -> Tensor:

@@ -252,10 +252,10 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
     class Seen(Exception):
         pass
 
-    def carried(fed, model, states, units):
+    def carried(fed, model, states):
         raise Seen({tensor.device.type for tensor in model.values()})
 
-    algorithm = SubFLOT()
+    algorithm = Narrowing()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.messages(fed, ["c"])["c"]["parameters"]
     monkeypatch.setattr(algorithm, "carried", carried)

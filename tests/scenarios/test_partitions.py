@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unalike.data.partitions import alike
 from unalike.errors import UserError
 from unalike.scenarios import build, read
 
@@ -46,6 +47,6 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions():
 
 
 def test_a_class_the_test_rows_lack_is_left_out():
-    chosen = build.alike(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 1, 1]), torch.Generator())
+    chosen = alike(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 1, 1]), torch.Generator())
     assert sorted(chosen.tolist()) == [0, 1, 2]
-    assert not len(build.alike(torch.tensor([2]), torch.tensor([0]), torch.Generator()))
+    assert not len(alike(torch.tensor([2]), torch.tensor([0]), torch.Generator()))

@@ -1,6 +1,6 @@
 """SubFLOT (2026): personal submodels, cut from the server's model and merged into it by optimal transport between neurons."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
@@ -13,7 +13,7 @@ from unalike.averaging import Parameters
 from unalike.federation import Federation
 from unalike.matching import Matcher
 from unalike.models.submodels import levelled, renumbered, strengths
-from unalike.narrowing import Narrowing, NarrowingSide, as_was
+from unalike.narrowing import Carried, Narrowing, NarrowingSide, as_was
 from unalike.operations import steady
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -70,39 +70,35 @@ class SubFLOT(Narrowing):
         return {c: mixed(new, old, self.alpha) for c, new, old in zip(clients, aligned, last, strict=True)}
 
     def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
-        units = {c: [len(kept) for kept in self.keep(fed, c)] for c in states}
-        if self.ota:
-            where = next(iter(states.values()))                # a model that was read from disk lies elsewhere
-            model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
-            self.ask(fed, list(states))
-            carried, held = self.carried(fed, model, states, units)
-            fed.state["models"][group] = mixed(model, mean_of_held(model, carried, held, weights), self.server_mix)
-        else:
-            plain = {c: state | {name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
-                     for c, state in states.items()}
-            super().absorb(fed, group, plain, weights)
+        before = fed.state["models"][group]
+        super().absorb(fed, group, states, weights)
+        if self.server_mix:
+            merged = fed.state["models"][group]
+            fed.state["models"][group] = mixed({n: t.to(merged[n].device) for n, t in before.items()}, merged, self.server_mix)
         fed.state["merged"] = fed.round
-        for client, state in states.items():
-            fed.archive[client] = state
-            fed.state.setdefault("uploads", {})[client] = {"units": units[client], "round": fed.round}
+        for client, units in self.units(fed, states).items():
+            fed.archive[client] = states[client]
+            fed.state.setdefault("uploads", {})[client] = {"units": units, "round": fed.round}
 
-    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters],
-                units: dict[str, list[int]]) -> tuple[dict[str, Parameters], dict[str, Parameters]]:
-        """Uploads in the places of the server's neurons, by the plans of this round, and which entries each has."""
-        found: dict[str, Parameters] = {}
-        held: dict[str, Parameters] = {}
+    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters]) -> Iterator[Carried]:
+        """OTA: uploads in the places of the server's neurons, by the plans of this round."""
+        units = self.units(fed, states)
+        if not self.ota:
+            yield from super().carried(fed, model, {c: state | {
+                name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
+                for c, state in states.items()})
+            return
+        everything = {name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()}      # is reached by plans that spread
         for some in self.alike(fed, units):
             widths, matcher = self.widths(fed, some[0]), self.matcher(fed)
             keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
             own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
-            found |= zip(some, matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys), strict=True)
-            held |= {c: matcher.reached(key, widths, model) for c, key in zip(some, keys or (), strict=False)}
-        for client in found:
-            if client not in held:                              # plans that spread reach everything
-                held[client] = {name: tensor.new_ones([1] * tensor.dim(), dtype=torch.float64) for name, tensor in model.items()}
-            for name, have in self.known(fed, client, model).items():
-                found[client][name], held[client][name] = found[client][name] * have, held[client][name] * have
-        return found, held
+            found = matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys)
+            for i, (client, state) in enumerate(zip(some, found, strict=True)):
+                yield client, state, matcher.reached(keys[i], widths, model) if keys else everything
+
+    def units(self, fed: Federation, clients: Iterable[str]) -> dict[str, list[int]]:
+        return {c: [len(kept) for kept in self.keep(fed, c)] for c in clients}
 
     def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
         """Clients of one model and width, a few at a time."""
@@ -156,15 +152,3 @@ class SubFLOT(Narrowing):
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
     """So much of the one, the rest of the other."""
     return {name: as_was(share * tensor + (1 - share) * other[name], tensor) for name, tensor in one.items()}
-
-
-def mean_of_held(model: Parameters, states: dict[str, Parameters], held: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
-    """Each entry's mean over those who hold it; what nobody holds stays. `held` is 1 or 0, of a shape that goes with the entries."""
-    merged = {}
-    for name, tensor in model.items():
-        total: Any = sum(weights[client] * its[name] for client, its in held.items())
-        mean = torch.zeros_like(tensor, dtype=torch.float64)
-        for client, state in states.items():                # what a client does not hold is 0 in what was carried over
-            mean.add_(state[name], alpha=weights[client])
-        merged[name] = as_was(torch.where(total > 0, mean / total, tensor.double()), tensor)
-    return merged

@@ -7,14 +7,15 @@ from functools import partial
 import torch
 from torch import nn
 
-from unalike.algorithms.subflot import SubFLOT, mean_of_held
-from unalike.averaging import Parameters, mean_states
+from unalike.algorithms.subflot import SubFLOT
+from unalike.averaging import Parameters
 from unalike.benches import Study
 from unalike.benches.fednca_cost import wait
 from unalike.matching import Matcher
 from unalike.models.classics import ResNet18
 from unalike.models.submodels import extract, first, narrow, renumbered, widths_of
 from unalike.models.widths import Width
+from unalike.narrowing import mean_of_held
 from unalike.training import Training, optimiser_for, step
 
 RATIOS = (1.0, 0.75, 0.5, 0.25)
@@ -63,12 +64,8 @@ def merged(matcher: Matcher, small: list[Parameters], whole: Parameters, own: li
     """OTA of uploads of one width."""
     matcher.known.clear()
     keys = [str(n) for n in range(len(small))]
-    carried = dict(zip(keys, matcher.carry(small, [whole] * len(small), own, widths, keys), strict=True))
-    weights = dict.fromkeys(keys, 1.0)
-    if matcher.solver == "picked":
-        mean_of_held(whole, carried, {key: matcher.reached(key, widths, whole) for key in keys}, weights)
-    else:
-        mean_states(carried, weights)
+    carried = zip(keys, matcher.carry(small, [whole] * len(small), own, widths, keys), strict=True)
+    mean_of_held(whole, ((key, state, matcher.reached(key, widths, whole)) for key, state in carried), dict.fromkeys(keys, 1.0))
 
 
 def best(work: Callable[[], object], device: str) -> float:

@@ -100,7 +100,7 @@ class FastText(nn.Module):
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images laid out so that convolutions and batch norms are fast: a GPU trains ResNet-18 in half the time so, a CPU in four fifths."""
+    """Images laid out so that convolutions and batch norms are fast."""
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unalike.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
+from unalike.data.partitions import alike
 from unalike.data.samples import each, pooled, thinned
 from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
@@ -281,21 +282,6 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
                   train=train, test=tested.take(torch.arange(min(group.test, len(tested)))) if group.test else tested,
                   public=public, common=common, model_name=group.model.name, capacity=group.capacity, speed=group.speed,
                   link=group.link, latency=group.latency, device=scenario.device, dtype=getattr(torch, scenario.dtype))
-
-
-def alike(theirs: Tensor, own: Tensor, generator: torch.Generator) -> Tensor:
-    """The most rows whose classes, `theirs`, come in the proportions of a client's `own`: what it will meet is what it has met. Shuffled.
-
-    >>> sorted(alike(torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 2, 2]), torch.Generator()).tolist())
-    [2, 3, 4]
-    """
-    classes, counts = own.unique(return_counts=True)
-    there = torch.stack([(theirs == one).sum() for one in classes])
-    most = min((n / count for n, count in zip(there.tolist(), counts.tolist(), strict=True) if n), default=0.0)
-    order = torch.randperm(len(theirs), generator=generator)
-    parts = [order[theirs[order] == one][:round(most * count)] for one, count in zip(classes, counts.tolist(), strict=True)]
-    chosen = torch.cat(parts)
-    return chosen[torch.randperm(len(chosen), generator=generator)]
 
 
 def _target(table: Table, group: Group) -> str | None:
