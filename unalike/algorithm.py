@@ -328,6 +328,11 @@ class Algorithm:
         """Why this client cannot take part, from a look at its data; None: it can."""
         return None if client.task.labelled else unfit(client)
 
+    def unjudged(self) -> str | None:
+        """Why the safeguard cannot judge it, None: it can."""
+        return None if self.guardable else ("safeguard is for methods whose clients keep their own model and get nothing made from their "
+                                            f"own labels; {type(self).__name__} is none of them")
+
     def exposes(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""
         kinds = [getattr(getattr(self.Side, name), "sends", {}) for name in dir(self.Side)]

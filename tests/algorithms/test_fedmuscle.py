@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike import Client, Terms
+from unalike import Classification, Client, Terms
 from unalike.algorithms import FedMuscle
+from unalike.alike import unite
 from unalike.data import load_dataset
-from unalike.errors import Problems
+from unalike.errors import Problems, UserError
 from unalike.federation import Failure
 from unalike.models import CNN, MLP, build_encoder
 from unalike.randomness import stream
@@ -408,3 +409,43 @@ def test_few_are_here(outcome):
     outcome(rounds=8, terms=Terms(dropout=0.6, quorum=0))
     drawn = {f.round for f in outcome.fed.failures}
     assert len(drawn) > 3 and all(f.reason == "dropped out" for f in outcome.fed.failures)
+
+
+def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
+    """Of one task and label set, weighted by their rows, whatever their encoders are; nobody else's head moves, and no encoder does."""
+    other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
+    method = toys.method("fedmuscle", heads="shared")
+    fed = toys.federation(tmp_path / "run", method, [toys.client("a", rows=10), toys.client("b", rows=30, model=toys.noisy), other])
+    fed.begin(1)
+    fed.call("train")
+    sides = fed.engine.host.sides
+    before = {c: {name: tensor.clone() for name, tensor in sides[c].model.state_dict().items()} for c in sides}
+    unite(fed)
+    after = {c: sides[c].model.state_dict() for c in sides}
+    heads = [name for name in before["a"] if name.startswith("head.")]
+    mean = {name: 0.25 * before["a"][name] + 0.75 * before["b"][name] for name in heads}
+    assert heads and all(torch.allclose(after[c][name], mean[name]) for c in "ab" for name in heads)
+    assert all(torch.equal(after[c][name], tensor) for c in "abd" for name, tensor in before[c].items() if c == "d" or name not in heads)
+
+
+def test_heads_are_shared_in_a_whole_run_that_resumes(toys, tmp_path):
+    """It learns another thing than with heads of their own, and an interrupted run ends at the same bits."""
+    def interrupted(event, **facts):
+        if event == "round" and facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
+    shared = lambda: toys.method("fedmuscle", heads="shared")
+    whole = toys.execute(tmp_path / "whole", shared(), make())
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())
+    with pytest.raises(KeyboardInterrupt):
+        toys.execute(tmp_path / "cut", shared(), make(), watch=interrupted)
+    cut = toys.execute(tmp_path / "cut", shared(), make(), workers=2)
+    assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
+    assert whole["bytes"]["up"] > own["bytes"]["up"] and toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
+
+
+def test_shared_heads_are_not_safeguarded(toys, tmp_path):
+    """A shadow would learn from the mean what its client learnt from the labels it is tested on."""
+    with pytest.raises(UserError, match="heads to own"):
+        toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(), safeguard=True)

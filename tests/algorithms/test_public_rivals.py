@@ -12,6 +12,7 @@ from unalike import Classification, Client, MultiLabel, Segmentation
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedrcl import pooled
 from unalike.algorithms.pseudolabel import surest
+from unalike.alike import unite
 from unalike.losses.kernels import cka
 from unalike.models import build_encoder
 from unalike.unlabelled import CELLS, agreed, owners
@@ -121,7 +122,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
     before = {c: {n: t.clone() for n, t in sides[c].model.state_dict().items()} for c in sides}
     asked = []
     call, fed.call = fed.call, lambda operation, **about: asked.append((operation, about)) or call(operation, **about)
-    method.average(fed)
+    unite(fed)
     mean = {name: (before["a"][name] + before["b"][name]) / 2 for name in before["a"]}
     assert all(torch.allclose(sides[c].model.state_dict()[name], mean[name]) for c in "ab" for name in mean)
     assert all(torch.equal(sides[c].model.state_dict()[name], tensor) for c in "cd" for name, tensor in before[c].items())

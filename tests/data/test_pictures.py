@@ -60,6 +60,11 @@ def test_a_file_that_is_cut_short_or_another_is_a_sentence(tmp_path, name, file)
 def test_settings_are_chosen_without_the_test_set(folder):
     table = load_dataset("voc2012", folder, broken="skip", choosing=True)
     assert table.train.tolist() == [1, 2] and table.test.tolist() == [0]
+    data, off = packed([jpeg((10 * i, 0, 0)) for i in range(20)])
+    np.savez(f"{folder}/caltech101_96_jpeg.npz", jpeg=data, off=off, y=np.arange(20) % 2, classes=np.array(["cup", "fan"]))
+    whole, chosen = load_dataset("caltech101", folder), load_dataset("caltech101", folder, choosing=True)
+    assert chosen.test.tolist() == whole.train[::5].tolist()
+    assert sorted([*chosen.train.tolist(), *chosen.test.tolist()]) == whole.train.tolist()
 
 
 def test_broken_images_are_refused_by_name(folder):

@@ -9,17 +9,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm
+from unalike.alike import AlikeSide, unite
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
-from unalike.losses.kernels import cka
+from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
 from unalike.models.model import Model
@@ -49,7 +49,6 @@ class FedMuscle(Algorithm):
     """Defaults are the paper's. E, R and the optimiser are the scenario's `training`."""
 
     evaluates: ClassVar[bool] = True
-    guardable: ClassVar[bool] = True
 
     peers: int = 3                                                   # M
     width: int = 256                                                 # d
@@ -64,6 +63,7 @@ class FedMuscle(Algorithm):
     choice: Literal["random", "relevance"] = "random"                # which peers
     own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
+    heads: Literal["own", "shared"] = "own"                          # shared: those of one task and label set go on from their mean
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
@@ -106,6 +106,9 @@ class FedMuscle(Algorithm):
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
+    def unjudged(self) -> str | None:
+        return "shared heads were made from the client's own labels: set algorithm.heads to own" if self.heads == "shared" else None
+
     def company(self) -> str:
         others = self.peers - self.own
         return f"{others} peers need {others + 1} clients" if others != 1 else "1 peer needs 2 clients"
@@ -118,6 +121,8 @@ class FedMuscle(Algorithm):
             fed.evaluate("after local")
             if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
+            if self.heads == "shared":
+                unite(fed)
             for epoch in range(self.passes):
                 losses = self.epoch(fed, round, epoch) if self.sync == "epoch" else self.batches(fed, round, epoch)
                 fed.note(f"{self.loss}_loss", losses)
@@ -169,24 +174,18 @@ class FedMuscle(Algorithm):
     def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
         """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out."""
         if self.choice == "relevance":
-            self.relate(fed, views)
+            relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
+            for (a, b), alike in alikeness(views).items():
+                relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
         drawn = {}
         for client in views:
             others = [c for c in views if c != client]
             if self.choice == "relevance":
-                order = sorted(others, key=lambda c: -fed.state["relevance"][client][c])
+                order = sorted(others, key=lambda c: -relevance[client][c])
             else:
                 order = [others[i] for i in torch.randperm(len(others), generator=stream(fed.seed, "peers", round, epoch, batch, client))]
             drawn[client] = order[:self.peers - self.own]
         return {client: peers for client, peers in drawn.items() if peers or self.own == self.peers}
-
-    def relate(self, fed: Federation, views: dict[str, Tensor]) -> None:
-        """A running mean of how alike two clients see the same rows (linear CKA)."""
-        relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
-        grams = {c: z @ z.mT for c, z in views.items()}
-        for a, b in permutations(views, 2):
-            alike = float(cka(grams[a], grams[b]))
-            relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike
 
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor, its peers and itself as one: numbers, or matrices whose row 0 is the anchor."""
@@ -250,8 +249,9 @@ class FedMuscle(Algorithm):
 
     # the client
 
-    class Side(PublicSide):
+    class Side(AlikeSide, PublicSide):
         algorithm: "FedMuscle"
+        common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
 
         def build(self, encoder: nn.Module) -> Model:

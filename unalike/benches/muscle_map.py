@@ -21,10 +21,10 @@ NEAR = {
     "public Flickr8k": ["public.data=flickr8k", "public.size=4000"], "public Caltech-101": ["public.data=caltech101", "public.size=3000"],
 }
 ALIGNED = {  # harder and gentler than shipped
-    "align_rate 1e-3": ["align_rate=0.001"], "align_rate 1e-5": ["align_rate=0.00001"],
+    "align_rate 1e-3": ["align_rate=0.001"], "align_rate 3e-5": ["align_rate=0.00003"],
     "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"], "temperature 0.07": ["temperature=0.07", "lower_temperature=0.05"],
     "one optimiser": ["optimisers=one", "decay=false"], "left as aligned": ["keep=aligned"],
-    "as printed": ["own=0", "decay=false"], "no company": ["own=3"],
+    "as printed": ["heads=own", "align_rate=null", "decay=false"], "own heads": ["heads=own"], "no company": ["own=3"],
 }
 
 

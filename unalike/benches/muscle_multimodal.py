@@ -5,7 +5,8 @@ from unalike.benches.muscle_vision import scenario, table
 
 ROWS: dict[str, list[str]] = {
     "muscle, M=3": [], "pairwise, M=3": ["algorithm.loss=pairwise"],
-    "muscle, M=9": ["algorithm.peers=9", "algorithm.own=0"],            # of 32^9 combinations 64 are drawn for each row and batch
+    "muscle, M=3, own heads": ["algorithm.heads=own"],
+    "muscle, M=9": ["algorithm.peers=9"],               # of 32^9 combinations 64 are drawn for each row and batch
 }
 
 

@@ -7,5 +7,5 @@ PEERS: dict[int, list[str]] = {3: [], 1: [], 2: [], 4: [], 5: ["algorithm.sample
 
 
 def run(study: Study) -> dict:
-    told = table(study, {f"M={m}": (scenario(study), ["algorithm.own=0", f"algorithm.peers={m}", *more]) for m, more in PEERS.items()})
+    told = table(study, {f"M={m}": (scenario(study), [f"algorithm.peers={m}", *more]) for m, more in PEERS.items()})
     return curves(told, "M", {"FedMuscle": {m: f"M={m}" for m in PEERS}})

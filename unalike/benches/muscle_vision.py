@@ -10,9 +10,11 @@ from unalike.report import Run
 
 RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
 METHODS: dict[str, list[str]] = {
-    "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian", "algorithm.own=0"],
+    "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian"],
     "as printed": ["algorithm={name: fedmuscle}"],
-    "no company": ["algorithm.own=3"],          # each contrasts with itself: what of the gain needs nobody else
+    "own heads": ["algorithm.heads=own"],
+    "heads only": ["algorithm.align_rate=1e-12"],       # shared, of representations that nobody aligns
+    "no company": ["algorithm.own=3"],                  # each contrasts with itself: what of the gain needs nobody else but shared heads
     **{name: [f"algorithm={{name: {name}}}"] for name in RIVALS if name in ALGORITHMS},
 }
 QUICK = ("rounds=2", "epochs=1", "public.size=64")

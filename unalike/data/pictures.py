@@ -42,24 +42,31 @@ def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool
     y = torch.where(marks == 0, -1.0, (marks == 1).float())
     train, test = (split == 0).nonzero().flatten(), (split != 0).nonzero().flatten()
     if choosing:
-        fifth = torch.arange(len(train)) % 5 == 0
-        train, test = train[~fifth], train[fifth]
+        train, test = fifth(train)
     return Table(x=x, targets={"objects": y}, tasks={"objects": MultiLabel(classes)}, train=train, test=test)
 
 
-def caltech101(folder: str | None = None, broken: Broken = "refuse") -> Table:
+def caltech101(folder: str | None = None, broken: Broken = "refuse", choosing: bool = False) -> Table:
     """Caltech-101 at 96x96: 8677 photographs of one of 101 things, 70 % of each to train; needs caltech101_96_jpeg.npz.
 
-    `broken` as in voc2012.
+    `broken` and `choosing` as in voc2012.
     """
     from sklearn.model_selection import train_test_split
 
     with opened(find("caltech101", folder, ("caltech101_96_jpeg.npz",), CALTECH)) as held:
         x, good = decode(held["jpeg"], held["off"], broken)
         y, classes = held["y"][good].astype(np.int64), tuple(held["classes"].tolist())
-    train, test = train_test_split(range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED)
-    return Table(x=x, targets={"thing": torch.from_numpy(y)}, tasks={"thing": Classification(classes)},
-                 train=torch.tensor(sorted(train)), test=torch.tensor(sorted(test)))
+    train, test = (torch.tensor(sorted(part)) for part in train_test_split(
+        range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED))
+    if choosing:
+        train, test = fifth(train)
+    return Table(x=x, targets={"thing": torch.from_numpy(y)}, tasks={"thing": Classification(classes)}, train=train, test=test)
+
+
+def fifth(train: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to train on without every fifth, and these, to choose settings by."""
+    out = torch.arange(len(train)) % 5 == 0
+    return train[~out], train[out]
 
 
 def decode(jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: Sequence[str] | None = None) -> tuple[Tensor, np.ndarray]:

@@ -1,6 +1,15 @@
 """How alike two kernels of the same samples are. Knows nothing of clients or models."""
 
+from collections.abc import Mapping
+from itertools import permutations
+
 from torch import Tensor
+
+
+def alikeness(views: Mapping[str, Tensor]) -> dict[tuple[str, str], float]:
+    """How alike each two see the same rows, (n, d) each: linear CKA, both ways round."""
+    grams = {name: z @ z.mT for name, z in views.items()}
+    return {(a, b): float(cka(grams[a], grams[b])) for a, b in permutations(views, 2)}
 
 
 def cka(kernel: Tensor, other: Tensor) -> Tensor:

@@ -30,11 +30,10 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
             privacy: Privacy | None = None, sound: bool = True) -> list[Problem]:
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
     method, problems = type(algorithm).__name__, []
-    if safeguard and not algorithm.guardable:
-        problems.append(("safeguard", "safeguard is for methods whose clients keep their own model and get nothing made from their own "
-                                      f"labels; {method} is none of them."))
-    problems += [("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
-                 for c in clients if safeguard and algorithm.guardable and not c.task.labelled][:1]
+    if safeguard:
+        problems += [("safeguard", f"{why}.")] if (why := algorithm.unjudged()) else [
+            ("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
+            for c in clients if not c.task.labelled][:1]
     if privacy is not None:
         problems += [("privacy", f"{why}.") for why in (algorithm.exposes() if sound else None, uncounted()) if why is not None]
     problems += [(f"clients.{c.id}", f"{why}.") for c in clients if c.privacy is not None and (why := c.privacy.unmet(privacy))]
