@@ -7,6 +7,7 @@ place (FedMuscle, appendix M). Without a server's model, what all told stands fo
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Required, TypedDict
 
 import torch
@@ -20,7 +21,7 @@ from unalike.forms import Shape
 from unalike.losses import infonce, muscle_loss
 from unalike.message import Value
 from unalike.models.model import Model
-from unalike.operations import operation, question, sends
+from unalike.operations import operation, question, sends, steady
 from unalike.randomness import stream
 from unalike.tasks import Retrieval
 from unalike.unlabelled import Unlabelled, UnlabelledSide
@@ -69,13 +70,16 @@ class CreamFL(Unlabelled):
             replies = fed.call("update", known=known)
             fed.note("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
             told: dict[str, Views] = dict(replies)
-            goals = {kind: ensemble(told, kind, known) for kind in KINDS if any(kind in views for views in told.values())}
+            goals: Views = {}
+            if fed.server is None or self.contrast == "cream":
+                device = "cpu" if fed.server is None else fed.server.client.device
+                goals = {kind: ensemble(told, kind, known, device) for kind in KINDS if any(kind in views for views in told.values())}
             if fed.server is None:
                 fed.state["known"] = goals
             else:
                 own(fed, "train")
-                peers = [view for views in told.values() for view in views.values()]
-                own(fed, "absorb", goals=goals if self.contrast == "cream" else {}, peers=peers if self.contrast == "muscle" else [])
+                peers = [view for views in told.values() for view in views.values()] if self.contrast == "muscle" else []
+                own(fed, "absorb", goals=goals, peers=peers)
             yield round
 
     def refuses(self, client: Client) -> str | None:
@@ -112,60 +116,72 @@ class CreamFL(Unlabelled):
             """Its representations of the public set, by kind."""
             self.model.eval()
             with torch.no_grad():
-                parts = [self.views(rows) for rows in torch.arange(len(self.public)).split(256)]
+                parts = [self.views(self.public_rows(rows)) for rows in torch.arange(len(self.public)).split(256)]
             self.work += len(self.public) / 3
             return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
 
         def draw_near(self, known: Views) -> None:
+            """A walk through the public set on which its representations are drawn to what is known."""
+            known, before = self.client.place(known), self.tell() if self.algorithm.contrast == "cream" else {}
+            self.study(self.farness, lambda rows: (self.public_rows(rows), of(known, rows), of(before, rows)))
+
+        @steady
+        def farness(self, x: Tensor | dict, known: Views, before: Views) -> Tensor:
             """Local contrastive regularisation: near its own kind as known, far from where it was; and each row to the other kind's."""
-            how, before = self.algorithm, self.tell() if self.algorithm.contrast == "cream" else {}
-
-            def loss(rows: Tensor) -> Tensor:
-                total = []
-                for kind, z in self.views(rows).items():
-                    given = {name: view[rows].to(z) for name, view in known.items()}
-                    if how.contrast == "muscle":
-                        total.append(muscle_loss(z, list(given.values()), how.upper, how.lower))
-                        continue
-                    total += [infonce(z, view, how.temperature) for name, view in given.items() if name != kind]
-                    if kind in given:
-                        near = torch.stack([(z * goal).sum(-1) for goal in (given[kind], before[kind][rows.to(z.device)])], 1)      # (B, 2)
-                        total.append(cross_entropy(near / how.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)))
-                return how.regularise * torch.stack(total).sum()
-
-            self.study(loss, lambda rows: (rows,))
+            how, total = self.algorithm, []
+            for kind, z in self.views(x).items():
+                if how.contrast == "muscle":
+                    total.append(muscle_loss(z, list(known.values()), how.upper, how.lower))
+                    continue
+                total += [infonce(z, view, how.temperature) for name, view in known.items() if name != kind]
+                if kind in known:
+                    near = torch.stack([(z * goal).sum(-1) for goal in (known[kind], before[kind])], 1)      # (B, 2)
+                    total.append(cross_entropy(near / how.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)))
+            return how.regularise * torch.stack(total).sum()
 
         @operation
         def absorb(self, goals: Views, peers: list[Tensor]) -> float | None:
             """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
             those of some clients, drawn anew for each batch; without either it is a walk like any other."""
-            how, draws, task = self.algorithm, stream(self.seed, "peers", self.round), self.client.task
+            draws, goals = stream(self.seed, "peers", self.round), self.client.place(goals)
+            told = [self.client.place(peer) for peer in peers]
 
-            def loss(rows: Tensor) -> Tensor:
-                views = self.views(rows)
-                some = [peers[i][rows] for i in torch.randperm(len(peers), generator=draws)[:how.peers]]
-                far = [(z - goals[kind][rows].to(z)).square().sum(-1).mean() for kind, z in views.items() if kind in goals]
-                far += [muscle_loss(z, [peer.to(z) for peer in some], how.upper, how.lower) for z in views.values() if some]
-                costs = [how.distil * each for each in far]
-                if isinstance(task, Retrieval):
-                    costs.append(task.loss(torch.stack(list(views.values()), 1), rows.to(self.client.device)))
-                return torch.stack(costs).sum()
+            def given(rows: Tensor) -> tuple:
+                here = rows.to(self.client.device)
+                some = torch.randperm(len(told), generator=draws)[:self.algorithm.peers]
+                return self.public_rows(rows), here, of(goals, rows), [told[i][here] for i in some]
 
-            return self.study(loss, lambda rows: (rows,)) if goals or peers or isinstance(task, Retrieval) else None
+            return self.study(self.unlearnt, given) if goals or peers or isinstance(self.client.task, Retrieval) else None
 
-        def views(self, rows: Tensor) -> Views:
-            """(B, d) of length 1 for each kind it sees of these public rows."""
-            z = self.model.features(self.public_rows(rows))
+        @steady
+        def unlearnt(self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]) -> Tensor:
+            """How far the server's representations are from what clients told, and its pairs from each other."""
+            how, task, views = self.algorithm, self.client.task, self.views(x)
+            far = [(z - goals[kind]).square().sum(-1).mean() for kind, z in views.items() if kind in goals]
+            far += [muscle_loss(z, peers, how.upper, how.lower) for z in views.values() if peers]
+            costs = [how.distil * each for each in far]
+            if isinstance(task, Retrieval):
+                costs.append(task.loss(torch.stack(list(views.values()), 1), rows))
+            return torch.stack(costs).sum()
+
+        def views(self, x: Tensor | dict) -> Views:
+            """(B, d) of length 1 for each kind it sees of these rows."""
+            z = self.model.features(x)
             if self.model.dense:
                 z = z.mean((-2, -1))
             z = normalize(z, dim=-1)
             return dict(zip(("image", "text"), z.unbind(1), strict=True)) if z.dim() == 3 else {self.sort: z}
 
-        @property
+        @cached_property
         def sort(self) -> str:
             """What its samples are, if not pairs."""
             x = self.public_rows(torch.arange(1), as_came=True)
             return "image" if x.dim() == 4 else "other" if x.is_floating_point() else "text"
+
+
+def of(views: Views, rows: Tensor) -> Views:
+    """Some rows of each."""
+    return {kind: view[rows.to(view.device)] for kind, view in views.items()}
 
 
 def own(fed: Federation, operation: str, **body: Value) -> Any:
@@ -173,12 +189,12 @@ def own(fed: Federation, operation: str, **body: Value) -> Any:
     return fed.server.perform(operation, fed.round, 0, body)
 
 
-def ensemble(told: dict[str, Views], kind: str, known: Views) -> Tensor:
+def ensemble(told: dict[str, Views], kind: str, known: Views, device: str = "cpu") -> Tensor:
     """Global-local contrastive aggregation of a kind, (n, d): of each row, clients count by how well theirs finds the row among those
     known of the other kind; alike where there is none."""
     views = [each[kind] for each in told.values() if kind in each]
     other = next((view for name, view in known.items() if name != kind), None)
-    stacked = torch.stack([view.to(views[0]) for view in views])                                        # (clients, n, d)
+    stacked = torch.stack([view.to(device, views[0].dtype) for view in views])                           # (clients, n, d)
     if other is None:
         return stacked.mean(0)
     likeness = lambda view, rows: view[rows] @ other.to(view).mT                                         # (few, n)
