@@ -1,5 +1,8 @@
 """Rows kept on the device, or as a frozen trunk sees them: the same numbers, looked at once."""
 
+from functools import partial
+
+import pytest
 import torch
 
 from unalike.algorithm import ClientSide
@@ -49,3 +52,17 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw():
         torch.testing.assert_close(a, b)
     assert plain.evaluate() == kept.evaluate() and kept.row().shape == (1, 3, 32, 32)
     assert kept.client.card() == plain.client.card()
+
+
+@pytest.mark.parametrize("name, options, x", [
+    ("resnet18", {"base": 8, "size": 8}, torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))),
+    ("gru", {"words": 20, "embedding": 4, "width": 4, "length": 3}, torch.arange(96).view(12, 8).int() % 30 + 90)])
+def test_images_are_resized_and_words_numbered_once(name, options, x):
+    client = Client("ada", partial(build_encoder, name, tuple(x.shape[1:]), options), Classification(3), train=(x, torch.arange(12) % 3))
+    side = ClientSide(client, FedAvg(), Training(batch=4), 0)
+    assert isinstance(side.client.train, Resident)
+    encoder, rows = side.model.encoder.eval(), torch.arange(5)
+    torch.testing.assert_close(encoder(side.client.train.rows(rows)[0]), encoder(x[:5]))
+    plain = ClientSide(Client("ben", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8}), Classification(3),
+                              train=(torch.rand(4, 3, 16, 16), torch.arange(4) % 3)), FedAvg(), Training(), 0)
+    assert isinstance(plain.client.train, Tensors), "a trunk that does nothing is not asked"

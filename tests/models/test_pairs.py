@@ -16,18 +16,44 @@ def written(*texts):
 
 def test_words_have_numbers_whatever_stands_between_them():
     a, b, c = numbered(written("A dog runs.", "a  DOG, runs", "dog a"), 5000)
-    assert torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], 0]
-    assert len(set(a.tolist())) == 3 and a.max() < 5000
+    assert torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], *[0] * (len(c) - 2)]
+    assert len(set(a.tolist())) == 4 and a.max() < 5000         # three words, and no word
     assert not numbered(written("", " ,"), 100).any()
 
 
-def test_what_comes_after_a_text_is_not_read():
+@pytest.mark.parametrize("length", [None, 6])
+def test_what_comes_after_a_text_is_not_read(length):
+    """A text says the same alone, beside a longer one, and as letters or numbers of words; the order of its words matters both ways."""
     torch.manual_seed(0)
-    gru = build_encoder("gru", (9,), {"words": 50, "embedding": 4, "width": 6})
+    gru = build_encoder("gru", (9,), {"words": 50, "embedding": 4, "width": 6, "length": length}).double()
     words = torch.tensor([[3, 7, 0, 0], [3, 7, 9, 2]])
     alone, longer = gru(words[:1, :2]), gru(words)
     assert alone.shape == (1, 6) and longer.shape == (2, 6)
-    assert torch.allclose(gru(written("", "a dog")).isfinite().double(), torch.ones(2, 6).double())
+    torch.testing.assert_close(alone[0], longer[0])
+    assert (gru(words.flip(1)[1:])[0] - longer[1]).abs().max() > 1e-3
+    both = written("a dog", "a dog that runs")
+    torch.testing.assert_close(gru(both)[:1], gru(both[:1]))
+    torch.testing.assert_close(gru(gru.trunk(both)), gru(both))
+    assert gru(written("", "a dog")).isfinite().all()
+
+
+def test_ahead_and_from_the_end_by_hand():
+    torch.manual_seed(0)
+    gru = build_encoder("gru", (3,), {"words": 9, "embedding": 4, "width": 5}).double()
+    words = torch.tensor([[3, 7, 2]])
+    seen = gru.vectors(words)
+    by_hand = (gru.ahead(seen)[0] + gru.back(seen.flip(1))[0].flip(1)).mean(1) / 2
+    torch.testing.assert_close(gru(words), by_hand)
+
+
+def test_texts_are_cut_to_a_length():
+    long, short = written("one two three four", "one two")
+    assert numbered(long[None], 5000, 2).tolist() == numbered(short[None], 5000, 2).tolist()
+    gru = build_encoder("gru", (20,), {"words": 50, "embedding": 4, "width": 6, "length": 2})
+    assert gru.trunk(long[None]).shape == gru.trunk(torch.ones(1, 1, dtype=torch.int64)).shape == (1, 2)
+    torch.testing.assert_close(gru(long[None]), gru(short[None]))
+    with pytest.raises(ValueError, match="sizes of 1 or more"):
+        build_encoder("gru", (20,), {"length": 0})
 
 
 def test_a_pair_is_two_vectors_of_one_width():
@@ -37,5 +63,8 @@ def test_a_pair_is_two_vectors_of_one_width():
     x = {"image": torch.rand(3, 1, 8, 8), "text": torch.ones(3, 4, dtype=torch.int64)}
     both = pair(x)
     assert both.shape == (3, 2, 5) and torch.allclose(both[:, 0], pair.joint[0](pair.parts[0](x["image"])))
+    kept = pair.trunk({"image": x["image"], "text": written("a dog", "a", "the cat")})
+    assert kept["image"] is x["image"] and kept["text"].dtype == torch.int64
+    torch.testing.assert_close(pair(kept), pair({"image": x["image"], "text": written("a dog", "a", "the cat")}))
     with pytest.raises(ValueError, match=r"an image .* and a text"):
         build_encoder("pair", {"a": (3,), "b": (4,)}, options)

@@ -51,7 +51,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch", size: Size | None = None):
         super().__init__()
-        shape, self.size = (shape[0], size, size) if size and len(shape) == 3 else shape, size
+        shape, self.size, self.fixed = (shape[0], size, size) if size and len(shape) == 3 else shape, size, size is not None
         if len(shape) != 3 or min(shape[1:]) < 8:
             raise ValueError(f"resnet18 halves images three times: it takes (channels, 8 or more, 8 or more), got {tuple(shape)}")
         self.first = nn.Sequential(nn.Conv2d(shape[0], base, 3, padding=1, bias=False), normed(norm, base), nn.ReLU())
@@ -60,11 +60,15 @@ class ResNet18(nn.Module):
         self.width = widths[-1]
         start(self)
 
+    def trunk(self, x: Tensor) -> Tensor:
+        """Images of its size."""
+        if self.size is None or x.shape[-2:] == (self.size, self.size):
+            return x
+        return interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
+
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages."""
-        if self.size is not None and x.shape[-2:] != (self.size, self.size):
-            x = interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False, antialias=True)
-        return self.blocks(self.first(channels_last(x)))
+        return self.blocks(self.first(channels_last(self.trunk(x))))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.grid(x).mean((-2, -1))

@@ -1,5 +1,6 @@
 """Published weights that stay as they are: they do not learn, and are in no state, message or checkpoint. Knows no tasks or clients."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -8,14 +9,18 @@ from torch import nn
 class Frozen(nn.Module):
     """An encoder some of whose weights may be held. Its `state_dict` leaves these out: whoever builds the encoder again has them again.
 
-    `trunk(x)`, where there is one, is what lies before the first weight that learns: its output never changes, so that it can be kept
-    instead of the input, and `forward` takes either.
+    `trunk(x)`, where there is one, is what lies before the first weight that learns: where it is `fixed` its output never changes, so that
+    it can be kept instead of the input, and `forward` takes either. Other encoders may have one too, such as those that number words.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.held: frozenset[str] = frozenset()
         self.register_load_state_dict_post_hook(_not_missed)
+
+    @property
+    def fixed(self) -> bool:
+        return bool(self.held)
 
     def hold(self) -> None:
         """From here on, weights that do not learn, and the statistics of layers that are `Still`, are left out."""
@@ -34,6 +39,11 @@ class Still(nn.BatchNorm2d):
 
     def train(self, mode: bool = True) -> "Still":
         return super().train(False)
+
+
+def trunk_of(encoder: nn.Module) -> Callable[[Any], Any] | None:
+    """What lies before everything that learns, if that is anything."""
+    return getattr(encoder, "trunk", None) if getattr(encoder, "fixed", False) else None
 
 
 def _not_missed(module: Frozen, keys: Any) -> None:
