@@ -22,7 +22,7 @@ from unalike.models.submodels import flops
 from unalike.operations import answerable, operation, question, sends, steady
 from unalike.privacy import PROTECTED, Privacy, Sends
 from unalike.randomness import number, scope, stream
-from unalike.safeguard import Kept, safeguard
+from unalike.safeguard import FOR_WHOM, Kept, safeguard
 from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
 from unalike.training import Diverged, Tape, Training, batches, optimiser_for, train
 
@@ -330,8 +330,7 @@ class Algorithm:
 
     def unjudged(self) -> str | None:
         """Why the safeguard cannot judge it, None: it can."""
-        return None if self.guardable else ("safeguard is for methods whose clients keep their own model and get nothing made from their "
-                                            f"own labels; {type(self).__name__} is none of them")
+        return None if self.guardable else f"{FOR_WHOM}; {type(self).__name__} is none of them"
 
     def exposes(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""

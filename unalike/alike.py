@@ -7,6 +7,7 @@ from typing import ClassVar
 from unalike.algorithm import ClientSide
 from unalike.averaging import Parameters, mean_states, word
 from unalike.federation import Federation
+from unalike.message import Value
 from unalike.operations import operation, question, sends
 
 
@@ -18,7 +19,7 @@ class AlikeSide(ClientSide):
     @question
     @sends("open")
     def kind_of(self) -> str:
-        """A word that is equal for those who may be averaged."""
+        """A word that is equal for those who may be averaged; none where there is nothing to average."""
         return kind(self.client.task.name, self.client.task.labels, self.shared())
 
     @question
@@ -28,29 +29,34 @@ class AlikeSide(ClientSide):
 
     @operation
     def take(self, parameters: Parameters) -> None:
-        self.model.load_state_dict(self.model.state_dict() | parameters)
+        if word(parameters) != word(self.shared()):
+            raise ValueError("what came is not what it shares: other names or shapes")
+        self.model.load_state_dict(parameters, strict=False)
 
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith(self.common)}
 
 
 def unite(fed: Federation) -> None:
-    """Those of one task, label set and shape go on from their mean, weighted by their samples; the others stay as they are."""
+    """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is."""
     kinds = fed.state.setdefault("kinds", {})
     if new := [c for c in fed.here if c not in kinds]:
         kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
     known = [kinds.get(c) for c in fed.here]
-    alike = [c for c, one in zip(fed.here, known, strict=True) if one is not None and known.count(one) > 1]
+    alike = [c for c, one in zip(fed.here, known, strict=True) if one and known.count(one) > 1]
     if alike:
-        told = dict(fed.call("give", clients=alike, quorum=0))
+        told = dict(fed.call("give", clients=alike))
         for client in [c for c, its in told.items() if kind(fed.cards[c].task, fed.cards[c].labels, its) != kinds[c]]:
             fed.refuse(client, "give", "its parameters are not those of the kind it told")
             del told[client]
+        groups = {one: {c: its for c, its in told.items() if kinds[c] == one} for one in {kinds[c] for c in told}}
         weights = {c: float(fed.cards[c].samples) for c in told}
-        means = {one: mean_states({c: told[c] for c in told if kinds[c] == one}, weights) for one in {kinds[c] for c in told}}
-        fed.call("take", clients=list(told), quorum=0, each={c: {"parameters": means[kinds[c]]} for c in told})
+        means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
+        each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
+        if each:
+            fed.call("take", clients=list(each), each=each)
 
 
 def kind(task: str, labels: Sequence[str], parameters: Parameters) -> str:
-    """Equal for those who may be averaged."""
-    return hashlib.sha256(repr((task, tuple(labels), word(parameters))).encode()).hexdigest()[:16]
+    """Equal for those who may be averaged; empty where there are no parameters."""
+    return "" if not parameters else hashlib.sha256(repr((task, tuple(labels), word(parameters))).encode()).hexdigest()[:16]

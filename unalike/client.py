@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from unalike.data.resident import resident
 from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
-from unalike.models.frozen import trunk_of
 from unalike.privacy import Privacy
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
@@ -121,7 +120,7 @@ class Client:
 
     def beside(self, encoder: nn.Module) -> "Client":
         """This client with its rows on its device, and, where its encoder has a frozen trunk, as that sees them: once, not at each step."""
-        trunk: Any = trunk_of(encoder)
+        trunk: Any = getattr(encoder, "trunk", None) if getattr(encoder, "fixed", False) else None
 
         def look(x: Any) -> Any:
             with torch.no_grad():

@@ -21,6 +21,7 @@ from unalike.randomness import stream
 if TYPE_CHECKING:
     from unalike.algorithm import ClientSide
 
+FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
 FOLDS = 3
 BLOCKS = 20        # of a fold at most, whose losses are compared
 MARGIN = 1.5       # standard errors by which together must be better

@@ -116,7 +116,7 @@ class Played:
         leaves, form = tree_flatten(inputs)
         if not leaves[0].is_cuda:
             return self.function(*inputs)
-        key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        key = kind_of(leaves, form)
         if key not in self.kept:
             self.seen[key] = self.seen.get(key, 0) + 1
             if self.seen[key] < self.SEEN or len(self.kept) >= self.KEPT:
@@ -137,6 +137,11 @@ class Played:
         Played.pool = Played.pool or torch.cuda.graph_pool_handle()
         made = captured(lambda: self.function(*tree_unflatten(given, form)), Played.pool)
         return made and (made[0], given, made[1])
+
+
+def kind_of(leaves: list[Tensor], form: Any) -> tuple:
+    """What inputs must have in common for one recording: shapes, and how they lie in the tree; under other names they are other inputs."""
+    return form, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 class Passes(Played):

@@ -1,5 +1,6 @@
 """CreamFL: clients that see, read or do both, a server with a model of its own; its formulas by hand, resume, and what it refuses."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from unalike.algorithms.creamfl import ensemble
 from unalike.errors import UserError
 from unalike.models import build_encoder
 from unalike.tasks import Retrieval
+from unalike.training import Played
 
 SHAPE = {"image": (1, 4, 4), "text": (3,)}
 PAIR = {"image": {"name": "mlp", "hidden": [8], "width": 8}, "text": {"name": "gru", "words": 20, "embedding": 4, "width": 8}}
@@ -56,6 +58,22 @@ def test_the_server_has_a_model_of_its_own_and_learns_from_clients(tmp_path):
     sees = unalike.run(ALGORITHMS["creamfl"](width=8, batch=6), clients, server=clients[0], training=Training(rounds=2), out=tmp_path / "b",
                        alone=False)
     assert "accuracy" in sees["server"]["metrics"]                          # a server that only sees
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU only")
+@pytest.mark.parametrize("contrast", ["cream", "muscle"])
+def test_recorded_walks_change_nothing(contrast, tmp_path, monkeypatch):
+    """Clients on a GPU, in doubles, whose steps are played or called."""
+    made = federation
+    def on_gpu():
+        clients, own = made()
+        return [replace(c, device="cuda", dtype=torch.float64) for c in clients], replace(own, device="cuda", dtype=torch.float64)
+
+    monkeypatch.setitem(globals(), "federation", on_gpu)
+    played = run(tmp_path / "played", contrast, rounds=3)
+    monkeypatch.setattr(Played, "SEEN", 10**9)
+    called = run(tmp_path / "called", contrast, rounds=3)
+    assert played["server"]["metrics"] == pytest.approx(called["server"]["metrics"], rel=1e-6)
 
 
 class Stopped(BaseException):

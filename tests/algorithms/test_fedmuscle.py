@@ -13,6 +13,8 @@ from unalike.data import load_dataset
 from unalike.errors import Problems, UserError
 from unalike.federation import Failure
 from unalike.models import CNN, MLP, build_encoder
+from unalike.operations import question, sends
+from unalike.privacy import Privacy
 from unalike.randomness import stream
 
 
@@ -449,3 +451,45 @@ def test_shared_heads_are_not_safeguarded(toys, tmp_path):
     """A shadow would learn from the mean what its client learnt from the labels it is tested on."""
     with pytest.raises(UserError, match="heads to own"):
         toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(), safeguard=True)
+    assert FedMuscle().unjudged() is None
+
+
+@pytest.mark.parametrize("keep", ["local", "aligned"])
+def test_who_leaves_after_local_epochs_leaves_with_a_head_of_its_own(keep, outcome):
+    left = outcome(heads="shared", keep=keep)
+    assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (keep == "aligned")
+
+
+def test_a_shared_head_is_a_release_a_round(toys, tmp_path):
+    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(), privacy=Privacy(noise=1.0))
+    assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + 1)
+
+
+def test_a_client_takes_only_what_it_shares(toys, tmp_path):
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients())
+    fed.begin(1)
+    fed.call("train")
+    side = fed.engine.host.sides["a"]
+    for wrong in ({}, dict(side.model.state_dict()), {name: tensor[:1] for name, tensor in side.shared().items()}):
+        with pytest.raises(ValueError, match="not what it shares"):
+            side.take(wrong)
+
+
+def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
+    """Where its sibling fails, a client is not given its own head back."""
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2), terms=Terms(quorum=0.5))
+    fed.begin(1)
+    fed.call("train")
+    asked, call = [], fed.call
+    fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
+
+    @question
+    @sends("parameters")
+    def give(self):
+        if self.client.id == "b":
+            raise ValueError("no disk")
+        return self.shared()
+
+    monkeypatch.setattr(FedMuscle.Side, "give", give)
+    unite(fed)
+    assert asked == ["kind_of", "give"] and fed.here == ["a"]

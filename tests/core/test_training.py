@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from unalike.errors import UserError
 from unalike.models.frozen import Still
 from unalike.randomness import stream
-from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, move, optimiser_for, remeasure, step, train
+from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, kind_of, move, optimiser_for, remeasure, step, train
 
 
 @settings(deadline=None)
@@ -234,3 +235,11 @@ def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
     with pytest.raises(RuntimeError, match="no rows"):
         remeasure(model, broken())
     assert model[2].momentum == 0.1 and model.training and model[1].training
+
+
+def test_the_same_shapes_under_other_names_are_recorded_apart():
+    """Or what was recorded of an image would be played of a text."""
+    z = torch.zeros(2, 3)
+    inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
+    kinds = [kind_of(*tree_flatten(each)) for each in inputs]
+    assert kinds[0] == kinds[2] and len(set(kinds)) == 4

@@ -71,7 +71,7 @@ class CreamFL(Unlabelled):
             fed.note("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
             told: dict[str, Views] = dict(replies)
             goals: Views = {}
-            if fed.server is None or self.contrast == "cream":
+            if self.contrast == "cream" or (fed.server is None and self.contrast == "muscle"):
                 device = "cpu" if fed.server is None else fed.server.client.device
                 goals = {kind: ensemble(told, kind, known, device) for kind in KINDS if any(kind in views for views in told.values())}
             if fed.server is None:

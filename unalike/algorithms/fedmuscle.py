@@ -49,6 +49,7 @@ class FedMuscle(Algorithm):
     """Defaults are the paper's. E, R and the optimiser are the scenario's `training`."""
 
     evaluates: ClassVar[bool] = True
+    guardable: ClassVar[bool] = True
 
     peers: int = 3                                                   # M
     width: int = 256                                                 # d
@@ -107,11 +108,11 @@ class FedMuscle(Algorithm):
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
     def unjudged(self) -> str | None:
-        return "shared heads were made from the client's own labels: set algorithm.heads to own" if self.heads == "shared" else None
+        shared = "shared heads were made from the client's own labels: set algorithm.heads to own"
+        return shared if self.heads == "shared" else super().unjudged()
 
     def company(self) -> str:
-        others = self.peers - self.own
-        return f"{others} peers need {others + 1} clients" if others != 1 else "1 peer needs 2 clients"
+        return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
 
     # the server
 
@@ -121,11 +122,10 @@ class FedMuscle(Algorithm):
             fed.evaluate("after local")
             if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
-            if self.heads == "shared":
+            if self.heads == "shared":                                              # who leaves now leaves with its own
                 unite(fed)
             for epoch in range(self.passes):
-                losses = self.epoch(fed, round, epoch) if self.sync == "epoch" else self.batches(fed, round, epoch)
-                fed.note(f"{self.loss}_loss", losses)
+                fed.note(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
             fed.evaluate("after alignment")
             yield round
 

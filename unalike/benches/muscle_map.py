@@ -23,7 +23,7 @@ NEAR = {
 ALIGNED = {  # harder and gentler than shipped
     "align_rate 1e-3": ["align_rate=0.001"], "align_rate 3e-5": ["align_rate=0.00003"],
     "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"], "temperature 0.07": ["temperature=0.07", "lower_temperature=0.05"],
-    "one optimiser": ["optimisers=one", "decay=false"], "left as aligned": ["keep=aligned"],
+    "one optimiser": ["optimisers=one", "align_rate=null", "decay=false"], "left as aligned": ["keep=aligned"],
     "as printed": ["heads=own", "align_rate=null", "decay=false"], "own heads": ["heads=own"], "no company": ["own=3"],
 }
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unalike.data.files import find, opened
-from unalike.data.pictures import decode
+from unalike.data.pictures import decode, fifth
 from unalike.data.table import Table
 from unalike.data.texts import written
 from unalike.tasks import Classification
@@ -28,14 +28,15 @@ BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
 Pixels = Literal["scaled", "bytes"]     # of mean 0 and deviation 1 by channel, or as they are, for pretrained models
 
 
-def cifar10(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
-    """CIFAR-10, images (n, 3, 32, 32) scaled, or as bytes, for pretrained models; needs cifar10.npz."""
+def cifar10(folder: str | None = None, pixels: Pixels = "scaled", choosing: bool = False) -> Table:
+    """CIFAR-10, images (n, 3, 32, 32) scaled, or as bytes, for pretrained models; needs cifar10.npz. `choosing` as in voc2012."""
     with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
     images, things = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y.astype(np.int64).ravel())
-    return Table(x=scaled(images, slice(rows)) if pixels == "scaled" else images, targets={"thing": things},
-                 tasks={"thing": Classification(CIFAR_CLASSES)}, train=torch.arange(rows), test=torch.arange(rows, len(x)))
+    train, test = fifth(torch.arange(rows)) if choosing else (torch.arange(rows), torch.arange(rows, len(x)))
+    return Table(x=scaled(images, train if choosing else slice(rows)) if pixels == "scaled" else images, targets={"thing": things},
+                 tasks={"thing": Classification(CIFAR_CLASSES)}, train=train, test=test)
 
 
 def pacs(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
