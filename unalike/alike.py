@@ -1,11 +1,10 @@
 """Clients that are alike go on from the mean of what they have in common: whole models, or their heads. Knows no methods and no engine."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import ClassVar
 
 from unalike.algorithm import ClientSide
-from unalike.averaging import Parameters, mean_states, word
+from unalike.averaging import Parameters, digest, mean_states, word
 from unalike.federation import Federation
 from unalike.message import Value
 from unalike.operations import operation, question, sends
@@ -59,4 +58,4 @@ def unite(fed: Federation) -> None:
 
 def kind(task: str, labels: Sequence[str], parameters: Parameters) -> str:
     """Equal for those who may be averaged; empty where there are no parameters."""
-    return "" if not parameters else hashlib.sha256(repr((task, tuple(labels), word(parameters))).encode()).hexdigest()[:16]
+    return digest((task, tuple(labels), word(parameters))) if parameters else ""

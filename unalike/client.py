@@ -119,8 +119,8 @@ class Client:
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
 
     def beside(self, encoder: nn.Module) -> "Client":
-        """This client with its rows on its device, and, where its encoder has a frozen trunk, as that sees them: once, not at each step."""
-        trunk: Any = getattr(encoder, "trunk", None) if getattr(encoder, "fixed", False) else None
+        """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
+        trunk: Any = encoder.trunk if getattr(encoder, "fixed", False) else None
 
         def look(x: Any) -> Any:
             with torch.no_grad():

@@ -17,6 +17,8 @@ def test_cifar10(tmp_path):
     np.savez(tmp_path / "cifar10.npz", x_train=draw.integers(0, 256, (6, 32, 32, 3), np.uint8), y_train=np.arange(6, dtype=np.uint8),
              x_test=draw.integers(0, 256, (4, 32, 32, 3), np.uint8), y_test=np.arange(4, dtype=np.uint8))
     table = load_dataset("cifar10", str(tmp_path))
+    chosen = load_dataset("cifar10", str(tmp_path), choosing=True)
+    assert chosen.train.tolist() == [1, 2, 3, 4] and chosen.test.tolist() == [0, 5], "none of the test set"
     assert table.x.shape == (10, 3, 32, 32) and table.x.dtype == torch.float32 and len(table.train) == 6 and len(table.test) == 4
     torch.testing.assert_close(table.x[:6].mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     assert table.targets["thing"].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3]

@@ -1,6 +1,5 @@
 """Published weights that stay as they are: they do not learn, and are in no state, message or checkpoint. Knows no tasks or clients."""
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -39,11 +38,6 @@ class Still(nn.BatchNorm2d):
 
     def train(self, mode: bool = True) -> "Still":
         return super().train(False)
-
-
-def trunk_of(encoder: nn.Module) -> Callable[[Any], Any] | None:
-    """What lies before everything that learns, if that is anything."""
-    return getattr(encoder, "trunk", None) if getattr(encoder, "fixed", False) else None
 
 
 def _not_missed(module: Frozen, keys: Any) -> None:

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from unalike.models.frozen import trunk_of
-
 LETTERS = torch.int32       # texts as code points; other whole numbers are words already
 PRIME = 2_147_483_647
 BASE = 257
@@ -67,12 +65,14 @@ class Pair(nn.Module):
         parts = [build_encoder(told["name"], shape[name], {key: value for key, value in told.items() if key != "name"})
                  for name, told in zip(self.names, (image, text), strict=True)]
         self.width, self.parts = width, nn.ModuleList(parts)
-        self.fixed = any(map(trunk_of, parts))
+        self.fixed = any(getattr(part, "fixed", False) for part in parts)
         self.joint = nn.ModuleList(nn.Linear(int(getattr(part, "width", 0)), width) for part in parts)
 
     def trunk(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """What encoders with a fixed trunk make of theirs."""
-        return {name: trunk(x[name]) if (trunk := trunk_of(part)) else x[name] for name, part in zip(self.names, self.parts, strict=True)}
+        parts: Any = self.parts
+        return {name: part.trunk(x[name]) if getattr(part, "fixed", False) else x[name]
+                for name, part in zip(self.names, parts, strict=True)}
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         return torch.stack([joint(part(x[name])) for name, part, joint in zip(self.names, self.parts, self.joint, strict=True)], 1)
