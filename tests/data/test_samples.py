@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from unalike.data.samples import Lazy, Tensors, fingerprint, samples
+from unalike.data.samples import Lazy, Tensors, fingerprint, joined, samples
 
 X, Y = torch.arange(40.0).reshape(10, 4), torch.arange(10)
 PICK = torch.tensor([7, 2, 2])
@@ -124,3 +124,28 @@ def test_a_dataset_of_triples_or_no_rows_is_refused():
         samples(Stored(X, Y, Y)).rows(PICK)
     with pytest.raises(ValueError, match="0 rows"):
         samples(Stored(X, Y)).rows(PICK[:0])
+
+
+def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
+    """Bytes stay bytes; those of the largest set are as they were, and a smaller picture of one brightness stays of that brightness."""
+    large, small = torch.randint(256, (4, 3, 8, 6), dtype=torch.uint8), torch.full((3, 3, 4, 6), 77, dtype=torch.uint8)
+    made = joined({"large": Tensors(large, torch.arange(4), torch.tensor([2, 0])), "small": Tensors(small)})
+    x, y = made.rows(torch.arange(5))
+    assert y is None and x.dtype == torch.uint8 and made.shape == (3, 8, 6)
+    assert torch.equal(x[:2], large[[2, 0]]) and (x[2:] == 77).all()
+    rows = joined({"a": Tensors(torch.zeros(2, 5)), "b": Tensors(torch.ones(1, 5))}).rows(torch.arange(3))[0]
+    assert rows.sum(1).tolist() == [0, 0, 5]
+    ramp = torch.arange(4.0).reshape(1, 1, 1, 4).expand(1, 1, 4, 4)
+    stretched = joined({"a": Tensors(torch.zeros(1, 1, 8, 8)), "b": Tensors(ramp)}).rows(torch.tensor([1]))[0][0, 0]
+    assert (stretched.diff(dim=1) >= 0).all() and stretched[0, 0] < 0.5 and stretched[0, -1] > 2.5
+
+
+@pytest.mark.parametrize(("other", "said"), [
+    (torch.zeros(2, 3, 4, 4), "rows of bytes are pictures of 3 channels in uint8, those of other pictures of 3 channels in float32"),
+    (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "pictures of 1 channels in uint8"),
+    (torch.zeros(2, 12, dtype=torch.uint8), r"of shape \(12,\) in uint8"),
+    ({"image": torch.zeros(2, 3, 4, 4)}, "other has several modalities"),
+])
+def test_sets_of_other_kinds_are_not_joined(other, said):
+    with pytest.raises(ValueError, match=said):
+        joined({"bytes": Tensors(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)), "other": Tensors(other)})

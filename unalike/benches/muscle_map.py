@@ -19,6 +19,9 @@ LEARNING = {  # of lite0, little to all
 LABELS = {"a quarter of the labels": (50, 50, 50, 25, 25, 12), "four times the labels": (800, 800, 800, 400, 400, 200)}
 NEAR = {
     "public Flickr8k": ["public.data=flickr8k", "public.size=4000"], "public Caltech-101": ["public.data=caltech101", "public.size=3000"],
+    "public VOC and Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=4000"],
+    "4000 of VOC, 4000 of Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=8000"],
+    "some of every client's kind": ["public.data=[voc2012, caltech101, cifar10]", "public.size=4000"],
 }
 ALIGNED = {  # harder and gentler than shipped
     "align_rate 1e-3": ["align_rate=0.001"], "align_rate 3e-5": ["align_rate=0.00003"],

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
@@ -159,6 +160,36 @@ def pooled(held: list[Samples]) -> Tensors:
     rows = {name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in parts]) for name, part in like.items()}
     marks = {name + MARK: torch.cat([x.get(name + MARK, torch.full((size,), name in x)) for x, size in parts]) for name in like}
     return Tensors(rows[""] if "" in rows else rows | {name: there for name, there in marks.items() if not there.all()}, y)
+
+
+def joined(held: dict[str, Tensors]) -> Tensors:
+    """Rows of several sets, by name, as one, in this order and without labels; pictures are brought to the largest size among them."""
+    parts: dict[str, Tensor] = {}
+    for name, its in held.items():
+        x = its.rows(torch.arange(len(its)))[0]
+        if isinstance(x, dict):
+            raise ValueError(f"{name} has several modalities and cannot be joined with others")
+        parts[name] = x
+    (first, usual), *others = ((name, _kind(x)) for name, x in parts.items())
+    for name, kind in others:
+        if kind != usual:
+            raise ValueError(f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined")
+    size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
+    return Tensors(torch.cat([_sized(x, size) for x in parts.values()]))
+
+
+def _kind(x: Tensor) -> str:
+    """What rows must have in common to be of one set."""
+    shape = f"pictures of {x.shape[1]} channels" if x.ndim == 4 else f"of shape {tuple(x.shape[1:])}"
+    return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
+
+
+def _sized(pictures: Tensor, size: list[int]) -> Tensor:
+    """(n, channels, height, width) at another height and width, in their own dtype."""
+    if list(pictures.shape[2:]) == size:
+        return pictures
+    made = interpolate(pictures.float(), size, mode="bilinear", antialias=True)
+    return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().clamp_(0, 255).to(pictures.dtype)
 
 
 def _blank(rows: Tensor, there: Tensor) -> Tensor:

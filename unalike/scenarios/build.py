@@ -11,11 +11,11 @@ from torch import Tensor
 from unalike.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.partitions import alike
-from unalike.data.samples import each, pooled, thinned
+from unalike.data.samples import each, joined, pooled, thinned
 from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
 from unalike.randomness import scope, stream
-from unalike.scenarios.reading import dataset_options, model_options, names, partition_options, task_options
+from unalike.scenarios.reading import dataset_options, model_options, names, partition_options, sources, task_options
 from unalike.scenarios.schema import Data, Group, Scenario
 from unalike.training import batches
 
@@ -37,7 +37,7 @@ def server(scenario: Scenario, folder: str | None = None) -> Client | None:
         return None
     tables = _tables(scenario, folder or scenario.data_dir, problems)
     public, _ = _public(scenario, tables, problems)
-    table = tables.get(scenario.public.data or scenario.data.name)
+    table = tables.get(sources(scenario)[0])
     if table is not None and _target(table, group) is None:
         problems.append(("server.target", unknown("target", group.target or "", table.targets)))
     if problems or table is None or public is None:
@@ -95,10 +95,10 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
     for i, group in enumerate(scenario.clients):
         where, data = (f"clients.{i}.data", group.data) if group.data else ("data", scenario.data)
         used.setdefault(data.name, (f"{where}.name", data))
-    if scenario.public:
-        named, options = scenario.public.data, scenario.public.options
-        data = Data(name=named, options=options) if named and named != scenario.data.name else scenario.data
-        held = used.setdefault(data.name, ("public.data" if named else "data.name", data))
+    options = scenario.public.options if scenario.public else {}
+    for name in sources(scenario):
+        data = Data(name=name, options=options) if name != scenario.data.name else scenario.data
+        held = used.setdefault(data.name, ("public.data" if scenario.public and scenario.public.data else "data.name", data))
         if options and options != held[1].options:
             problems.append(("public.options", f"{held[0].rsplit('.', 1)[0]} has {data.name} with other options, and it is read once: say "
                                                "them there and leave these out."))
@@ -115,16 +115,24 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
 
 def _public(scenario: Scenario, tables: dict[str, Table], problems: list[Problem]) -> tuple[Tensors | None, dict[str, Tensor]]:
     """The public set, and which training rows of which dataset it used up."""
-    name = (scenario.public.data or scenario.data.name) if scenario.public else ""
-    if scenario.public is None or name not in tables:
+    named = sources(scenario)
+    if scenario.public is None or not all(name in tables for name in named):
         return None, {}
-    pool = tables[name].train
-    if len(pool) <= scenario.public.size:
-        problems.append(("public.size", f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got "
-                                        f"{scenario.public.size}."))
+    draws, size, taken = stream(scenario.seed, "public rows"), scenario.public.size, {}
+    for i, name in enumerate(named):
+        pool, wanted = tables[name].train, size // len(named) + (i < size % len(named))
+        if len(pool) <= wanted:
+            said = f"{size} are {wanted} of each dataset; {name} has {len(pool)}, and some stay labelled."
+            problems.append(("public.size", said if len(named) > 1 else
+                             f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got {size}."))
+            return None, {}
+        taken[name] = pool[torch.randperm(len(pool), generator=draws)[:wanted]]
+    held = {name: Tensors(tables[name].x, None, rows) for name, rows in taken.items()}
+    try:
+        return joined(held) if len(held) > 1 else held[named[0]], taken
+    except ValueError as error:
+        problems.append(("public.data", str(error)))
         return None, {}
-    chosen = pool[torch.randperm(len(pool), generator=stream(scenario.seed, "public rows"))[:scenario.public.size]]
-    return Tensors(tables[name].x, None, chosen), {name: chosen}
 
 
 def _sharers(scenario: Scenario, name: str, problems: list[Problem]) -> tuple[str, Data, list[tuple[int, Group]]]:

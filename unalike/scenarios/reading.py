@@ -60,17 +60,13 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 def names(scenario: Scenario) -> list[Problem]:
     """Names that must be known, options they must have, ids that must differ."""
-    from unalike.data import DATASETS
     from unalike.engines import BETWEEN, ENGINES
     brought = scenario.engine.name in BETWEEN and not scenario.clients
     problems: list[Problem] = [] if scenario.clients or brought else [("clients", "a federation needs at least one client.")]
     for where, data in blocks(scenario) if not brought else ():
         problems += dataset_options(where, data)[1]
         problems += partition_options(f"{where}.partition", data.partition)[1]
-    if scenario.public and scenario.public.data is not None and scenario.public.data not in DATASETS:
-        problems.append(("public.data", unknown("dataset", scenario.public.data, DATASETS)))
-    elif scenario.public and scenario.public.options:
-        problems += dataset_options("public", Data(name=scenario.public.data or scenario.data.name, options=scenario.public.options))[1]
+    problems += _public(scenario)
     for i, group in enumerate(scenario.clients):
         problems += model_options(f"clients.{i}.model", group.model)[1]
         if group.modalities and group.mix:
@@ -86,6 +82,27 @@ def names(scenario: Scenario) -> list[Problem]:
             problems.append((f"clients.{i}.id", f'two clients are called "{id}".'))
     elsewhere = scenario.engine.name in ENGINES.keys() - {"local"}          # where other machines have the devices
     return problems + read_engine(scenario.engine, scenario.workers)[1] + _device(scenario.device, not elsewhere)
+
+
+def sources(scenario: Scenario) -> list[str]:
+    """The datasets whose rows are public."""
+    return [] if scenario.public is None else scenario.public.data or [scenario.data.name]
+
+
+def _public(scenario: Scenario) -> list[Problem]:
+    """What is wrong with the names of public datasets, and with what is said of them."""
+    from unalike.data import DATASETS
+    named, options = sources(scenario), scenario.public.options if scenario.public else {}
+    unheard = [("public.data", unknown("dataset", name, DATASETS)) for name in named if name not in DATASETS and name != scenario.data.name]
+    if unheard or not named:
+        return unheard
+    if len(set(named)) < len(named):
+        return [("public.data", f'"{next(name for name in named if named.count(name) > 1)}" is there twice.')]
+    if len(named) > 1:
+        several = f"there are {len(named)} public datasets"
+        refused = [("public.options", f"{several}: say options where a client has the dataset, and leave these out.")] if options else []
+        return refused + ([("server", f"learns from one dataset, and {several}: name one in public.data.")] if scenario.server else [])
+    return dataset_options("public", Data(name=named[0], options=options))[1] if options else []
 
 
 def blocks(scenario: Scenario) -> list[tuple[str, Data]]:
@@ -244,7 +261,7 @@ def _replace(told: Any, way: tuple[int | str, ...]) -> None:
     last = way[-1]
     if isinstance(told, list):
         told[int(last)] = {"id": "?", "model": {"name": "?"}}
-    elif last in STAND_INS:
+    elif last in STAND_INS and way != ("public", "data"):           # which may be left out
         told[last] = copy.deepcopy(STAND_INS[str(last)])
     else:
         told.pop(last, None)

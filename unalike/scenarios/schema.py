@@ -25,6 +25,7 @@ class Named(BaseModel):
 
 
 EngineName = Annotated[Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)]
+Names = Annotated[list[str], Field(min_length=1), BeforeValidator(lambda told: [told] if isinstance(told, str) else told)]
 
 
 class Data(Settings):
@@ -39,8 +40,8 @@ class Public(Settings):
     """Unlabelled rows that every client holds, taken from the dataset's training rows before they are dealt out."""
 
     size: Count
-    data: str | None = None               # a dataset of its own instead
-    options: dict[str, Any] = {}          # of that dataset
+    data: Names | None = None             # a dataset of its own instead, or several, with as many rows of each
+    options: dict[str, Any] = {}          # of that dataset, where it is one
 
 
 class Mix(Settings):
