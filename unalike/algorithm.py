@@ -381,7 +381,7 @@ def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
-            meter.add(model(client.place(x)).cpu(), y.cpu())
+            meter.add(model(client.place(x)), client.place(y))
     model.train(was)
     return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
 

@@ -1,5 +1,6 @@
 """The training loop, the only one. Knows a model, a loss and rows; nothing of methods, clients or servers."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -11,6 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from unalike.settings import Settings
+
+log = logging.getLogger(__name__)
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -189,12 +192,14 @@ class ThereAndBack(torch.autograd.Function):
 def captured(function: Callable[[], Any], pool: Any) -> tuple[Any, Any] | None:
     """What a GPU is to do in a function, to be played, and where that leaves what it gives. Nothing is computed yet, and nothing is lost
     where it cannot be recorded, as where the function looks at values: None."""
-    graph = torch.cuda.CUDAGraph()
+    graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     torch.cuda.synchronize()
     try:
         with torch.cuda.graph(graph, pool=pool):
             ends = function()
-    except RuntimeError:
+    except RuntimeError as problem:
+        log.info("a pass cannot be recorded, so the GPU waits for Python at each: %s", str(problem).partition("\n")[0])
+        torch.cuda.set_stream(usual)                         # a recording that fails does not go back to it
         torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
             torch.zeros(1, device="cuda")

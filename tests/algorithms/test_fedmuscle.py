@@ -1,6 +1,7 @@
 """FedMuscle: three exchanges of one update, what travels, whom a client is pulled to, and what it leaves with."""
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,24 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     forgetful.operation = "changes"
     monkeypatch.setattr(FedMuscle.Side, "represent", forgetful)
     assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
+
+
+@pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
+def test_a_graph_is_gone_before_the_next_pass(exchange, outcome, monkeypatch):
+    """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back."""
+    last, found = {}, []
+    forward = FedMuscle.Side.forward
+
+    def watched(self, epoch, batch):
+        if (before := last.get(id(self))) is not None:
+            found.append(before() is None)
+        z = forward(self, epoch, batch)
+        last[id(self)] = weakref.ref(z)
+        return z
+
+    monkeypatch.setattr(FedMuscle.Side, "forward", watched)
+    outcome(exchange=exchange)
+    assert len(found) > 8 and all(found)
 
 
 def test_epoch_ignores_the_exchange(outcome, toys):
@@ -270,6 +289,7 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
         fedmuscle.stacked.cache_clear()
         made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
     sides = outcome.fed.engine.host.sides
+    assert torch.cuda.current_stream() == torch.cuda.default_stream(), "a recording failed"
     assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
     if "exchange" not in fields:
         contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15)

@@ -1,6 +1,7 @@
 """Batches cover every row once, optimisers do what torch's plain ones do, and a loss that is no number stops the training."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,7 +14,21 @@ from torch.utils._pytree import tree_flatten
 from unalike.errors import UserError
 from unalike.models.frozen import Still
 from unalike.randomness import stream
-from unalike.training import Diverged, Recorded, Stack, Tape, Training, batches, kind_of, move, optimiser_for, remeasure, step, train
+from unalike.training import (
+    Diverged,
+    Recorded,
+    Stack,
+    Tape,
+    Training,
+    batches,
+    captured,
+    kind_of,
+    move,
+    optimiser_for,
+    remeasure,
+    step,
+    train,
+)
 
 
 @settings(deadline=None)
@@ -243,3 +258,25 @@ def test_the_same_shapes_under_other_names_are_recorded_apart():
     inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
     kinds = [kind_of(*tree_flatten(each)) for each in inputs]
     assert kinds[0] == kinds[2] and len(set(kinds)) == 4
+
+
+def test_a_recording_that_fails_leaves_the_gpu_where_it_was(monkeypatch, caplog):
+    """Played without a GPU: torch does not go back to the usual stream where a recording cannot be ended."""
+    now = ["usual"]
+
+    @contextmanager
+    def recording(graph, pool=None):
+        was, now[0] = now[0], "aside"
+        yield
+        if pool == "fails":
+            raise RuntimeError("cannot be ended\nmore of it")
+        now[0] = was
+
+    for name, fake in {"CUDAGraph": object, "graph": recording, "synchronize": lambda: None, "current_stream": lambda: now[0],
+                       "set_stream": lambda stream: now.__setitem__(0, stream)}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
+    with caplog.at_level("INFO"):
+        assert captured(lambda: "given", "fails") is None and now == ["usual"]
+    assert "cannot be recorded" in caplog.text and "cannot be ended" in caplog.text and "more of it" not in caplog.text
+    assert captured(lambda: "given", "works")[1] == "given" and now == ["usual"]

@@ -280,23 +280,23 @@ class FedMuscle(Algorithm):
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
             move(optimiser, self.training.clip)
+            del z                                           # while a graph lives, a GPU cannot record the way back to its parameters
             return self.following(epoch, batch)
 
         @operation
         @sends(views="rows")
         def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Aligned:
             """The same step from the peers' representations."""
-            loss = self.descend(self.contrast(z := self.recall(epoch, batch), peers, temperatures), len(z))
+            loss = self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(self.walk(epoch)[batch]))
             return {"loss": loss, "views": self.following(epoch, batch)}
 
         @operation
         @sends(views="rows")
         def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Aligned:
             """The same step from the paper's S and alpha (eq. 5)."""
-            z = self.recall(epoch, batch)
-            rows = positive_rows(len(z), round(math.log(len(log_alpha), len(z))))
-            loss = self.descend(muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows), len(z))
-            return {"loss": loss, "views": self.following(epoch, batch)}
+            rows = positive_rows(count := len(self.walk(epoch)[batch]), round(math.log(len(log_alpha), count)))
+            told = lambda z: muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows)
+            return {"loss": self.descend(told(self.recall(epoch, batch)), count), "views": self.following(epoch, batch)}
 
         @operation
         @sends("rows")

@@ -27,21 +27,23 @@ SKIPPED = 3                                     # rounds: images go through the 
 
 
 def run(study: Study) -> dict:
-    """Parts are timed in runs of their own, which wait for the GPU around each. `loss_played`: how many shapes of the loss are."""
+    """Parts are timed in runs of their own, which wait for the GPU around each. `..._played`: how many shapes of the loss, and of passes of
+    all clients, were recorded."""
     told: dict[str, Any] = {}
     for how in ("recorded", "as written"):
         if study.only and how not in study.only:
             continue
-        whole, _ = seconds(study, how)
-        waited, parts = seconds(study, how, apart=True)
+        whole, _, played = seconds(study, how)
+        waited, parts, too = seconds(study, how, apart=True)
         contrast = fedmuscle.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
         told[how] = {"seconds_a_round": whole, "loss_share": parts["loss"] / waited, "loss_played": sum(map(bool, contrast.kept.values())),
+                     "passes_played": min(played, too),
                      **{f"{name}_seconds": parts[name] for name in parts}}
     return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}
 
 
-def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float]]:
-    """Seconds of a round, and of the calls and the loss in it where they are timed apart."""
+def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float], int]:
+    """Seconds of a round, of the calls and the loss in it where they are timed apart, and how many shapes of passes were recorded."""
     side, public, skipped, rounds = (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
     draw = torch.Generator().manual_seed(0)
     images = lambda count: torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=draw)
@@ -67,11 +69,13 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
                 fed.finished = number
                 wait()
                 moments.append((time.perf_counter(), dict(parts)))
+            assert engine.host is not None
+            played = sum(map(bool, (made for side in engine.host.sides.values() for made in side.passes.kept.values())))
         finally:
             fedmuscle.RECORDS = records
             engine.close()
     (begun, before), (ended, after), count = moments[skipped - 1], moments[-1], rounds - skipped
-    return (ended - begun) / count, {name: (after[name] - before.get(name, 0.0)) / count for name in after}
+    return (ended - begun) / count, {name: (after[name] - before.get(name, 0.0)) / count for name in after}, played
 
 
 def timed(function: Callable, parts: dict[str, float], name: str | None = None) -> Callable:
