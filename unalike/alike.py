@@ -8,6 +8,7 @@ from unalike.averaging import Parameters, digest, mean_states, word
 from unalike.federation import Federation
 from unalike.message import Value
 from unalike.operations import operation, question, sends
+from unalike.safeguard import UNJUDGED
 
 
 class AlikeSide(ClientSide):
@@ -31,6 +32,7 @@ class AlikeSide(ClientSide):
         if word(parameters) != word(self.shared()):
             raise ValueError("what came is not what it shares: other names or shapes")
         self.model.load_state_dict(parameters, strict=False)
+        self.memory[UNJUDGED], self.shadows = True, []
 
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith(self.common)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unalike.algorithm import ClientSide
 
 FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
+UNJUDGED = "unjudged"      # in a side's memory: something came down that was made from its own labels, which shadows must not know
 FOLDS = 3
 BLOCKS = 20        # of a fold at most, whose losses are compared
 MARGIN = 1.5       # standard errors by which together must be better
@@ -31,7 +32,7 @@ MARGIN = 1.5       # standard errors by which together must be better
 class Kept:
     name: Literal["together", "alone"]
     state: dict[str, Tensor]
-    log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: too little to judge by
+    log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: it was not judged by them
 
 
 def folds(side: "ClientSide", count: int) -> list[Tensor]:
@@ -52,7 +53,10 @@ def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
 
 
 def safeguard(side: "ClientSide", rounds: Sequence[int]) -> Kept:
-    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here."""
+    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here.
+    Who cannot be judged keeps what was learnt together."""
+    if side.memory.get(UNJUDGED):
+        return Kept("together", copy.deepcopy(side.model.state_dict()), {})
     alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed), rounds)
     candidates, scores = {"alone": alone.model, "together": side.model}, {}
     best: Literal["together", "alone"] = "alone"

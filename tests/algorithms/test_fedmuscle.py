@@ -11,12 +11,13 @@ from unalike import Classification, Client, Terms
 from unalike.algorithms import FedMuscle
 from unalike.alike import unite
 from unalike.data import load_dataset
-from unalike.errors import Problems, UserError
+from unalike.errors import Problems
 from unalike.federation import Failure
 from unalike.models import CNN, MLP, build_encoder
 from unalike.operations import question, sends
 from unalike.privacy import Privacy
 from unalike.randomness import stream
+from unalike.report import words
 
 
 @pytest.fixture
@@ -467,11 +468,23 @@ def test_heads_are_shared_in_a_whole_run_that_resumes(toys, tmp_path):
     assert whole["bytes"]["up"] > own["bytes"]["up"] and toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
 
 
-def test_shared_heads_are_not_safeguarded(toys, tmp_path):
-    """A shadow would learn from the mean what its client learnt from the labels it is tested on."""
-    with pytest.raises(UserError, match="heads to own"):
-        toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(), safeguard=True)
-    assert FedMuscle().unjudged() is None
+def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path):
+    """A shadow would learn from the mean what its client learnt from the labels it is tested on. An interrupted run ends the same."""
+    def interrupted(event, **facts):
+        if event == "round" and facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
+    shared = lambda: toys.method("fedmuscle", heads="shared")
+    whole = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)["clients"]
+    assert all(whole[c]["kept"] == "together" and whole[c]["judged"] == {} and whole[c]["safeguarded"] == whole[c]["value"] for c in "ab")
+    assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
+    assert words.kept(whole["a"]) == "together, not judged" and words.kept(whole["c"]) == whole["c"]["kept"]
+    with pytest.raises(KeyboardInterrupt):
+        toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
+    assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)["clients"]
+    assert all(own[c]["judged"] for c in "abc")
 
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])

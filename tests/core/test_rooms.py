@@ -69,7 +69,7 @@ MAY = {
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
     "algorithm": {"operations", "client", "clusters", "data", "forms", "ledger", "message", "models", "privacy", "randomness", "safeguard",
                   "tasks", "training"},
-    "alike": {"algorithm", "averaging", "federation", "message", "operations"},
+    "alike": {"algorithm", "averaging", "federation", "message", "operations", "safeguard"},
     "averaging": {"operations", "algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "prompting": {"operations", "algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
     "unlabelled": {"operations", "algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},

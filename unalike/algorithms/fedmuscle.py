@@ -107,10 +107,6 @@ class FedMuscle(Algorithm):
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
-    def unjudged(self) -> str | None:
-        shared = "shared heads were made from the client's own labels: set algorithm.heads to own"
-        return shared if self.heads == "shared" else super().unjudged()
-
     def company(self) -> str:
         return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
 

@@ -61,7 +61,8 @@ def megabytes(run: Run) -> float:
 
 
 def values(run: Run, key: str = "value") -> dict[str, float]:
-    return {client: its[key] for client, its in run.clients.items()}
+    """What clients leave with, which the safeguard may have chosen, or what they have `alone`."""
+    return {client: its.get("safeguarded", its[key]) if key == "value" else its[key] for client, its in run.clients.items()}
 
 
 def summary(runs: Sequence[Run], alone: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _clients(run: Run) -> str:
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
-        shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric", "kept")}
+        shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric")} | {"kept": words.kept(its) or words.NOTHING}
         shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
         shown["modalities"] = words.modalities(its) or words.NOTHING
         shown["epsilon"] = words.epsilon(its.get("privacy"))

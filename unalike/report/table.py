@@ -61,7 +61,8 @@ def _gain(gain) -> Text:
 
 def _safeguarded(its: dict) -> Text:
     """The value kept, and which model it is of unless it is the one learnt together."""
-    kept = "" if its.get("kept") in (None, "together") else f" {words.printable(its['kept'])}"
+    said = words.kept(its)
+    kept = "" if said in (None, "together") else f" {words.printable(said)}"
     return Text.assemble(words.percent(its.get("safeguarded")), (kept, "dim"))
 
 

@@ -187,6 +187,11 @@ def modalities(its: dict) -> str:
     return "" if owned == ["x"] else ", ".join(map(str, owned))
 
 
+def kept(its: dict) -> str | None:
+    """Which model a client left with under the safeguard, and whether it could be judged."""
+    return "together, not judged" if its.get("kept") == "together" and its.get("judged") == {} else its.get("kept")
+
+
 def unmeasured(results: dict) -> str | None:
     """Why nobody has a gain, None: somebody has."""
     clients = results["clients"]
