@@ -375,13 +375,13 @@ def _mean(values: list[float]) -> float:
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
     """All metrics of a model on some samples."""
-    meter = client.task.meter()
-    was = model.training
+    meter, was = client.task.meter(), model.training
+    seat = client.device if client.task.dense and torch.device(client.device).type == "cuda" else "cpu"     # maps are large to bring over
     model.eval()
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
-            meter.add(model(client.place(x)), client.place(y))
+            meter.add(model(client.place(x)).to(seat), y.to(seat))
     model.train(was)
     return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
 

@@ -1,7 +1,7 @@
 """Clients that are alike go on from the mean of what they have in common: whole models, or their heads. Knows no methods and no engine."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from unalike.algorithm import ClientSide
 from unalike.averaging import Parameters, digest, mean_states, word
@@ -32,7 +32,12 @@ class AlikeSide(ClientSide):
         if word(parameters) != word(self.shared()):
             raise ValueError("what came is not what it shares: other names or shapes")
         self.model.load_state_dict(parameters, strict=False)
-        self.memory[UNJUDGED], self.shadows = True, []
+        self.memory[UNJUDGED] = True
+
+    def learn(self, *given: Any, **named: Any) -> float:
+        """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""
+        self.shadows = [] if self.memory.get(UNJUDGED) else self.shadows
+        return super().learn(*given, **named)
 
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith(self.common)}

@@ -198,7 +198,7 @@ def captured(function: Callable[[], Any], pool: Any) -> tuple[Any, Any] | None:
         with torch.cuda.graph(graph, pool=pool):
             ends = function()
     except RuntimeError as problem:
-        log.info("a pass cannot be recorded, so the GPU waits for Python at each: %s", str(problem).partition("\n")[0])
+        log.warning("a pass cannot be recorded, so the GPU waits for Python at each: %s", str(problem).partition("\n")[0])
         torch.cuda.set_stream(usual)                         # a recording that fails does not go back to it
         torch.cuda.synchronize()
         with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed

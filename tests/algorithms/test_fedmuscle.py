@@ -1,7 +1,7 @@
 """FedMuscle: three exchanges of one update, what travels, whom a client is pulled to, and what it leaves with."""
 
 import math
-import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 
 from unalike import Classification, Client, Terms
 from unalike.algorithms import FedMuscle
-from unalike.alike import unite
+from unalike.alike import AlikeSide, unite
 from unalike.data import load_dataset
 from unalike.errors import Problems
 from unalike.federation import Failure
@@ -60,22 +60,26 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
 
 
-@pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
-def test_a_graph_is_gone_before_the_next_pass(exchange, outcome, monkeypatch):
-    """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back."""
-    last, found = {}, []
+@pytest.mark.parametrize("fields", [{"exchange": "gradient"}, {"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}])
+def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
+    """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back: the ends of both are the same."""
+    found = []
     forward = FedMuscle.Side.forward
 
+    def end(side):
+        first = next(side.model.encoder.parameters())
+        return first.view_as(first).grad_fn.next_functions[0][0].metadata           # kept as long as a graph has it
+
     def watched(self, epoch, batch):
-        if (before := last.get(id(self))) is not None:
-            found.append(before() is None)
+        found.append(end(self).get("seen", False))
         z = forward(self, epoch, batch)
-        last[id(self)] = weakref.ref(z)
+        end(self)["seen"] = True
+        assert end(self)["seen"], "z has it"
         return z
 
     monkeypatch.setattr(FedMuscle.Side, "forward", watched)
-    outcome(exchange=exchange)
-    assert len(found) > 8 and all(found)
+    outcome(**fields)
+    assert len(found) > 8 and not any(found)
 
 
 def test_epoch_ignores_the_exchange(outcome, toys):
@@ -272,7 +276,7 @@ def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU only")
-@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"loss": "pairwise"}, {"loss": "gramian"}])
+@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"sync": "epoch"}, {"loss": "pairwise"}, {"loss": "gramian"}])
 def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     """Clients with adapters in a network of which most is frozen, a plain one, and one that draws and so is not recorded."""
     from unalike.algorithms import fedmuscle
@@ -290,9 +294,8 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
         fedmuscle.stacked.cache_clear()
         made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
     sides = outcome.fed.engine.host.sides
-    assert torch.cuda.current_stream() == torch.cuda.default_stream(), "a recording failed"
     assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
-    if "exchange" not in fields:
+    if not fields.keys() & {"exchange", "sync"}:
         contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15)
         assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
     fedmuscle.stacked.cache_clear()
@@ -468,23 +471,44 @@ def test_heads_are_shared_in_a_whole_run_that_resumes(toys, tmp_path):
     assert whole["bytes"]["up"] > own["bytes"]["up"] and toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
 
 
-def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path):
-    """A shadow would learn from the mean what its client learnt from the labels it is tested on. An interrupted run ends the same."""
+def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path, monkeypatch):
+    """A shadow would learn from the mean what its client learnt from the labels it is tested on. Who cannot be judged has none after the
+    first round. A run that is interrupted before everyone decides ends the same."""
     def interrupted(event, **facts):
-        if event == "round" and facts["round"] == 2:
+        if event == "stage" and "decides" in facts["text"]:
             raise KeyboardInterrupt
+
+    trained = Counter()
+    learn = AlikeSide.learn
+
+    def counted(self, *given, **named):
+        told = learn(self, *given, **named)
+        trained[self.client.id, len(self.client.train), self.round] += 1
+        return told
 
     make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
     shared = lambda: toys.method("fedmuscle", heads="shared")
-    whole = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)["clients"]
+    monkeypatch.setattr(AlikeSide, "learn", counted)
+    told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
+    whole, rows = told["clients"], len(make()[0].train)
     assert all(whole[c]["kept"] == "together" and whole[c]["judged"] == {} and whole[c]["safeguarded"] == whole[c]["value"] for c in "ab")
     assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
-    assert words.kept(whole["a"]) == "together, not judged" and words.kept(whole["c"]) == whole["c"]["kept"]
+    assert {round for c, held, round in trained if c == "a" and held < rows} == {1}
+    assert {round for c, held, round in trained if c == "c" and held < rows} == {1, 2, 3}
+    assert [words.kept(whole[c]) for c in "abc"] == ["unjudged", "unjudged", whole["c"]["kept"]]
+    assert words.judged(told) == ", 1 of 3 clients judged"
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
     assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
-    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)["clients"]
-    assert all(own[c]["judged"] for c in "abc")
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)
+    assert all(its["judged"] for its in own["clients"].values()) and words.judged(own) == ""
+
+
+@pytest.mark.parametrize("keep", ["local", "aligned"])
+def test_a_head_that_nobody_leaves_with_is_no_reason_not_to_judge(keep, toys, tmp_path):
+    """With one round everybody leaves as it was before heads were shared, unless it leaves as aligned."""
+    made = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", keep=keep), toys.clients(), safeguard=True, rounds=1)
+    assert {bool(its["judged"]) for its in made["clients"].values()} == {keep == "local"}
 
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])

@@ -142,7 +142,7 @@ def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
 
 @pytest.mark.parametrize(("other", "said"), [
     (torch.zeros(2, 3, 4, 4), "rows of bytes are pictures of 3 channels in uint8, those of other pictures of 3 channels in float32"),
-    (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "pictures of 1 channels in uint8"),
+    (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "pictures of 1 channel in uint8"),
     (torch.zeros(2, 12, dtype=torch.uint8), r"of shape \(12,\) in uint8"),
     ({"image": torch.zeros(2, 3, 4, 4)}, "other has several modalities"),
 ])

@@ -63,9 +63,15 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
     ({"data": ["low", "high", "low"]}, {}, 'public.data +"low" is there twice.'),
     ({"data": []}, {}, r"1 problem in some\n +public.data +must be a list of 1 or more"),
     ({"data": 5}, {}, r"1 problem in some\n +public.data +must be a list"),
-    ({"data": ["low", "grey"]}, {}, "public.data +rows of low are pictures of 3 channels in uint8, those of grey pictures of 1 channels"),
-    ({"data": ["low", "high"], "size": 100}, {}, "public.size +100 are 50 of each dataset; low has 50, and some stay labelled."),
-    ({"data": ["low", "high"], "options": {"broken": "skip"}}, {}, "public.options +there are 2 public datasets: say options where"),
+    ({"data": ["low", "grey"]}, {}, "public.data +rows of low are pictures of 3 channels in uint8, those of grey pictures of 1 channel in"),
+    ({"data": ["hihg", "hihg"]}, {}, "1 problem in some"),
+    ({"data": ["low", 5], "size": 1000}, {}, r"1 problem in some\n +public.data.1 +must be text, got 5"),
+    ({"data": ["low", "high"], "size": 99}, {},
+     "public.size +must be below 50, the training rows of low: some stay labelled, got 99, of which 50 are of low."),
+    ({"data": ["low", "high"], "size": 102}, {}, r"of which 51 are of low.\n +public.size .* got 102, of which 51 are of high."),
+    ({"data": ["low", "high"], "size": 1}, {}, "public.size +there are 2 public datasets: must be at least 2, got 1."),
+    ({"data": ["low", "high"], "options": {"broken": "skip"}}, {},
+     r"1 problem in some\n +public.options +there are 2 public datasets, each read"),
     ({"data": ["low", "high"]}, {"server": SERVER}, "server +learns from one dataset, and there are 2 public datasets"),
 ])
 def test_what_cannot_be_public_is_told(made, public, top, said):

@@ -25,6 +25,7 @@ from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
 from unalike.randomness import scope, stream
+from unalike.safeguard import UNJUDGED
 from unalike.training import Passes, Played, draws, move, step
 from unalike.unlabelled import PublicSide
 
@@ -262,7 +263,7 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def represent(self, epoch: int, batch: int) -> Views:
             """(B, d) of a public batch; the graph is kept for `align`, in case it comes to this process."""
-            self.work += len(self.walk(epoch)[batch]) / 3
+            self.work, self.graph = self.work + len(self.walk(epoch)[batch]) / 3, None
             self.graph = ((self.round, epoch, batch), self.forward(epoch, batch))
             return self.graph[1].detach()
 
@@ -309,9 +310,8 @@ class FedMuscle(Algorithm):
             """A walk through the public set towards representations that stay as they were when it began."""
             total, count = 0.0, 0
             for batch, rows in enumerate(self.walk(epoch)):
-                z = self.forward(epoch, batch)
-                self.work += len(z) / 3
-                total += self.descend(self.contrast(z, [p[rows] for p in peers], temperatures), len(z))
+                self.work += len(rows) / 3
+                total += self.descend(self.contrast(self.forward(epoch, batch), [p[rows] for p in peers], temperatures), len(rows))
                 count += 1
             return total / count
 
@@ -319,12 +319,14 @@ class FedMuscle(Algorithm):
         def settle(self) -> None:
             """Remember this model: it is the one to leave with, whatever the last alignment does."""
             self.memory["settled"] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self.memory["settled unjudged"] = self.memory.get(UNJUDGED, False)
 
         @operation
         def leave(self) -> None:
             """Go back to the model that was remembered."""
             if (settled := self.memory.pop("settled", None)) is not None:
                 self.model.load_state_dict(settled)
+                self.memory[UNJUDGED] = self.memory.pop("settled unjudged", False)
 
         @cached_property
         def passes(self) -> Passes:

@@ -180,7 +180,7 @@ def joined(held: dict[str, Tensors]) -> Tensors:
 
 def _kind(x: Tensor) -> str:
     """What rows must have in common to be of one set."""
-    shape = f"pictures of {x.shape[1]} channels" if x.ndim == 4 else f"of shape {tuple(x.shape[1:])}"
+    shape = f"pictures of {x.shape[1]} channel{'s' * (x.shape[1] != 1)}" if x.ndim == 4 else f"of shape {tuple(x.shape[1:])}"
     return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
 
 
@@ -189,7 +189,7 @@ def _sized(pictures: Tensor, size: list[int]) -> Tensor:
     if list(pictures.shape[2:]) == size:
         return pictures
     made = interpolate(pictures.float(), size, mode="bilinear", antialias=True)
-    return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().clamp_(0, 255).to(pictures.dtype)
+    return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().to(pictures.dtype)
 
 
 def _blank(rows: Tensor, there: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def _facts(run: Run) -> str:
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
         left = words.number(safeguard.get("losers"))
-        note = "Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}"
+        note = ("Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}") + words.judged(results)
         facts += [("Safeguarded", words.signed(safeguard.get("delta")), note, _mood(safeguard.get("delta")))]
     spent = results.get("privacy")
     if isinstance(spent, dict):

@@ -83,7 +83,7 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
         left = "" if words.number(safeguard.get("losers")) is None else f", losers {safeguard['losers']}"
-        facts += [("safeguard", Text.assemble("Delta ", _gain(safeguard.get("delta")), left))]
+        facts += [("safeguard", Text.assemble("Delta ", _gain(safeguard.get("delta")), left, words.judged(results)))]
     spent = results.get("privacy")
     if isinstance(spent, dict):
         facts += [("privacy", Text(words.printable(f"epsilon {words.epsilon(spent)} {words.privacy(spent)}")))]

@@ -188,8 +188,14 @@ def modalities(its: dict) -> str:
 
 
 def kept(its: dict) -> str | None:
-    """Which model a client left with under the safeguard, and whether it could be judged."""
-    return "together, not judged" if its.get("kept") == "together" and its.get("judged") == {} else its.get("kept")
+    """Which model a client left with under the safeguard; "unjudged": the one learnt together, because no other could be chosen."""
+    return "unjudged" if its.get("kept") == "together" and its.get("judged") == {} else its.get("kept")
+
+
+def judged(results: dict) -> str:
+    """How many clients the safeguard judged, where not all could be."""
+    told = [kept(its) for its in results["clients"].values()]
+    return f", {len(told) - told.count('unjudged')} of {len(told)} clients judged" if "unjudged" in told else ""
 
 
 def unmeasured(results: dict) -> str | None:
@@ -234,7 +240,7 @@ def verdict(results: dict) -> str:
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict) and number(safeguard.get("delta")) is not None:
         left = count(int(number(safeguard.get("losers")) or 0), "loser")
-        sentence += f" With the safeguard Delta is {signed(safeguard['delta'])}, with {left}."
+        sentence += f" With the safeguard Delta is {signed(safeguard['delta'])}, with {left}{judged(results)}."
     failed = list(dict.fromkeys(str(failure.get("client")) for failure in lasting(results.get("failures") or [])))
     if failed:
         sentence += f" {count(len(failed), 'client').capitalize()} failed at least once: {listed(failed)}."

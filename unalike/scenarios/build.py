@@ -99,7 +99,7 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
     for name in sources(scenario):
         data = Data(name=name, options=options) if name != scenario.data.name else scenario.data
         held = used.setdefault(data.name, ("public.data" if scenario.public and scenario.public.data else "data.name", data))
-        if options and options != held[1].options:
+        if options and options != held[1].options and len(sources(scenario)) == 1:
             problems.append(("public.options", f"{held[0].rsplit('.', 1)[0]} has {data.name} with other options, and it is read once: say "
                                                "them there and leave these out."))
     tables = {}
@@ -122,11 +122,12 @@ def _public(scenario: Scenario, tables: dict[str, Table], problems: list[Problem
     for i, name in enumerate(named):
         pool, wanted = tables[name].train, size // len(named) + (i < size % len(named))
         if len(pool) <= wanted:
-            said = f"{size} are {wanted} of each dataset; {name} has {len(pool)}, and some stay labelled."
-            problems.append(("public.size", said if len(named) > 1 else
-                             f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got {size}."))
-            return None, {}
+            said = f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got {size}"
+            problems.append(("public.size", said + (f", of which {wanted} are of {name}." if len(named) > 1 else ".")))
+            continue
         taken[name] = pool[torch.randperm(len(pool), generator=draws)[:wanted]]
+    if len(taken) < len(named):
+        return None, {}
     held = {name: Tensors(tables[name].x, None, rows) for name, rows in taken.items()}
     try:
         return joined(held) if len(held) > 1 else held[named[0]], taken

@@ -34,7 +34,7 @@ def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Alg
         raw = {**raw, "data": {"name": "none"}, "clients": []}        # organisations bring their own clients
     scenario, problems, broken = _scenario(raw)
     algorithm, wrong, doubtful = read_algorithm(raw.get("algorithm"))
-    broken |= doubtful
+    broken |= doubtful | ({"public.size"} if "public.data" in broken else set())      # how many there may be is not known then
     later = names(scenario)
     if algorithm is not None and scenario.clients and not any(where == "clients" or where.endswith(".count") for where in broken):
         public = sys.maxsize if {"public", "public.size"} & broken else scenario.public.size if scenario.public else 0
@@ -93,14 +93,17 @@ def _public(scenario: Scenario) -> list[Problem]:
     """What is wrong with the names of public datasets, and with what is said of them."""
     from unalike.data import DATASETS
     named, options = sources(scenario), scenario.public.options if scenario.public else {}
-    unheard = [("public.data", unknown("dataset", name, DATASETS)) for name in named if name not in DATASETS and name != scenario.data.name]
+    unheard = [("public.data", unknown("dataset", name, DATASETS)) for name in dict.fromkeys(named)
+               if name not in DATASETS and name != scenario.data.name]
     if unheard or not named:
         return unheard
     if len(set(named)) < len(named):
         return [("public.data", f'"{next(name for name in named if named.count(name) > 1)}" is there twice.')]
     if len(named) > 1:
         several = f"there are {len(named)} public datasets"
-        refused = [("public.options", f"{several}: say options where a client has the dataset, and leave these out.")] if options else []
+        refused = [("public.options", f"{several}, each read as its clients say or as it is: leave options out.")] if options else []
+        if scenario.public and scenario.public.size < len(named):
+            refused.append(("public.size", f"{several}: must be at least {len(named)}, got {scenario.public.size}."))
         return refused + ([("server", f"learns from one dataset, and {several}: name one in public.data.")] if scenario.server else [])
     return dataset_options("public", Data(name=named[0], options=options))[1] if options else []
 

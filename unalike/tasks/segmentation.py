@@ -76,8 +76,8 @@ class SegmentationMeter:
     def add(self, output: Tensor, y: Tensor) -> None:
         from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-        output, y = stretch(output.detach(), y), y.long()
-        guess = output.max(1).indices                           # three times as fast as argmax
+        output, y = stretch(output.detach().to(torch.promote_types(output.dtype, torch.float32)), y), y.long()
+        guess = output.max(1).indices                           # faster than argmax
         self.confusion += multiclass_confusion_matrix(guess, y, self.classes, ignore_index=self.ignore, validate_args=False).cpu()
         self.nll += F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none").sum(dtype=torch.float64).item()
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Meter(Protocol):
-    """Counts over batches: `add` each batch, then ask for the `result`."""
+    """Counts over batches: `add` each batch, then ask for the `result`. Batches lie on the processor, of dense tasks on the GPU."""
 
     def add(self, output: Tensor, y: Tensor) -> None: ...
 
