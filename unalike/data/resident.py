@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
 
 ROOM = 2**32        # bytes; a larger set stays where it is
-AT_ONCE = {"cuda": 256, "cpu": 64}       # rows through the trunk: a processor's caches are small
+AT_ONCE = {"cuda": 256, "cpu": 8}        # rows through the trunk: memory for more than so many a processor asks of the system at each step
 
 
 class Resident(Samples):
