@@ -318,15 +318,15 @@ class FedMuscle(Algorithm):
         @operation
         def settle(self) -> None:
             """Remember this model: it is the one to leave with, whatever the last alignment does."""
-            self.memory["settled"] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-            self.memory["settled unjudged"] = self.memory.get(UNJUDGED, False)
+            model = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self.memory["settled"] = {"model": model, UNJUDGED: self.memory.get(UNJUDGED, False)}
 
         @operation
         def leave(self) -> None:
             """Go back to the model that was remembered."""
             if (settled := self.memory.pop("settled", None)) is not None:
-                self.model.load_state_dict(settled)
-                self.memory[UNJUDGED] = self.memory.pop("settled unjudged", False)
+                self.model.load_state_dict(settled["model"])
+                self.memory[UNJUDGED] = settled[UNJUDGED]
 
         @cached_property
         def passes(self) -> Passes:

@@ -17,9 +17,10 @@ def run(study: Study) -> dict:
     told = {name: averages(made, recalls) for name, made in runs.items()}
     before = {run.seed: recalls(run) for run in runs.get("server alone", [])}
     for name, made in runs.items():
-        deltas = [mean(100 * (now - was[key]) / was[key] for key, now in recalls(run).items() if "R@" in key and was[key])
-                  for run in made if (was := before.get(run.seed))]
-        told[name] |= {"delta": round(mean(deltas), 3)} if deltas else {}
+        deltas = {str(run.seed): mean(100 * (now - was[key]) / was[key] for key, now in recalls(run).items() if "R@" in key and was[key])
+                  for run in made if (was := before.get(run.seed))}
+        if deltas:
+            told[name] |= {"delta": round(mean(deltas.values()), 3), "deltas": {seed: round(each, 1) for seed, each in deltas.items()}}
     lead = {"lead_of_muscle": round(told["creamfl + muscle"]["delta"] - told["creamfl"]["delta"], 3), "lead_of_muscle_bar": 0.0} if (
         before and {"creamfl", "creamfl + muscle"} <= told.keys()) else {}
     return {"scenario": scenario, "rows": told, **lead}

@@ -20,7 +20,7 @@ LABELS = {"a quarter of the labels": (50, 50, 50, 25, 25, 12), "four times the l
 NEAR = {
     "public Flickr8k": ["public.data=flickr8k", "public.size=4000"], "public Caltech-101": ["public.data=caltech101", "public.size=3000"],
     "public VOC and Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=4000"],
-    "public Flickr8k, guarded": ["public.data=flickr8k", "public.size=4000", "safeguard=true"],
+    "Flickr8k, guarded": ["public.data=flickr8k", "public.size=4000", "safeguard=true"],
     "4000 of VOC, 4000 of Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=8000"],
     "some of every client's kind": ["public.data=[voc2012, caltech101, cifar10]", "public.size=4000"],
 }

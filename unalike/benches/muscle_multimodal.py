@@ -5,7 +5,7 @@ from unalike.benches.muscle_vision import scenario, table
 
 ROWS: dict[str, list[str]] = {
     "muscle, M=3": [], "pairwise, M=3": ["algorithm.loss=pairwise"],
-    "muscle, M=3, own heads": ["algorithm.heads=own"],
+    "own heads, M=3": ["algorithm.heads=own"],
     "guarded": ["safeguard=true"],                      # who shares its head with nobody may stay alone
     "muscle, M=9": ["algorithm.peers=9"],               # of 32^9 combinations 64 are drawn for each row and batch
 }

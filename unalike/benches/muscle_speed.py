@@ -36,7 +36,8 @@ def run(study: Study) -> dict:
         whole, _, played = seconds(study, how)
         waited, parts, too = seconds(study, how, apart=True)
         contrast = fedmuscle.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
-        told[how] = {"seconds_a_round": whole, "loss_share": parts["loss"] / waited, "loss_played": sum(map(bool, contrast.kept.values())),
+        told[how] = {"seconds_a_round": whole, "seconds_waited": waited, "loss_share": parts["loss"] / waited,
+                     "loss_played": sum(map(bool, contrast.kept.values())),
                      "passes_played": min(played, too),
                      **{f"{name}_seconds": parts[name] for name in parts}}
     return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}

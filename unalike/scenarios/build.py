@@ -95,11 +95,12 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
     for i, group in enumerate(scenario.clients):
         where, data = (f"clients.{i}.data", group.data) if group.data else ("data", scenario.data)
         used.setdefault(data.name, (f"{where}.name", data))
-    options = scenario.public.options if scenario.public else {}
-    for name in sources(scenario):
+    named = sources(scenario)
+    options = scenario.public.options if scenario.public and len(named) == 1 else {}
+    for name in named:
         data = Data(name=name, options=options) if name != scenario.data.name else scenario.data
         held = used.setdefault(data.name, ("public.data" if scenario.public and scenario.public.data else "data.name", data))
-        if options and options != held[1].options and len(sources(scenario)) == 1:
+        if options and options != held[1].options:
             problems.append(("public.options", f"{held[0].rsplit('.', 1)[0]} has {data.name} with other options, and it is read once: say "
                                                "them there and leave these out."))
     tables = {}
