@@ -1,6 +1,5 @@
 """The training loop, the only one. Knows a model, a loss and rows; nothing of methods, clients or servers."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -8,12 +7,10 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
+from unalike.playing import Played
 from unalike.settings import Settings
-
-log = logging.getLogger(__name__)
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -92,119 +89,6 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
     if not math.isfinite(mean):
         raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']})")
     return mean
-
-
-class Played:
-    """A function of tensors that a GPU records when inputs of their shapes come for the third time, and plays from then on: then it does
-    not wait for Python. Elsewhere, and where it cannot be recorded, it is simply called.
-
-    What it gives back is overwritten by its next call with these shapes. The function must do the same at each call: depend on nothing
-    but its inputs and tensors that are changed in place, and never look at values.
-    """
-
-    SEEN, KEPT = 3, 2                                       # recorded at which time, and how many shapes
-    pool: Any = None                                        # memory all recordings share: one is played at a time
-
-    def __init__(self, function: Callable[..., Any], records: bool = True):
-        self.function, self.records = function, records
-        self.forget()
-
-    def forget(self) -> None:
-        self.seen: dict[Any, int] = {}
-        self.kept: dict[Any, tuple | None] = {}             # by shapes; None: cannot be recorded
-
-    def __call__(self, *inputs: Any) -> Any:
-        if not self.records:
-            return self.function(*inputs)
-        leaves, form = tree_flatten(inputs)
-        if not leaves[0].is_cuda:
-            return self.function(*inputs)
-        key = kind_of(leaves, form)
-        if key not in self.kept:
-            self.seen[key] = self.seen.get(key, 0) + 1
-            if self.seen[key] < self.SEEN or len(self.kept) >= self.KEPT:
-                return self.function(*inputs)
-            self.kept[key] = self._record([leaf.detach().clone() for leaf in leaves], form)
-        if (kept := self.kept[key]) is None:
-            return self.function(*inputs)
-        return self._play(kept, leaves)
-
-    def _play(self, kept: tuple, leaves: list[Tensor]) -> Any:
-        graph, given, ends = kept
-        for leaf, new in zip(given, leaves, strict=True):
-            leaf.copy_(new)
-        graph.replay()
-        return ends
-
-    def _record(self, given: list[Tensor], form: Any) -> tuple | None:
-        Played.pool = Played.pool or torch.cuda.graph_pool_handle()
-        made = captured(lambda: self.function(*tree_unflatten(given, form)), Played.pool)
-        return made and (made[0], given, made[1])
-
-
-def kind_of(leaves: list[Tensor], form: Any) -> tuple:
-    """What inputs must have in common for one recording: shapes, and how they lie in the tree; under other names they are other inputs."""
-    return form, *((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-class Passes(Played):
-    """A pass of a model that is played, and its way back: what it gives leads back to `parameters` like that of any pass, until the next
-    call with rows of this shape. Ahead and back are recorded apart, in memory of their own: passes of others may come between."""
-
-    def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], records: bool = True):
-        super().__init__(function, records)
-        self.parameters = list(parameters)
-        self.own: Any = None
-
-    def _record(self, given: list[Tensor], form: Any) -> tuple | None:
-        self.own = self.own or torch.cuda.graph_pool_handle()
-        if (ahead := captured(lambda: self.function(*tree_unflatten(given, form)), self.own)) is None:
-            return None
-        gradient = torch.zeros_like(ahead[1])
-        back = captured(lambda: torch.autograd.grad(ahead[1], self.parameters, gradient, allow_unused=True), self.own)
-        return back and (ahead[0], given, ahead[1].detach(), back[0], gradient, back[1])
-
-    def _play(self, kept: tuple, leaves: list[Tensor]) -> Tensor:
-        return ThereAndBack.apply(kept, leaves, *self.parameters)
-
-
-class ThereAndBack(torch.autograd.Function):
-    """A recorded pass as one step of autograd's."""
-
-    @staticmethod
-    def forward(ctx: Any, kept: tuple, leaves: list[Tensor], *parameters: Tensor) -> Tensor:
-        graph, given, ends = kept[:3]
-        ctx.back = kept[3:]
-        for leaf, new in zip(given, leaves, strict=True):
-            leaf.copy_(new)
-        graph.replay()
-        return ends.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple:
-        graph, given, found = ctx.back
-        given.copy_(gradient)
-        graph.replay()
-        return None, None, *(None if each is None else each.detach() for each in found)
-
-
-def captured(function: Callable[[], Any], pool: Any) -> tuple[Any, Any] | None:
-    """What a GPU is to do in a function, to be played, and where that leaves what it gives. Nothing is computed yet, and nothing is lost
-    where it cannot be recorded, as where the function looks at values: None."""
-    graph, usual = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    torch.cuda.synchronize()
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            ends = function()
-    except RuntimeError as problem:
-        log.warning("a pass cannot be recorded, so the GPU waits for Python at each: %s", str(problem).partition("\n")[0])
-        torch.cuda.set_stream(usual)                         # a recording that fails does not go back to it
-        torch.cuda.synchronize()
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):       # one that succeeds, or the GPU's random numbers stay closed
-            torch.zeros(1, device="cuda")
-        return None
-    return graph, ends
 
 
 class Tape:

@@ -1,7 +1,6 @@
 """Batches cover every row once, optimisers do what torch's plain ones do, and a loss that is no number stops the training."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from unalike.errors import UserError
 from unalike.models.frozen import Still
@@ -21,8 +19,6 @@ from unalike.training import (
     Tape,
     Training,
     batches,
-    captured,
-    kind_of,
     move,
     optimiser_for,
     remeasure,
@@ -250,33 +246,3 @@ def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
     with pytest.raises(RuntimeError, match="no rows"):
         remeasure(model, broken())
     assert model[2].momentum == 0.1 and model.training and model[1].training
-
-
-def test_the_same_shapes_under_other_names_are_recorded_apart():
-    """Or what was recorded of an image would be played of a text."""
-    z = torch.zeros(2, 3)
-    inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
-    kinds = [kind_of(*tree_flatten(each)) for each in inputs]
-    assert kinds[0] == kinds[2] and len(set(kinds)) == 4
-
-
-def test_a_recording_that_fails_leaves_the_gpu_where_it_was(monkeypatch, caplog):
-    """Played without a GPU: torch does not go back to the usual stream where a recording cannot be ended."""
-    now = ["usual"]
-
-    @contextmanager
-    def recording(graph, pool=None):
-        was, now[0] = now[0], "aside"
-        yield
-        if pool == "fails":
-            raise RuntimeError("cannot be ended\nmore of it")
-        now[0] = was
-
-    for name, fake in {"CUDAGraph": object, "graph": recording, "synchronize": lambda: None, "current_stream": lambda: now[0],
-                       "set_stream": lambda stream: now.__setitem__(0, stream)}.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
-    with caplog.at_level("INFO"):
-        assert captured(lambda: "given", "fails") is None and now == ["usual"]
-    assert "cannot be recorded" in caplog.text and "cannot be ended" in caplog.text and "more of it" not in caplog.text
-    assert captured(lambda: "given", "works")[1] == "given" and now == ["usual"]

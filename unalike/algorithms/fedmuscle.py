@@ -24,9 +24,10 @@ from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, pos
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
+from unalike.playing import Passes, Played
 from unalike.randomness import scope, stream
 from unalike.safeguard import UNJUDGED
-from unalike.training import Passes, Played, draws, move, step
+from unalike.training import draws, move, step
 from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]

@@ -30,8 +30,8 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 
     from unalike.engines.local import LocalEngine
     from unalike.federation import Federation
+    from unalike.playing import Played
     from unalike.scenarios import build
-    from unalike.training import Played
     told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
     found: Counter[str] = Counter()
 

@@ -1,0 +1,74 @@
+"""Recordings without a GPU: kinds of inputs that share one, a recording that fails, and memory that lasts."""
+
+from contextlib import contextmanager
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten
+
+from unalike.playing import Passes, Played, captured, kind_of, memory
+
+leaf = torch.ones(1, requires_grad=True)
+
+
+def test_the_same_shapes_under_other_names_are_recorded_apart():
+    """Or what was recorded of an image would be played of a text."""
+    z = torch.zeros(2, 3)
+    inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
+    kinds = [kind_of(*tree_flatten(each)) for each in inputs]
+    assert kinds[0] == kinds[2] and len(set(kinds)) == 4
+
+
+@pytest.fixture
+def recordings(monkeypatch):
+    """Recordings without a GPU, after torch's ways: memory is gone with the last recording in it, and one that fails stays away from the usual
+    stream. Gives the name of the stream, and the recordings that live."""
+    now, living = ["usual"], WeakSet()
+
+    class Recording:
+        def pool(self):
+            return self.place
+
+    @contextmanager
+    def recording(graph, pool=None):
+        if pool is not None and pool not in {each.place for each in living}:
+            raise RuntimeError("memory is gone\nmore of it")
+        graph.place = pool or object()
+        was, now[0] = now[0], "aside"
+        yield
+        living.add(graph)
+        now[0] = was
+
+    for name, fake in {"CUDAGraph": Recording, "graph": recording, "synchronize": lambda: None, "current_stream": lambda: now[0],
+                       "set_stream": lambda stream: now.__setitem__(0, stream)}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device="cpu": zeros(*size))
+    monkeypatch.setattr(Played, "shared", None)
+    return now, living
+
+
+def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
+    now, _ = recordings
+
+    def fails():
+        raise RuntimeError("looks at values\nmore of it")
+
+    with caplog.at_level("INFO"):
+        assert captured(fails, memory()) is None and now == ["usual"]
+    assert "cannot be recorded" in caplog.text and "looks at values" in caplog.text and "more of it" not in caplog.text
+    assert captured(lambda: "given", memory())[1] == "given" and now == ["usual"]
+
+
+@pytest.mark.parametrize("kind", [Played, lambda function: Passes(function, [leaf])])
+def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
+    """A second run in the process can record after everything of the first is gone; and so can passes that were forgotten."""
+    living = recordings[1]
+    first = kind(lambda x: 2 * x * leaf)
+    for _ in range(2):
+        first.kept["shapes"] = first._record([torch.ones(1)], tree_flatten([0])[1])
+        assert first.kept["shapes"] is not None
+        first.forget()
+    assert len(living) == (Played.shared is not None), "what is forgotten gives its memory back, but for what all share"
+    assert kind(lambda x: x * leaf)._record([torch.ones(1)], tree_flatten([0])[1]) is not None
