@@ -22,8 +22,8 @@ def test_the_same_shapes_under_other_names_are_recorded_apart():
 
 @pytest.fixture
 def recordings(monkeypatch):
-    """Recordings without a GPU, after torch's ways: memory is gone with the last recording in it, and one that fails stays away from the usual
-    stream. Gives the name of the stream, and the recordings that live."""
+    """Recordings without a GPU, after torch's ways: memory is gone with the last recording in it, and one that fails stays away from the
+    usual stream. Gives the name of the stream, and the recordings that live."""
     now, living = ["usual"], WeakSet()
 
     class Recording:
