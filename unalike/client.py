@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.data.resident import resident
-from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, unreal
+from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, sized, unreal
 from unalike.privacy import Privacy
 from unalike.randomness import scope
 from unalike.tasks import TASKS, Task
@@ -122,12 +122,15 @@ class Client:
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
         trunk: Any = encoder.trunk if getattr(encoder, "fixed", False) else None
 
-        def look(x: Any) -> Any:
-            with torch.no_grad():
-                return trunk(self.place(x))
+        def seen(bring: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+            def look(x: Any) -> Any:
+                with torch.no_grad():
+                    return trunk(bring(x))
 
-        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, look if trunk else None)
-                                for name in ("train", "test", "public", "common")}
+            return look if trunk else None
+
+        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, seen(self.place)) for name in ("train", "test", "common")}
+        kept["public"] = resident(self.public, self.device, seen(self.place_public))
         return replace(self, **kept) if any(kept[name] is not getattr(self, name) for name in kept) else self
 
     def card(self) -> Card:
@@ -169,6 +172,15 @@ class Client:
         if value is None or not value.is_floating_point():
             return value if value is None else value.to(self.device, non_blocking=True)
         return value.to(self.device, self.dtype, non_blocking=True)
+
+    def place_public(self, value: Any) -> Any:
+        """The same for public rows: pictures larger than its own are brought to the size of those. It cannot use what they show more."""
+        if isinstance(value, dict):
+            return {key: self.place_public(item) for key, item in value.items()}
+        own = self.train.shape
+        if isinstance(own, tuple) and len(own) == 3 and value.dim() == 4 and value.shape[1] == own[0] and value.shape[-1] > own[-1]:
+            value = sized(value, own[1:])
+        return self.place(value)
 
 
 def unlabelled(given: Any) -> Samples:

@@ -40,7 +40,7 @@ class PublicSide(ClientSide):
     def public_rows(self, rows: Tensor, as_came: bool = False) -> Any:
         """A batch where the client computes; `as_came`: not as a frozen trunk sees it, for methods that change samples."""
         held = getattr(self.public, "raw", self.public) if as_came else self.public
-        return self.client.place(held.rows(rows)[0])
+        return self.client.place_public(held.rows(rows)[0])
 
     def walk(self, epoch: int) -> list[Tensor]:
         """Row numbers of each batch of a pass of this round."""

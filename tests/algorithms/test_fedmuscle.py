@@ -504,6 +504,28 @@ def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path, mon
     assert all(its["judged"] for its in own["clients"].values()) and words.judged(own) == ""
 
 
+@pytest.mark.parametrize("sync", ["batch", "epoch"])
+def test_who_is_judged_only_listens(sync, toys, tmp_path):
+    """What others learnt of it would come back to its shadows, its labels with it: so nobody learns of it. Unless too few speak."""
+    def run(name, labels, **fields):
+        unlike = toys.client("d", task=Classification(tuple("wxyz")))
+        x, y = unlike.train.rows(torch.arange(len(unlike.train)))
+        clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
+        told = toys.execute(tmp_path / name, toys.method("fedmuscle", heads="shared", sync=sync, **fields), clients, safeguard=True)
+        assert [bool(told["clients"][c]["judged"]) for c in "abcd"] == [False, False, False, True]
+        return {c: state for c, state in toys.states(tmp_path / name).items() if c != "d"}
+
+    assert toys.apart(run("one", 0, peers=2), run("other", 1, peers=2)) == 0
+    assert toys.apart(run("few", 0, peers=3), run("few others", 1, peers=3)) > 1e-6
+
+
+def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_path):
+    shared = lambda: toys.method("fedmuscle", heads="shared")
+    plain, guarded = (toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it) for it in (False, True))
+    assert plain["bytes"]["down"] <= guarded["bytes"]["down"] < 1.1 * plain["bytes"]["down"]
+    assert toys.apart(toys.states(tmp_path / "False"), toys.states(tmp_path / "True")) == 0
+
+
 @pytest.mark.parametrize("keep", ["local", "aligned"])
 def test_a_head_that_nobody_leaves_with_is_no_reason_not_to_judge(keep, toys, tmp_path):
     """With one round everybody leaves as it was before heads were shared, unless it leaves as aligned."""

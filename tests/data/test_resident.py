@@ -10,6 +10,7 @@ from unalike.algorithms.fedavg import FedAvg
 from unalike.client import Client
 from unalike.data import Lazy, Tensors
 from unalike.data.resident import Resident, resident
+from unalike.data.samples import sized
 from unalike.models import build_encoder
 from unalike.tasks import Classification
 from unalike.training import Training
@@ -66,3 +67,25 @@ def test_images_are_resized_and_words_numbered_once(name, options, x):
     plain = ClientSide(Client("ben", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8}), Classification(3),
                               train=(torch.rand(4, 3, 16, 16), torch.arange(4) % 3)), FedAvg(), Training(), 0)
     assert isinstance(plain.client.train, Tensors), "a trunk that does nothing is not asked"
+
+
+def test_public_pictures_are_no_larger_than_a_clients_own():
+    """With a frozen trunk and without; what is no picture of its kind, or smaller, stays. What it tells of the public set is as it was."""
+    draw = torch.Generator().manual_seed(0)
+    pictures = lambda rows, channels, side: torch.randint(256, (rows, channels, side, side), dtype=torch.uint8, generator=draw)
+    own, public = pictures(4, 3, 32), pictures(5, 3, 64)
+    client = Client("ada", partial(build_encoder, "efficientnet", (3, 32, 32), {"stage": 6, "weights": "none", "adapters": 2}),
+                    Classification(2), train=(own, torch.arange(4) % 2), public=public)
+    seen = client.place_public(public)
+    assert torch.equal(seen, client.place(sized(public, (32, 32)))) and float((seen.mean() - client.place(public).mean()).abs()) < 0.01
+    assert float(seen.std()) < 0.6 * float(client.place(public).std()), "every pixel counts, or noise would be left"
+    encoder = client.encoder(0)
+    kept = client.beside(encoder)
+    assert isinstance(kept.public, Resident)
+    torch.testing.assert_close(kept.public.rows(torch.arange(5))[0], encoder.trunk(seen))
+    assert kept.card() == client.card() and client.card().public_shape == "(3, 64, 64)"
+    for other in (pictures(5, 3, 16), pictures(5, 24, 64), pictures(5, 1, 64)):
+        assert torch.equal(client.place_public(other), client.place(other))
+    words = torch.arange(60).view(5, 12)
+    assert client.place_public({"image": public, "text": words})["text"] is words
+    assert client.place_public({"image": public})["image"].shape == (5, 3, 32, 32)

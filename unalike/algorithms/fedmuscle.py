@@ -134,28 +134,20 @@ class FedMuscle(Algorithm):
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss. Who has aligned answers with the next batch."""
         total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
-        exchange = "peers" if fed.guarded and self.exchange == "gradient" else self.exchange    # a gradient fits one model only
         rows = [len(each) for each in fed.public(self.batch).batches(round, epoch)]
         views: dict[str, Any] = {}
+        heard = "align_to_aggregate" if self.exchange == "paper" else "align_to_peers"
         for batch, (own, following) in enumerate(zip(rows, [*rows[1:], 0], strict=True)):
             views = views or dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": own}))
             drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
-            if not drawn:
-                views = {}
-                continue
-            if exchange == "gradient":
-                pulls, losses = self.pulls(fed, views, drawn, stream(fed.seed, "combinations", round, epoch, batch))
-                operation, each = "align", {c: {"gradient": pulls[c]} for c in drawn}
-            elif exchange == "peers":
-                operation, each = "align_to_peers", {
-                    c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
-                    for c, peers in drawn.items()}
-            else:
-                operation, each = "align_to_aggregate", {
-                    c: dict(zip(("s", "log_alpha"), self.aggregate(fed, views, c, peers), strict=True)) for c, peers in drawn.items()}
-            views = dict(fed.call(operation, epoch=epoch, batch=batch, each=each, sizes={"rows": following}))
-            if exchange != "gradient":
-                losses, views = ({c: told[part] for c, told in views.items()} for part in ("loss", "views"))
+            pulled = {c: drawn[c] for c in drawn if self.exchange == "gradient" and c not in self.judged(fed)}   # it fits no shadow
+            pulls, losses = self.pulls(fed, views, pulled, stream(fed.seed, "combinations", round, epoch, batch))
+            told = {c: self.hear(fed, views, c, peers) for c, peers in drawn.items() if c not in pulled}
+            moved: dict[str, Any] = {}
+            for name, each in (("align", {c: {"gradient": pull} for c, pull in pulls.items()}), (heard, told)):
+                moved |= fed.call(name, epoch=epoch, batch=batch, each=each, sizes={"rows": following}) if each else {}
+            losses |= {c: moved[c]["loss"] for c in told if c in moved}
+            views = {c: moved[c]["views"] if c in told else moved[c] for c in drawn if c in moved}
             for client, value in losses.items():
                 if value is not None:                   # with privacy clients do not tell
                     total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
@@ -165,19 +157,20 @@ class FedMuscle(Algorithm):
         """One pass with a single exchange: everyone's representations of the whole public set."""
         views = dict(fed.call("represent_all"))
         drawn = self.draw(fed, views, round, epoch, 0)
-        return dict(fed.call("align_all", epoch=epoch, each={
-            c: {"peers": [views[p] for p in peers], "temperatures": self.temperatures(fed, c, peers)}
-            for c, peers in drawn.items()}))
+        return dict(fed.call("align_all", epoch=epoch, each={c: self.hear(fed, views, c, peers) for c, peers in drawn.items()}))
 
     def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
-        """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out."""
+        """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out. Who
+        is judged only listens, where enough others speak."""
         if self.choice == "relevance":
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
             for (a, b), alike in alikeness(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
         drawn = {}
+        speak = [c for c in views if c not in self.judged(fed)]         # or shadows hear, from peers, of labels they must not know
+        speak = speak if len(speak) > self.peers - self.own else list(views)
         for client in views:
-            others = [c for c in views if c != client]
+            others = [c for c in speak if c != client]
             if self.choice == "relevance":
                 order = sorted(others, key=lambda c: -relevance[client][c])
             else:
@@ -241,9 +234,17 @@ class FedMuscle(Algorithm):
             losses[client] = loss.detach()
         return pulls, losses
 
-    def aggregate(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> tuple[Tensor, Tensor]:
+    def hear(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> dict[str, Any]:
+        """What a client finds its gradient from: its peers' representations, or the paper's aggregate of them."""
         t, z = self.temperatures(fed, client, peers), views[client]
-        return aggregate([*(views[p] for p in peers), *[z] * self.own], like(z, t["temperature"]), like(z, t["lower_temperature"]))
+        if self.exchange != "paper":
+            return {"peers": [views[p] for p in peers], "temperatures": t}
+        s, log_alpha = aggregate([*(views[p] for p in peers), *[z] * self.own], like(z, t["temperature"]), like(z, t["lower_temperature"]))
+        return {"s": s, "log_alpha": log_alpha}
+
+    def judged(self, fed: Federation) -> list[str]:
+        """With the safeguard: who shares no head, and so has shadows."""
+        return [c for c in fed.cards if c not in fed.state.get("united", [])] if fed.guarded else []
 
     # the client
 

@@ -1,6 +1,7 @@
 """A client's data: rows of inputs and, perhaps, labels, in memory or read on demand. Knows nothing of tasks or clients."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -175,7 +176,7 @@ def joined(held: dict[str, Tensors]) -> Tensors:
         if kind != usual:
             raise ValueError(f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined")
     size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
-    return Tensors(torch.cat([_sized(x, size) for x in parts.values()]))
+    return Tensors(torch.cat([sized(x, size) for x in parts.values()]))
 
 
 def _kind(x: Tensor) -> str:
@@ -184,11 +185,11 @@ def _kind(x: Tensor) -> str:
     return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
 
 
-def _sized(pictures: Tensor, size: list[int]) -> Tensor:
+def sized(pictures: Tensor, size: Sequence[int]) -> Tensor:
     """(n, channels, height, width) at another height and width, in their own dtype."""
-    if list(pictures.shape[2:]) == size:
+    if list(pictures.shape[2:]) == list(size):
         return pictures
-    made = interpolate(pictures.float(), size, mode="bilinear", antialias=True)
+    made = interpolate(pictures.float(), list(size), mode="bilinear", antialias=True)
     return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().to(pictures.dtype)
 
 

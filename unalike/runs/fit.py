@@ -99,7 +99,7 @@ def take(side: ClientSide, client: Client, public: bool) -> None:
         side.task_loss(client.place(x), client.place(y))
     if public and client.public is not None:
         try:
-            side.model.features(client.place(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
+            side.model.features(client.place_public(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
         except (RuntimeError, AttributeError, TypeError, ValueError, KeyError):
             raise ValueError(f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
                              f"{client.public.shape}") from None
