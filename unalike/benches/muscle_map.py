@@ -22,6 +22,7 @@ NEAR = {
     "public VOC and Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=4000"],
     "Flickr8k, guarded": ["public.data=flickr8k", "public.size=4000", "safeguard=true"],
     "4000 of VOC, 4000 of Caltech-101": ["public.data=[voc2012, caltech101]", "public.size=8000"],
+    "public images of a program": ["public.data=generated", "public.size=5000"],
     "some of every client's kind": ["public.data=[voc2012, caltech101, cifar10]", "public.size=4000"],
 }
 ALIGNED = {  # harder and gentler than shipped
