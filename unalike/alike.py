@@ -45,11 +45,11 @@ class AlikeSide(ClientSide):
 
 def unite(fed: Federation) -> None:
     """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is. The state
-    says who was `united`."""
+    says who was ever `united`."""
     kinds = fed.state.setdefault("kinds", {})
     if new := [c for c in fed.here if c not in kinds]:
         kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
-    fed.state["united"], known = [], [kinds.get(c) for c in fed.here]
+    known = [kinds.get(c) for c in fed.here]
     alike = [c for c, one in zip(fed.here, known, strict=True) if one and known.count(one) > 1]
     if alike:
         told = dict(fed.call("give", clients=alike))
@@ -61,7 +61,7 @@ def unite(fed: Federation) -> None:
         means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
         each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
         if each:
-            fed.state["united"] = list(each)
+            fed.state["united"] = sorted({*fed.state.get("united", []), *each})
             fed.call("take", clients=list(each), each=each)
 
 

@@ -174,12 +174,15 @@ class Client:
         return value.to(self.device, self.dtype, non_blocking=True)
 
     def place_public(self, value: Any) -> Any:
-        """The same for public rows: pictures larger than its own are brought to the size of those. It cannot use what they show more."""
+        """The same for public rows: no side of a picture is longer than its own pictures'. It cannot use what larger ones show more."""
         if isinstance(value, dict):
-            return {key: self.place_public(item) for key, item in value.items()}
-        own = self.train.shape
-        if isinstance(own, tuple) and len(own) == 3 and value.dim() == 4 and value.shape[1] == own[0] and value.shape[-1] > own[-1]:
-            value = sized(value, own[1:])
+            return {key: self._shrunk(item, key) for key, item in value.items()}
+        return self._shrunk(value)
+
+    def _shrunk(self, value: Tensor, key: str = "") -> Tensor:
+        own = self.train.shape.get(key, ()) if isinstance(self.train.shape, dict) else self.train.shape
+        if value.dim() == 4 and len(own) == 3 and value.shape[1] == own[0]:
+            value = sized(value, [min(sides) for sides in zip(value.shape[2:], own[1:], strict=True)])
         return self.place(value)
 
 

@@ -109,9 +109,9 @@ class Federation:
 
     # calling them
 
-    def call(self, operation: str, *, each: Messages | None = None, clients: list[str] | None = None,
-             quorum: float | None = None, sizes: Mapping[str, int] | None = None, **same: Value) -> Replies:
-        """One operation on many clients: `same` for all, `each` what differs. Replies come in the order of the cards.
+    def call(self, operation: str, *, each: Messages | None = None, clients: list[str] | None = None, quorum: float | None = None,
+             sizes: Mapping[str, int] | None = None, other: Mapping[str, str] | None = None, **same: Value) -> Replies:
+        """One operation on many clients, an `other` on some: `same` for all, `each` what differs. Replies come in the order of the cards.
 
         Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
         replies than the quorum asks for is an error. `sizes` says how long axes are that the operation declares by a name.
@@ -120,12 +120,13 @@ class Federation:
             return Replies({}, {})
         chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
         chosen = [c for c in chosen if c not in self.quarantined]
-        failures = {c: Failure(c, operation, self.round, "dropped out", lasting=False)
+        asked = {c: (other or {}).get(c, operation) for c in chosen}
+        failures = {c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
                     for c in chosen if clients is None and self.terms.drops(c, self.seed, self.round)}
         chosen = [c for c in chosen if c not in failures]
         start = self.engine.now
         replies: dict[str, Value] = {}
-        awaited = self._send({c: (operation, {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
+        awaited = self._send({c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
         limit = math.inf if operation in FREE or self.terms.deadline is None else self.terms.deadline
         while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
             for arrival in arrivals:
@@ -138,7 +139,7 @@ class Federation:
         for number in awaited:
             sent = self.overdue[number] = self.flying.pop(number)
             reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
-            failures[sent.client] = Failure(sent.client, operation, sent.round, reason, lasting=False)
+            failures[sent.client] = Failure(sent.client, sent.operation, sent.round, reason, lasting=False)
         self.engine.back(start + (0.0 if operation in FREE else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():

@@ -40,7 +40,8 @@ class PublicSide(ClientSide):
     def public_rows(self, rows: Tensor, as_came: bool = False) -> Any:
         """A batch where the client computes; `as_came`: not as a frozen trunk sees it, for methods that change samples."""
         held = getattr(self.public, "raw", self.public) if as_came else self.public
-        return self.client.place_public(held.rows(rows)[0])
+        bring = self.client.place if getattr(held, "look", None) else self.client.place_public      # a trunk has seen them at their size
+        return bring(held.rows(rows)[0])
 
     def walk(self, epoch: int) -> list[Tensor]:
         """Row numbers of each batch of a pass of this round."""

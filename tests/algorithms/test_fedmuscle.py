@@ -519,6 +519,41 @@ def test_who_is_judged_only_listens(sync, toys, tmp_path):
     assert toys.apart(run("few", 0, peers=3), run("few others", 1, peers=3)) > 1e-6
 
 
+def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, monkeypatch):
+    """Whoever is told what, all of a batch are called as one: the only one of its kind is no quorum of its own."""
+    align = FedMuscle.Side.align_to_peers
+
+    def breaks(self, **given):
+        if self.client.id == "d" and self.round == 2:
+            raise RuntimeError("gone")
+        return align(self, **given)
+
+    breaks.operation, breaks.sends = align.operation, align.sends
+    monkeypatch.setattr(FedMuscle.Side, "align_to_peers", breaks)
+    clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
+    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
+    assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [("d", "align_to_peers", 2)]
+    assert told["rounds"] == 3 and [c for c in "abcd" if told["clients"][c].get("value") is not None] == list("abc")
+
+
+def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, monkeypatch):
+    """It has no shadows any more, whoever is drawn beside it."""
+    heard = Counter()
+    hear = FedMuscle.hear
+
+    def counted(self, fed, views, client, peers):
+        heard[client] += 1
+        assert "d" not in peers
+        return hear(self, fed, views, client, peers)
+
+    monkeypatch.setattr(FedMuscle, "hear", counted)
+    clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
+    drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
+    monkeypatch.setattr(Terms, "drawn", lambda self, cards, seed, round: drawn[round])
+    toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
+    assert heard.keys() == {"d"}
+
+
 def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_path):
     shared = lambda: toys.method("fedmuscle", heads="shared")
     plain, guarded = (toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it) for it in (False, True))

@@ -190,6 +190,14 @@ def test_what_differs_comes_before_what_is_the_same():
     assert fed.engine.called == [("c", "align", {"y": 0, "x": 1}), ("a", "align", {"y": 5, "x": 2})]
 
 
+def test_some_are_asked_something_else_in_the_same_call():
+    """Of one quorum: that the only one asked so fails is no reason to end."""
+    fed = federation(FakeEngine(answer=lambda c, o, b: "!no" if o == "listen" else c))
+    replies = fed.call("align", other={"b": "listen"}, rate=0.5)
+    assert fed.engine.called == [(c, "listen" if c == "b" else "align", {"rate": 0.5}) for c in "abcd"]
+    assert list(replies) == ["a", "c", "d"] and replies.failures["b"].operation == "listen"
+
+
 def test_named_clients_and_nobody_else():
     fed = federation()
     assert list(fed.call("train", clients=["d", "b"])) == ["b", "d"]

@@ -7,6 +7,7 @@ import torch
 
 from unalike.algorithm import ClientSide
 from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.client import Client
 from unalike.data import Lazy, Tensors
 from unalike.data.resident import Resident, resident
@@ -86,6 +87,27 @@ def test_public_pictures_are_no_larger_than_a_clients_own():
     assert kept.card() == client.card() and client.card().public_shape == "(3, 64, 64)"
     for other in (pictures(5, 3, 16), pictures(5, 24, 64), pictures(5, 1, 64)):
         assert torch.equal(client.place_public(other), client.place(other))
+    assert client.place_public(pictures(2, 3, 64)[:, :, :, :20]).shape == (2, 3, 32, 20), "no side is longer than its own, none made longer"
     words = torch.arange(60).view(5, 12)
     assert client.place_public({"image": public, "text": words})["text"] is words
     assert client.place_public({"image": public})["image"].shape == (5, 3, 32, 32)
+
+
+def test_what_a_trunk_has_enlarged_stays_so():
+    """The trunk of `resnet18` gives pictures, too."""
+    draw = torch.Generator().manual_seed(0)
+    own, public = torch.rand(4, 3, 16, 16, generator=draw), torch.rand(5, 3, 24, 24, generator=draw)
+    client = Client("ada", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8, "size": 32}), Classification(2),
+                    train=(own, torch.arange(4) % 2), public=public)
+    side = FedMuscle.Side(client, FedMuscle(), Training(), 0)
+    seen = side.public_rows(torch.arange(5))
+    assert isinstance(side.public, Resident) and seen.shape == (5, 3, 32, 32)
+    torch.testing.assert_close(seen, sized(sized(public, (16, 16)), (32, 32)))
+    assert side.public_rows(torch.arange(5), as_came=True).shape == (5, 3, 16, 16)
+
+
+def test_pictures_among_modalities_are_no_larger_either():
+    own = {"image": torch.rand(4, 3, 16, 16), "sound": torch.rand(4, 6)}
+    client = Client("ada", torch.nn.Identity(), Classification(2), train=(own, torch.arange(4) % 2))
+    seen = client.place_public({"image": torch.rand(5, 3, 32, 32), "sound": torch.rand(5, 6), "text": torch.zeros(5, 3, 20, 20)})
+    assert {name: tuple(part.shape[1:]) for name, part in seen.items()} == {"image": (3, 16, 16), "sound": (6,), "text": (3, 20, 20)}

@@ -136,18 +136,17 @@ class FedMuscle(Algorithm):
         total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
         rows = [len(each) for each in fed.public(self.batch).batches(round, epoch)]
         views: dict[str, Any] = {}
-        heard = "align_to_aggregate" if self.exchange == "paper" else "align_to_peers"
+        usual = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[self.exchange]
         for batch, (own, following) in enumerate(zip(rows, [*rows[1:], 0], strict=True)):
             views = views or dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": own}))
-            drawn = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0)
-            pulled = {c: drawn[c] for c in drawn if self.exchange == "gradient" and c not in self.judged(fed)}   # it fits no shadow
+            drawn, judged = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0), self.judged(fed)
+            pulled = {c: drawn[c] for c in drawn if self.exchange == "gradient" and c not in judged}       # a gradient fits no shadow
+            other = {c: "align_to_peers" for c in drawn if self.exchange == "gradient" and c in judged}
             pulls, losses = self.pulls(fed, views, pulled, stream(fed.seed, "combinations", round, epoch, batch))
-            told = {c: self.hear(fed, views, c, peers) for c, peers in drawn.items() if c not in pulled}
-            moved: dict[str, Any] = {}
-            for name, each in (("align", {c: {"gradient": pull} for c, pull in pulls.items()}), (heard, told)):
-                moved |= fed.call(name, epoch=epoch, batch=batch, each=each, sizes={"rows": following}) if each else {}
-            losses |= {c: moved[c]["loss"] for c in told if c in moved}
-            views = {c: moved[c]["views"] if c in told else moved[c] for c in drawn if c in moved}
+            each = {c: {"gradient": pulls[c]} if c in pulled else self.hear(fed, views, c, peers) for c, peers in drawn.items()}
+            told = dict(fed.call(usual, other=other, epoch=epoch, batch=batch, each=each, sizes={"rows": following}))
+            losses |= {c: reply["loss"] for c, reply in told.items() if c not in pulled}
+            views = {c: reply if c in pulled else reply["views"] for c, reply in told.items()}
             for client, value in losses.items():
                 if value is not None:                   # with privacy clients do not tell
                     total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
@@ -161,14 +160,14 @@ class FedMuscle(Algorithm):
 
     def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
         """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out. Who
-        is judged only listens, where enough others speak."""
+        is judged only listens, where the others are enough."""
         if self.choice == "relevance":
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
             for (a, b), alike in alikeness(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
         drawn = {}
-        speak = [c for c in views if c not in self.judged(fed)]         # or shadows hear, from peers, of labels they must not know
-        speak = speak if len(speak) > self.peers - self.own else list(views)
+        silent = self.judged(fed)                                       # or shadows hear, from peers, of labels they must not know
+        speak = [c for c in views if c not in silent] if len(fed.cards) - len(silent) > self.peers - self.own else list(views)
         for client in views:
             others = [c for c in speak if c != client]
             if self.choice == "relevance":
@@ -242,9 +241,9 @@ class FedMuscle(Algorithm):
         s, log_alpha = aggregate([*(views[p] for p in peers), *[z] * self.own], like(z, t["temperature"]), like(z, t["lower_temperature"]))
         return {"s": s, "log_alpha": log_alpha}
 
-    def judged(self, fed: Federation) -> list[str]:
-        """With the safeguard: who shares no head, and so has shadows."""
-        return [c for c in fed.cards if c not in fed.state.get("united", [])] if fed.guarded else []
+    def judged(self, fed: Federation) -> set[str]:
+        """With the safeguard: who has shared no head, and so has shadows."""
+        return set(fed.cards) - set(fed.state.get("united", [])) if fed.guarded else set()
 
     # the client
 

@@ -189,7 +189,7 @@ def sized(pictures: Tensor, size: Sequence[int]) -> Tensor:
     """(n, channels, height, width) at another height and width, in their own dtype."""
     if list(pictures.shape[2:]) == list(size):
         return pictures
-    made = interpolate(pictures.float(), list(size), mode="bilinear", antialias=True)
+    made = interpolate(pictures.to(torch.promote_types(pictures.dtype, torch.float32)), list(size), mode="bilinear", antialias=True)
     return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().to(pictures.dtype)
 
 
