@@ -31,7 +31,7 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
     method, problems = type(algorithm).__name__, []
     if safeguard:
-        problems += [("safeguard", f"{why}.")] if (why := algorithm.unjudged()) else [
+        problems += [("safeguard", f"{why}. Leave it out, or set it to false.")] if (why := algorithm.unjudged()) else [
             ("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
             for c in clients if not c.task.labelled][:1]
     if privacy is not None:
