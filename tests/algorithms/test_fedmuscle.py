@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import wraps
 
 import pytest
 import torch
@@ -395,17 +396,26 @@ def test_alignment_may_grow_gentler(outcome, toys):
     assert toys.apart(outcome(rounds=1, decay=True), outcome(rounds=1)) == 0, "the first round is as told"
 
 
-def test_failing_between_the_two_calls_leaves_the_others(outcome, toys, monkeypatch):
+@pytest.fixture
+def breaks(monkeypatch):
+    """Makes an operation fail at one client in the second round."""
+    def make(operation, client):
+        usual = getattr(FedMuscle.Side, operation)
+
+        @wraps(usual)
+        def fails(self, **given):
+            if self.client.id == client and self.round == 2:
+                raise RuntimeError("gone")
+            return usual(self, **given)
+
+        monkeypatch.setattr(FedMuscle.Side, operation, fails)
+
+    return make
+
+
+def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
     """A client that fails in align was a peer of the others all the same; from then on it is none."""
-    align = FedMuscle.Side.align
-
-    def breaks(self, **given):
-        if self.client.id == "b" and self.round == 2:
-            raise RuntimeError("gone")
-        return align(self, **given)
-
-    breaks.operation = "changes"
-    monkeypatch.setattr(FedMuscle.Side, "align", breaks)
+    breaks("align", "b")
     left = outcome(rounds=3)
     assert set(left) == {"a", "c", "d"}
     assert outcome.fed.failures == [Failure("b", "align", 2, "RuntimeError: gone")]
@@ -519,17 +529,9 @@ def test_who_is_judged_only_listens(sync, toys, tmp_path):
     assert toys.apart(run("few", 0, peers=3), run("few others", 1, peers=3)) > 1e-6
 
 
-def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, monkeypatch):
+def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, breaks):
     """Whoever is told what, all of a batch are called as one: the only one of its kind is no quorum of its own."""
-    align = FedMuscle.Side.align_to_peers
-
-    def breaks(self, **given):
-        if self.client.id == "d" and self.round == 2:
-            raise RuntimeError("gone")
-        return align(self, **given)
-
-    breaks.operation, breaks.sends = align.operation, align.sends
-    monkeypatch.setattr(FedMuscle.Side, "align_to_peers", breaks)
+    breaks("align_to_peers", "d")
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     told = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
     assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [("d", "align_to_peers", 2)]
