@@ -110,6 +110,19 @@ def test_leads_are_told_of_the_rows_that_were_run(asked):
     assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
 
 
+def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
+    """8 - 5, 6 - 7, 4 - 3: 1 on the average, 2 apart; one seed has no spread."""
+    other = {"0": 5.0, "1": 7.0, "2": 3.0}
+    deltas = {"muscle": {"0": 8.0, "1": 6.0, "2": 4.0}, "pairwise": other, "gramian": other}
+    bench = import_module("unalike.benches.muscle_vision")
+    monkeypatch.setattr(bench, "table", lambda study, rows: {"rows": {name: {"seeds": its} for name, its in deltas.items()}})
+    told = bench.run(Study())
+    assert told["lead_on_pairwise"] == told["lead_on_gramian"] == 1 and told["lead_on_pairwise_spread"] == 2
+    deltas = {name: {"1": its["1"]} for name, its in deltas.items() if name != "gramian"}
+    told = bench.run(Study())
+    assert told["lead_on_pairwise"] == -1 and told["lead_on_pairwise_spread"] is None and "lead_on_gramian" not in told
+
+
 def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
     command.run("fedmpt-heterogeneity", tmp_path, "0", only=("fedmpt", "promptfl"))
     told = json.loads((tmp_path / "fedmpt-heterogeneity-fedmpt-promptfl.json").read_text())
