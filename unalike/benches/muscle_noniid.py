@@ -12,7 +12,7 @@ def run(study: Study) -> dict:
     which, counts = scenario(study, "muscle-noniid"), (6, 5, 4) if study.quick else (12, 8, 4)
     everyone = raw(which)["clients"]
     some = {count: [f"clients={json.dumps(everyone[:count])}"] for count in counts}
-    rows = {f"N={count}": (which, settings) for count, settings in some.items()}
+    rows = {f"heads shared, N={count}": (which, settings) for count, settings in some.items()}
     rows |= {f"as printed, N={count}": (which, [*settings, "algorithm={name: fedmuscle}"]) for count, settings in some.items()}
-    lines = {"heads shared": {count: f"N={count}" for count in counts}, "as printed": {count: f"as printed, N={count}" for count in counts}}
+    lines = {how: {count: f"{how}, N={count}" for count in counts} for how in ("heads shared", "as printed")}
     return curves(table(study, rows), "clients", lines)
