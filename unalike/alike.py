@@ -8,7 +8,7 @@ from unalike.averaging import Parameters, digest, mean_states, word
 from unalike.federation import Federation
 from unalike.message import Value
 from unalike.operations import operation, question, sends
-from unalike.safeguard import UNJUDGED
+from unalike.safeguard import UNJUDGED, unjudge
 
 
 class AlikeSide(ClientSide):
@@ -44,8 +44,7 @@ class AlikeSide(ClientSide):
 
 
 def unite(fed: Federation) -> None:
-    """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is. The state
-    says who was ever `united`."""
+    """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is."""
     kinds = fed.state.setdefault("kinds", {})
     if new := [c for c in fed.here if c not in kinds]:
         kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
@@ -61,7 +60,7 @@ def unite(fed: Federation) -> None:
         means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
         each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
         if each:
-            fed.state["united"] = sorted({*fed.state.get("united", []), *each})
+            unjudge(fed.state, each)
             fed.call("take", clients=list(each), each=each)
 
 

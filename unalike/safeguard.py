@@ -9,7 +9,7 @@ saw is what taking part was worth, and shadows trained alone tell what staying a
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from unalike.algorithm import ClientSide
 
 FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
-UNJUDGED = "unjudged"      # in a side's memory: something came down that was made from its own labels, which shadows must not know
+UNJUDGED = "unjudged"      # in a side's memory: something came down that was made from its own labels, which shadows must not know. In the
+                           # server's state: to whom
 FOLDS = 3
 BLOCKS = 20        # of a fold at most, whose losses are compared
 MARGIN = 1.5       # standard errors by which together must be better
@@ -33,6 +34,11 @@ class Kept:
     name: Literal["together", "alone"]
     state: dict[str, Tensor]
     log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: it was not judged by them
+
+
+def unjudge(state: dict, clients: Iterable[str]) -> None:
+    """Note in the server's state that these are sent what was made from their own labels."""
+    state[UNJUDGED] = sorted({*state.get(UNJUDGED, []), *clients})
 
 
 def folds(side: "ClientSide", count: int) -> list[Tensor]:

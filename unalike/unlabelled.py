@@ -4,7 +4,7 @@ What a client thinks of public rows has its labels on axis 1: (n, labels), or (n
 is averaged to so many cells. A label means the same to all who call it by one name and have a task of one kind.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -55,8 +55,6 @@ class PublicSide(ClientSide):
 class UnlabelledSide(PublicSide):
     """Looks at the whole public set, and trains on it."""
 
-    algorithm: "Unlabelled"
-
     def look(self, at: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
         """What `at` makes of the model's output on every public row, a few at a time."""
         self.model.eval()
@@ -74,8 +72,11 @@ class UnlabelledSide(PublicSide):
         orders = [stream(self.seed, "public", self.round, epoch) for epoch in range(how.passes)]
         self.work += len(rows) * len(orders)
         tape = self.tape(loss)
-        return train(self.model, len(rows), lambda index: tape(*given(rows[index])), self.optimiser("public", how.public_rate), orders,
-                     how.batch, self.training.clip)
+        return train(self.model, len(rows), lambda index: tape(*given(rows[index])), self.learner(), orders, how.batch, self.training.clip)
+
+    def learner(self) -> torch.optim.Optimizer:
+        """What moves the model there."""
+        return self.optimiser("public", self.algorithm.public_rate)
 
     def labelled(self, y: Tensor) -> Callable[[Tensor], tuple[Any, Tensor]]:
         """Public rows, and what is said of them in `y`, which has all rows."""
@@ -145,7 +146,7 @@ def check_batch(batch: int, public_rows: int) -> list[tuple[str, str]]:
     return []
 
 
-def owners(fed: Federation, told: dict[str, Tensor], client: str) -> list[tuple[str, list[int], list[int]]]:
+def owners(fed: Federation, told: Iterable[str], client: str) -> list[tuple[str, list[int], list[int]]]:
     """Of those who told, itself too: who has labels of this client's, which of its labels these are, and where that one has them."""
     card, found = fed.cards[client], []
     for other in told:

@@ -16,6 +16,7 @@ from unalike.errors import Problems
 from unalike.federation import Failure
 from unalike.models import CNN, MLP, build_encoder
 from unalike.operations import question, sends
+from unalike.opinions import teach
 from unalike.privacy import Privacy
 from unalike.randomness import stream
 from unalike.report import words
@@ -464,24 +465,46 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
     assert all(torch.equal(after[c][name], tensor) for c in "abd" for name, tensor in before[c].items() if c == "d" or name not in heads)
 
 
-def test_heads_are_shared_in_a_whole_run_that_resumes(toys, tmp_path):
-    """It learns another thing than with heads of their own, and an interrupted run ends at the same bits."""
+def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path):
+    """What they think of the public set, not what they align; with the pace of the alignment. Nobody else is asked, or moved."""
+    other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
+    method = toys.method("fedmuscle", opinions="shared", align_rate=0.01, decay=True)
+    fed = toys.federation(tmp_path / "run", method, [toys.client("a"), toys.client("b", model=toys.noisy), other], rounds=3)
+    fed.begin(2)
+    fed.call("train")
+    sides = fed.engine.host.sides
+    before = {name: tensor.clone() for name, tensor in sides["d"].model.state_dict().items()}
+    opinions = {c: sides[c].opinion() for c in "ab"}
+    mean = (opinions["a"] + opinions["b"]) / 2
+    for _ in range(5):
+        told = teach(fed)
+    for c in "ab":
+        assert (sides[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
+        assert sides[c].optimisers["public"].param_groups[0]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi / 3)) / 2)
+    assert told.keys() == set("ab") and all(torch.equal(sides["d"].model.state_dict()[name], t) for name, t in before.items())
+
+
+@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"opinions": "shared"}, {"heads": "shared", "opinions": "shared"}])
+def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path):
+    """It learns another thing than where all have their own, and an interrupted run ends at the same bits."""
     def interrupted(event, **facts):
         if event == "round" and facts["round"] == 2:
             raise KeyboardInterrupt
 
     make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
-    shared = lambda: toys.method("fedmuscle", heads="shared")
+    shared = lambda: toys.method("fedmuscle", **fields)
     whole = toys.execute(tmp_path / "whole", shared(), make())
     own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), watch=interrupted)
     cut = toys.execute(tmp_path / "cut", shared(), make(), workers=2)
     assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
-    assert whole["bytes"]["up"] > own["bytes"]["up"] and toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
+    assert whole["bytes"]["up"] > own["bytes"]["up"]
+    assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
 
 
-def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["heads", "opinions"])
+def test_who_shares_is_not_judged_and_who_does_not_is(what, toys, tmp_path, monkeypatch):
     """A shadow would learn from the mean what its client learnt from the labels it is tested on. Who cannot be judged has none after the
     first round. A run that is interrupted before everyone decides ends the same."""
     def interrupted(event, **facts):
@@ -497,7 +520,7 @@ def test_who_shares_a_head_is_not_judged_and_who_does_not_is(toys, tmp_path, mon
         return told
 
     make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
-    shared = lambda: toys.method("fedmuscle", heads="shared")
+    shared = lambda: toys.method("fedmuscle", **{what: "shared"})
     monkeypatch.setattr(AlikeSide, "learn", counted)
     told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
     whole, rows = told["clients"], len(make()[0].train)
@@ -564,9 +587,10 @@ def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_p
 
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])
-def test_a_head_that_nobody_leaves_with_is_no_reason_not_to_judge(keep, toys, tmp_path):
-    """With one round everybody leaves as it was before heads were shared, unless it leaves as aligned."""
-    made = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", keep=keep), toys.clients(), safeguard=True, rounds=1)
+@pytest.mark.parametrize("what", ["heads", "opinions"])
+def test_what_nobody_leaves_with_is_no_reason_not_to_judge(what, keep, toys, tmp_path):
+    """With one round everybody leaves as it was before anything was shared, unless it leaves as aligned."""
+    made = toys.execute(tmp_path / "run", toys.method("fedmuscle", **{what: "shared"}, keep=keep), toys.clients(), safeguard=True, rounds=1)
     assert {bool(its["judged"]) for its in made["clients"].values()} == {keep == "local"}
 
 
@@ -576,9 +600,10 @@ def test_who_leaves_after_local_epochs_leaves_with_a_head_of_its_own(keep, outco
     assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (keep == "aligned")
 
 
-def test_a_shared_head_is_a_release_a_round(toys, tmp_path):
-    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(), privacy=Privacy(noise=1.0))
-    assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + 1)
+@pytest.mark.parametrize("what, more", [("heads", 1), ("opinions", 24)])
+def test_a_shared_head_is_a_release_a_round_and_an_opinion_one_a_row(what, more, toys, tmp_path):
+    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", **{what: "shared"}), toys.clients(), privacy=Privacy(noise=1.0))
+    assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + more)
 
 
 def test_a_client_takes_only_what_it_shares(toys, tmp_path):

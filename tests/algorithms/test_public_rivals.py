@@ -47,9 +47,9 @@ def side_of(method, client, toys, **changed):
     return made.Side(client, made, toys.training(), 0)
 
 
-@pytest.mark.parametrize("name", [*RIVALS, "fedmuscle"])
-def test_unlike_tasks_labels_models_and_samples(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), unlike(), rounds=3, alone=True)
+@pytest.mark.parametrize("name, fields", [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"opinions": "shared"})])
+def test_unlike_tasks_labels_models_and_samples(name, fields, toys, tmp_path):
+    results = toys.execute(tmp_path / "run", toys.method(name, **fields), unlike(), rounds=3, alone=True)
     assert not results["failures"] and all(entry["gain"] is not None for entry in results["clients"].values())
 
 
@@ -129,6 +129,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
     method.share(fed, 1)
     teachers = next(about["each"] for operation, about in asked if operation == "distil")
     assert set(teachers) == set("abc")                                                  # d has nobody to learn from
+    assert next(about["clients"] for operation, about in asked if operation == "opinion") == list("abc")    # nor to tell
     assert torch.equal(teachers["a"]["teacher"], teachers["c"]["teacher"])
 
 

@@ -24,11 +24,11 @@ from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, pos
 from unalike.message import Value
 from unalike.models.model import Model
 from unalike.operations import operation, sends
+from unalike.opinions import OpinionSide, teach
 from unalike.playing import Passes, Played
 from unalike.randomness import scope, stream
 from unalike.safeguard import UNJUDGED
 from unalike.training import draws, move, step
-from unalike.unlabelled import PublicSide
 
 Temperature = float | list[list[float]]
 Views = Annotated[Tensor, Shape("rows", "width")]        # representations of a public batch, (B, d)
@@ -67,6 +67,7 @@ class FedMuscle(Algorithm):
     own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     heads: Literal["own", "shared"] = "own"                          # shared: those of one task and label set go on from their mean
+    opinions: Literal["own", "shared"] = "own"                       # shared: who has labels in common learns what all make of public rows
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
@@ -124,6 +125,8 @@ class FedMuscle(Algorithm):
                 unite(fed)
             for epoch in range(self.passes):
                 fed.note(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
+            if self.opinions == "shared":
+                fed.note("public_loss", teach(fed))
             fed.evaluate("after alignment")
             yield round
 
@@ -242,12 +245,12 @@ class FedMuscle(Algorithm):
         return {"s": s, "log_alpha": log_alpha}
 
     def judged(self, fed: Federation) -> set[str]:
-        """With the safeguard: who has shared no head, and so has shadows."""
-        return set(fed.cards) - set(fed.state.get("united", [])) if fed.guarded else set()
+        """With the safeguard: who has shared neither head nor opinion, and so has shadows."""
+        return set(fed.cards) - set(fed.state.get(UNJUDGED, [])) if fed.guarded else set()
 
     # the client
 
-    class Side(AlikeSide, PublicSide):
+    class Side(AlikeSide, OpinionSide):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
@@ -272,7 +275,7 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def align(self, epoch: int, batch: int, gradient: Tensor) -> Views:
             """Backward from the gradient the server found, one step; then the next batch, so that each costs one call."""
-            optimiser = self.aligner()
+            optimiser = self.learner("align")
             optimiser.zero_grad(set_to_none=True)
             z = self.recall(epoch, batch)
             self.work += len(z)
@@ -309,12 +312,11 @@ class FedMuscle(Algorithm):
         @operation
         def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
             """A walk through the public set towards representations that stay as they were when it began."""
-            total, count = 0.0, 0
+            losses = []
             for batch, rows in enumerate(self.walk(epoch)):
                 self.work += len(rows) / 3
-                total += self.descend(self.contrast(self.forward(epoch, batch), [p[rows] for p in peers], temperatures), len(rows))
-                count += 1
-            return total / count
+                losses.append(self.descend(self.contrast(self.forward(epoch, batch), [p[rows] for p in peers], temperatures), len(rows)))
+            return sum(losses) / len(losses)
 
         @operation
         def settle(self) -> None:
@@ -337,9 +339,8 @@ class FedMuscle(Algorithm):
 
         def following(self, epoch: int, batch: int) -> Tensor:
             """The batch after this one; no rows after the last."""
-            if batch + 1 < len(self.walk(epoch)):
-                return self.represent(epoch, batch + 1)
-            return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
+            over = batch + 1 == len(self.walk(epoch))
+            return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype) if over else self.represent(epoch, batch + 1)
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
@@ -367,16 +368,16 @@ class FedMuscle(Algorithm):
 
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
-            step(loss, self.aligner(), self.training.clip)
+            step(loss, self.learner("align"), self.training.clip)
             return float(loss.detach())
 
-        def aligner(self) -> torch.optim.Optimizer:
+        def learner(self, name: str = "public") -> torch.optim.Optimizer:
+            """For what is learnt from the public set: as gentle as the round is to be."""
             how = self.algorithm
             if how.optimisers == "one" and how.align_rate is None:
                 return self.optimiser()
-            held = any(not p.requires_grad for p in self.model.parameters())
-            rate = how.align_rate or self.training.rate * (GENTLE if held else 1)
-            optimiser = self.optimiser("align", rate)
+            rate = how.align_rate or self.training.rate * (1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE)
+            optimiser = self.optimiser(name, rate)
             for group in optimiser.param_groups if how.decay else ():
                 group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
             return optimiser

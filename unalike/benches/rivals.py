@@ -11,6 +11,7 @@ METHODS: dict[str, str] = {
     "fedmuscle": "{name: fedmuscle, width: 32, align_rate: 0.003}",
     "fedmuscle, pairwise": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: pairwise}",
     "fedmuscle, gramian": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: gramian}",
+    "fedmuscle, opinions": "{name: fedmuscle, width: 32, align_rate: 0.003, opinions: shared}",       # chosen on seeds 100 to 104 (LOG.md)
     "fedmuscle, no company": "{name: fedmuscle, width: 32, align_rate: 0.003, own: 3}",
     "sage": "{name: sage, flips: false, public_rate: 0.0003}",
     "fedhenn": "{name: fedhenn, eta: 0.1}",
