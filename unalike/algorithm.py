@@ -125,12 +125,12 @@ class ClientSide:
             self.optimisers[name] = made
         return self.optimisers[name]
 
-    def learn(self, epochs: int | None = None, optimiser: torch.optim.Optimizer | None = None,
+    def learn(self, epochs: range | None = None, optimiser: torch.optim.Optimizer | None = None,
               loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
         data, loss = self.held("train"), loss or self.loss
         assert data is not None
-        orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in range(epochs or self.training.epochs)]
+        orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in epochs or range(self.training.epochs)]
         self.work += len(data) * len(orders)
 
         tape = self.tape(loss)
@@ -174,9 +174,9 @@ class ClientSide:
     # what every client can do
 
     @operation
-    def train(self) -> float:
-        """The round's local epochs on the task alone."""
-        return self.learn(loss=self.task_loss)
+    def train(self, epoch: int | None = None) -> float:
+        """The round's local epochs on the task alone, or one of them."""
+        return self.learn(None if epoch is None else range(epoch, epoch + 1), loss=self.task_loss)
 
     @question
     def evaluate(self, common: bool = False) -> dict[str, float]:

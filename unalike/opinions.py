@@ -6,6 +6,7 @@ from unalike.federation import Federation
 from unalike.message import Value
 from unalike.operations import operation, question, sends, steady
 from unalike.safeguard import UNJUDGED, unjudge
+from unalike.tasks import MultiLabel
 from unalike.unlabelled import Opinion, UnlabelledSide, agreed, owners
 
 
@@ -29,9 +30,11 @@ class OpinionSide(UnlabelledSide):
         return self.client.task.imitate(self.cells(self.model(x)), teacher)
 
 
-def teach(fed: Federation) -> dict[str, float | None]:
-    """Those who have labels in common learn what their owners think of the public set, nobody else is asked; each one's loss."""
-    asked = [c for c in fed.here if len(owners(fed, fed.here, c)) > 1]
+def teach(fed: Federation, several: bool = False) -> dict[str, float | None]:
+    """Those who have labels in common learn what their owners think of the public set, nobody else is asked; each one's loss. If `several`,
+    only those whose samples may have any number of labels: they can say that there is none, where others must name one."""
+    able = [c for c in fed.here if not several or fed.cards[c].task == MultiLabel.name]
+    asked = [c for c in able if len(owners(fed, able, c)) > 1]
     told = dict(fed.call("opinion", clients=asked)) if asked else {}
     each: dict[str, dict[str, Value]] = {c: {"teacher": agreed(fed, told, c)} for c in told if len(owners(fed, told, c)) > 1}
     unjudge(fed.state, each)

@@ -8,9 +8,9 @@ from functools import wraps
 import pytest
 import torch
 
-from unalike import Classification, Client, Terms
+from unalike import Classification, Client, MultiLabel, Terms
 from unalike.algorithms import FedMuscle
-from unalike.alike import AlikeSide, unite
+from unalike.alike import AlikeSide, train_united, unite
 from unalike.data import load_dataset
 from unalike.errors import Problems
 from unalike.federation import Failure
@@ -484,7 +484,38 @@ def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path)
     assert told.keys() == set("ab") and all(torch.equal(sides["d"].model.state_dict()[name], t) for name, t in before.items())
 
 
-@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"opinions": "shared"}, {"heads": "shared", "opinions": "shared"}])
+def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
+    """The same epochs: where there is one it is what sharing once is, and who shares with nobody learns what it learns in one go."""
+    assert toys.apart(outcome(heads="shared", training={"epochs": 1}), outcome(heads="epoch", training={"epochs": 1})) == 0
+    assert toys.apart(outcome(heads="shared", training={"epochs": 3}), outcome(heads="epoch", training={"epochs": 3})) > 1e-3
+    method = toys.method("fedmuscle", heads="epoch")
+    clients = lambda: [*toys.clients(2), toys.client("d", task=Classification(tuple("wxyz")))]
+    fed, plain = (toys.federation(tmp_path / name, method, clients(), epochs=3) for name in ("united", "plain"))
+    asked, call = [], fed.call
+    fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
+    for each in (fed, plain):
+        each.begin(1)
+    train_united(fed)
+    plain.call("train")
+    assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
+    ends = [{c: side.model.state_dict() for c, side in each.engine.host.sides.items()} for each in (fed, plain)]
+    assert all(torch.equal(ends[0]["d"][name], tensor) for name, tensor in ends[1]["d"].items())
+    apart = [(end["a"]["head.0.weight"] - end["b"]["head.0.weight"]).norm() for end in ends]
+    assert 0 < apart[0] < apart[1]
+
+
+def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
+    """A classifier must name one of its classes, whatever a public row shows."""
+    labels = lambda id: (torch.randn(12, 6, generator=stream(0, id)).double(), torch.ones(12, 2).double())
+    tagged = [toys.client(id, task=MultiLabel(["sun", "sea"]), train=labels(id), test=labels(id)) for id in "cd"]
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", opinions="several"), [*toys.clients(2), *tagged])
+    fed.begin(1)
+    fed.call("train")
+    assert teach(fed, several=True).keys() == set("cd") and teach(fed).keys() == set("abcd")
+
+
+@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"heads": "epoch"}, {"opinions": "shared"},
+                                    {"heads": "shared", "opinions": "shared"}])
 def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path):
     """It learns another thing than where all have their own, and an interrupted run ends at the same bits."""
     def interrupted(event, **facts):
@@ -503,8 +534,8 @@ def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path
     assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
 
 
-@pytest.mark.parametrize("what", ["heads", "opinions"])
-def test_who_shares_is_not_judged_and_who_does_not_is(what, toys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what, how", [("heads", "shared"), ("heads", "epoch"), ("opinions", "shared")])
+def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path, monkeypatch):
     """A shadow would learn from the mean what its client learnt from the labels it is tested on. Who cannot be judged has none after the
     first round. A run that is interrupted before everyone decides ends the same."""
     def interrupted(event, **facts):
@@ -520,7 +551,7 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, toys, tmp_path, monk
         return told
 
     make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
-    shared = lambda: toys.method("fedmuscle", **{what: "shared"})
+    shared = lambda: toys.method("fedmuscle", **{what: how})
     monkeypatch.setattr(AlikeSide, "learn", counted)
     told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
     whole, rows = told["clients"], len(make()[0].train)

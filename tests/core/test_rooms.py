@@ -74,7 +74,7 @@ MAY = {
     "averaging": {"operations", "algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "prompting": {"operations", "algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
     "unlabelled": {"operations", "algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},
-    "opinions": {"federation", "message", "operations", "safeguard", "unlabelled"},
+    "opinions": {"federation", "message", "operations", "safeguard", "tasks", "unlabelled"},
     "narrowing": {"operations", "algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "randomness",
                   "training"},
     "engines": {"engines", "forms", "client", "engine", "errors", "message", "randomness"},

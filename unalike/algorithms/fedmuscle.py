@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm
-from unalike.alike import AlikeSide, unite
+from unalike.alike import AlikeSide, train_united, unite
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
@@ -66,8 +66,8 @@ class FedMuscle(Algorithm):
     choice: Literal["random", "relevance"] = "random"                # which peers
     own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
-    heads: Literal["own", "shared"] = "own"                          # shared: those of one task and label set go on from their mean
-    opinions: Literal["own", "shared"] = "own"                       # shared: who has labels in common learns what all make of public rows
+    heads: Literal["own", "shared", "epoch"] = "own"                 # shared: those of one task and label set go on from their mean
+    opinions: Literal["own", "shared", "several"] = "own"            # shared: who has labels in common learns what all make of public rows
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
@@ -117,16 +117,16 @@ class FedMuscle(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            fed.note("train_loss", dict(fed.call("train")))
+            fed.note("train_loss", train_united(fed) if self.heads == "epoch" else dict(fed.call("train")))
             fed.evaluate("after local")
             if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
-            if self.heads == "shared":                                              # who leaves now leaves with its own
+            if self.heads != "own":                                                 # who leaves now leaves with its own
                 unite(fed)
             for epoch in range(self.passes):
                 fed.note(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
-            if self.opinions == "shared":
-                fed.note("public_loss", teach(fed))
+            if self.opinions != "own":
+                fed.note("public_loss", teach(fed, self.opinions == "several"))
             fed.evaluate("after alignment")
             yield round
 

@@ -98,7 +98,7 @@ class FMCSC(Averaging):
         def pretrain(self, given: Parameters) -> Parameters:
             self.receive(given)
             self.passing = True
-            self.learn(self.algorithm.pretraining, self.optimiser(fresh=True), self.task_loss)
+            self.learn(range(self.algorithm.pretraining), self.optimiser(fresh=True), self.task_loss)
             return self.shared()
 
         @operation
@@ -114,7 +114,7 @@ class FMCSC(Averaging):
                 if name != mine:
                     self.receive(model)
                     self.seen = tuple(name.split(","))
-                    self.learn(self.algorithm.teaching, self.optimiser(fresh=True), self.lesson)
+                    self.learn(range(self.algorithm.teaching), self.optimiser(fresh=True), self.lesson)
                     made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
                     weights[name] = self.information(model, self.seen)
             self.receive(self.own)
@@ -124,7 +124,7 @@ class FMCSC(Averaging):
         @operation
         def train(self) -> float:
             if self.round == 1:
-                self.learn(self.algorithm.pretraining, self.optimiser(fresh=True), self.task_loss)
+                self.learn(range(self.algorithm.pretraining), self.optimiser(fresh=True), self.task_loss)
             return self.learn(loss=self.loss)
 
         def information(self, sent: Parameters, views: tuple[str, ...]) -> float:
