@@ -11,6 +11,7 @@ from unalike.report import Run
 RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
 METHODS: dict[str, list[str]] = {
     "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian"],
+    "shared more": ["algorithm.heads=epoch", "algorithm.opinions=several"],
     "as printed": ["algorithm={name: fedmuscle}"],
     "own heads": ["algorithm.heads=own"],
     "heads only": ["algorithm.align_rate=1e-12"],       # shared, of representations that nobody aligns
