@@ -46,7 +46,7 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw():
             return encoder
         client = Client("ada", model, Classification(3), train=(x, y), test=(x, y))
         side = ClientSide(client, FedAvg(), Training(batch=4), 0)
-        side.learn(epochs=2)
+        side.learn(range(2))
         return side
     plain, kept = trained(True), trained(False)
     assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, Resident)
