@@ -66,8 +66,8 @@ class FedMuscle(Algorithm):
     choice: Literal["random", "relevance"] = "random"                # which peers
     own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
-    heads: Literal["own", "shared", "epoch"] = "own"                 # shared: those of one task and label set go on from their mean
-    opinions: Literal["own", "shared", "several"] = "own"            # shared: who has labels in common learns what all make of public rows
+    heads: Literal["own", "shared", "epoch"] = "own"                 # those of one task and label set go on from their mean, or each epoch
+    opinions: Literal["own", "shared", "several"] = "own"            # learn what all make of public rows; several: if a row may have none
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
