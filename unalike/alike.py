@@ -64,13 +64,13 @@ def unite(fed: Federation) -> None:
             fed.call("take", clients=list(each), each=each)
 
 
-def train_united(fed: Federation) -> dict[str, float]:
+def train_united(fed: Federation, how: str = "train") -> dict[str, float]:
     """Local epochs, after each of which but the last those alike go on from their mean; the last one's losses."""
     told: dict[str, float] = {}
     for epoch in range(fed.training.epochs):
         if epoch:
             unite(fed)
-        told = dict(fed.call("train", epoch=epoch))
+        told = dict(fed.call(how, epoch=epoch))
     return told
 
 

@@ -43,6 +43,14 @@ class PublicSide(ClientSide):
         bring = self.client.place if getattr(held, "look", None) else self.client.place_public      # a trunk has seen them at their size
         return bring(held.rows(rows)[0])
 
+    def look(self, at: Callable[[Tensor], tuple[Tensor, ...]], by: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
+        """What `at` makes of the model's output on every public row, or of a part's, a few at a time."""
+        self.model.eval()
+        with torch.no_grad():
+            parts = [at((by or self.model)(self.public_rows(rows))) for rows in torch.arange(len(self.public)).split(256)]
+        self.work += len(self.public) / 3
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
+
     def walk(self, epoch: int) -> list[Tensor]:
         """Row numbers of each batch of a pass of this round."""
         key = (self.round, epoch)
@@ -53,15 +61,7 @@ class PublicSide(ClientSide):
 
 
 class UnlabelledSide(PublicSide):
-    """Looks at the whole public set, and trains on it."""
-
-    def look(self, at: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
-        """What `at` makes of the model's output on every public row, a few at a time."""
-        self.model.eval()
-        with torch.no_grad():
-            parts = [at(self.model(self.public_rows(rows))) for rows in torch.arange(len(self.public)).split(256)]
-        self.work += len(self.public) / 3
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+    """Trains on the public set."""
 
     def study(self, loss: Callable[..., Tensor], given: Callable[[Tensor], tuple], rows: Tensor | None = None) -> float | None:
         """This round's passes through the public set, or some rows of it, by the loss of what is `given` for a batch of row numbers; the

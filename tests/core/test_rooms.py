@@ -74,6 +74,7 @@ MAY = {
     "averaging": {"operations", "algorithm", "clusters", "federation", "message", "client", "randomness", "tasks", "training"},
     "prompting": {"operations", "algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
     "unlabelled": {"operations", "algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},
+    "joint": {"federation", "forms", "operations", "unlabelled"},
     "opinions": {"federation", "message", "operations", "safeguard", "tasks", "unlabelled"},
     "narrowing": {"operations", "algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "randomness",
                   "training"},

@@ -18,6 +18,7 @@ from unalike.algorithm import Algorithm
 from unalike.alike import AlikeSide, train_united, unite
 from unalike.federation import Federation
 from unalike.forms import Shape
+from unalike.joint import JointSide, meet
 from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
 from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
@@ -68,16 +69,20 @@ class FedMuscle(Algorithm):
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     heads: Literal["own", "shared", "epoch"] = "own"                 # those of one task and label set go on from their mean, or each epoch
     opinions: Literal["own", "shared", "several"] = "own"            # learn what all make of public rows; several: if a row may have none
-    projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs
+    projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs, or start is joint
+    start: Literal["own", "joint"] = "own"                           # where projections begin; joint: in one space of all, found at once
+    local: Literal["all", "head"] = "all"                            # what local epochs teach
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
-    decay: bool = False                                              # alignment grows gentler from round to round, along a cosine to 0
+    opinion_rate: float | None = None                                # None: as alignment's
+    decay: bool = False                                              # both grow gentler from round to round, along a cosine to 0
     optimisers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        paper, counts = self.exchange == "paper", {"peers": self.peers, "width": self.width, "passes": self.passes}
+        paper, counts = self.exchange == "paper", {name: getattr(self, name) for name in ("peers", "width", "passes", "samples")}
+        rates = {"align_rate": self.align_rate, "opinion_rate": self.opinion_rate}
         rules = (
-            *((count < 1, name, f"must be at least 1, got {count}.") for name, count in counts.items()),
+            *((count is not None and count < 1, name, f"must be at least 1, got {count}.") for name, count in counts.items()),
             (not 0 <= self.own <= max(self.peers, 1), "own", f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}."),
             (self.own and self.loss == "gramian", "own", "the Gramian loss sees no volume between a client and itself: leave own at 0."),
             (clients + self.own <= self.peers, "peers",
@@ -85,19 +90,16 @@ class FedMuscle(Algorithm):
             (self.batch < 2, "batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."),
             (public_rows < self.batch, "batch",
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
-            (self.align_rate is not None and not self.align_rate > 0, "align_rate", f"must be above 0, got {self.align_rate}."),
+            *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates.items()),
+            (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
-            (self.samples is not None and self.samples < 1, "samples",
-             f"must be at least 1, got {self.samples}; leave it out for all combinations if feasible."),
             (paper and self.drawn(self.peers, self.batch), "exchange",
              f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."),
-            (paper and (self.loss != "muscle" or self.sync == "epoch"), "exchange",
-             'the paper\'s aggregate exists for loss "muscle" and sync "batch" only.'),
+            (paper and (self.loss != "muscle" or self.sync == "epoch"), "exchange", 'paper is for loss "muscle", sync "batch" only.'),
         )
         problems = [(field, sentence) for broken, field, sentence in rules if broken]
-        for name in ("temperature", "lower_temperature"):
-            given = getattr(self, name)
+        for name, given in {"temperature": self.temperature, "lower_temperature": self.lower_temperature}.items():
             if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
                 problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
             elif not isinstance(given, str) and not bool((torch.tensor(given, dtype=torch.float64) >= COLDEST).all()):
@@ -116,8 +118,11 @@ class FedMuscle(Algorithm):
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
+        train = {"all": "train", "head": "train_head"}[self.local]
         for round in fed.rounds():
-            fed.note("train_loss", train_united(fed) if self.heads == "epoch" else dict(fed.call("train")))
+            if self.start == "joint":
+                fed.note("joint_fit", meet(fed, self.width))
+            fed.note("train_loss", train_united(fed, train) if self.heads == "epoch" else dict(fed.call(train)))
             fed.evaluate("after local")
             if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
@@ -168,8 +173,7 @@ class FedMuscle(Algorithm):
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
             for (a, b), alike in alikeness(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
-        drawn = {}
-        silent = self.judged(fed)                                       # or shadows hear, from peers, of labels they must not know
+        drawn, silent = {}, self.judged(fed)                            # or shadows hear, from peers, of labels they must not know
         speak = [c for c in views if c not in silent] if len(fed.cards) - len(silent) > self.peers - self.own else list(views)
         for client in views:
             others = [c for c in speak if c != client]
@@ -250,7 +254,7 @@ class FedMuscle(Algorithm):
 
     # the client
 
-    class Side(AlikeSide, OpinionSide):
+    class Side(AlikeSide, OpinionSide, JointSide):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
@@ -260,7 +264,7 @@ class FedMuscle(Algorithm):
             if how == "never" and wide != d:
                 raise ValueError(f"its encoder gives {wide} features, the federation compares {d}; "
                                  f"set algorithm.projection to auto or algorithm.width to {wide}")
-            projection = nn.Identity() if wide == d and how != "always" else nn.Linear(wide, d)
+            projection = nn.Identity() if wide == d and how != "always" and self.algorithm.start == "own" else nn.Linear(wide, d)
             return Model(encoder, projection, self.head(d), self.client.task.dense)
 
         @operation
@@ -275,8 +279,7 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def align(self, epoch: int, batch: int, gradient: Tensor) -> Views:
             """Backward from the gradient the server found, one step; then the next batch, so that each costs one call."""
-            optimiser = self.learner("align")
-            optimiser.zero_grad(set_to_none=True)
+            (optimiser := self.learner("align")).zero_grad(set_to_none=True)
             z = self.recall(epoch, batch)
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
@@ -303,11 +306,7 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def represent_all(self) -> Annotated[Tensor, Shape("public_rows", "width")]:
             """(|D|, d) of the whole public set."""
-            self.model.eval()
-            with torch.no_grad():
-                parts = [self.model.represent(self.public_rows(rows)) for rows in torch.arange(len(self.public)).split(256)]
-            self.work += len(self.public) / 3
-            return torch.cat(parts)
+            return self.look(lambda z: (z,), self.model.represent)[0]
 
         @operation
         def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
@@ -363,8 +362,8 @@ class FedMuscle(Algorithm):
             return z
 
         def contrast(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> Tensor:
-            how = self.algorithm
-            return how.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=how.draws(len(peers), len(z)))
+            draws = self.algorithm.draws(len(peers), len(z))
+            return self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=draws)
 
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
@@ -373,10 +372,11 @@ class FedMuscle(Algorithm):
 
         def learner(self, name: str = "public") -> torch.optim.Optimizer:
             """For what is learnt from the public set: as gentle as the round is to be."""
-            how = self.algorithm
-            if how.optimisers == "one" and how.align_rate is None:
+            how, rate = self.algorithm, self.algorithm.opinion_rate if name == "public" else None
+            rate = rate or how.align_rate
+            if how.optimisers == "one" and rate is None:
                 return self.optimiser()
-            rate = how.align_rate or self.training.rate * (1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE)
+            rate = rate or self.training.rate * (1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE)
             optimiser = self.optimiser(name, rate)
             for group in optimiser.param_groups if how.decay else ():
                 group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
