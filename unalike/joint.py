@@ -15,10 +15,11 @@ from unalike.operations import operation, question, sends, steady
 from unalike.unlabelled import PublicSide
 
 RIDGE = 0.3         # of the mean variance of a feature: how much of it least squares take for noise
+GENTLY = "gently"   # the optimiser that is slower with the representation
 
 
 class JointSide(PublicSide):
-    """Tells an outline of what it sees, fits its projection to that of all, and may teach its head alone."""
+    """Tells an outline of what it sees, fits its projection to that of all, and may train without leaving it far behind."""
 
     @question
     @sends("rows")
@@ -47,15 +48,24 @@ class JointSide(PublicSide):
         return float(1 - (told - target).square().sum() / target.square().sum())
 
     @operation
-    def train_head(self, epoch: int | None = None) -> float:
-        """Local epochs that leave the representation as it is."""
-        return self.learn(None if epoch is None else range(epoch, epoch + 1), loss=self.head_loss)
+    def train_gently(self, epoch: int | None = None) -> float:
+        """Local epochs that move the representation more slowly than the head, or not at all."""
+        loss = self.task_loss if self.algorithm.local else self.head_loss
+        return self.learn(None if epoch is None else range(epoch, epoch + 1), self.optimiser(GENTLY), loss)
 
     @steady
     def head_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         with torch.no_grad():
             features = self.model.features(x)
         return self.client.task.loss(self.model.head(features), y)
+
+    def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+        made = super().optimiser(name, rate, fresh)
+        if name == GENTLY and len(made.param_groups) == 1:
+            (all,), head = made.param_groups, {id(p) for p in self.model.head.parameters()}
+            made.param_groups[:] = [{**all, "params": [p for p in all["params"] if (id(p) in head) is its], "lr": all["lr"] * share}
+                                    for its, share in ((True, 1.0), (False, self.algorithm.local))]
+        return made
 
     def seen(self) -> Tensor:
         """What the projection takes of every public row, one vector each, (|D|, features) in float64."""

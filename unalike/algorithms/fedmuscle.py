@@ -71,7 +71,7 @@ class FedMuscle(Algorithm):
     opinions: Literal["own", "shared", "several"] = "own"            # learn what all make of public rows; several: if a row may have none
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs, or start is joint
     start: Literal["own", "joint"] = "own"                           # where projections begin; joint: in one space of all, found at once
-    local: Literal["all", "head"] = "all"                            # what local epochs teach
+    local: float = 1.0                                               # of the heads' rate: how fast local epochs move what heads take
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     opinion_rate: float | None = None                                # None: as alignment's
     decay: bool = False                                              # both grow gentler from round to round, along a cosine to 0
@@ -91,6 +91,7 @@ class FedMuscle(Algorithm):
             (public_rows < self.batch, "batch",
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
             *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates.items()),
+            (not 0 <= self.local <= 1, "local", f"must be from 0 to 1, got {self.local}."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
@@ -118,7 +119,7 @@ class FedMuscle(Algorithm):
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
-        train = {"all": "train", "head": "train_head"}[self.local]
+        train = "train" if self.local == 1 else "train_gently"
         for round in fed.rounds():
             if self.start == "joint":
                 fed.note("joint_fit", meet(fed, self.width))
@@ -236,8 +237,7 @@ class FedMuscle(Algorithm):
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
             loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers), draws=draws[client])
-            pulls[client], = torch.autograd.grad(loss, z)
-            losses[client] = loss.detach()
+            (pulls[client],), losses[client] = torch.autograd.grad(loss, z), loss.detach()
         return pulls, losses
 
     def hear(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> dict[str, Any]:
