@@ -11,11 +11,12 @@ from unalike.report import Run
 RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
 METHODS: dict[str, list[str]] = {
     "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian"],
-    "shared more": ["algorithm.heads=epoch", "algorithm.opinions=several"],
+    "nobody aligned": ["algorithm.align_rate=1e-12"],   # what a joint start, heads and opinions do without the Muscle loss
+    "own start": ["algorithm.start=own"], "own opinions": ["algorithm.opinions=own"],
+    "no company": ["algorithm.own=3"],                  # each contrasts with itself
+    "heads shared": ["algorithm={name: fedmuscle, heads: shared, align_rate: 0.0003, decay: true}"],
+    "own heads": ["algorithm={name: fedmuscle, align_rate: 0.0003, decay: true}"],
     "as printed": ["algorithm={name: fedmuscle}"],
-    "own heads": ["algorithm.heads=own"],
-    "heads only": ["algorithm.align_rate=1e-12"],       # shared, of representations that nobody aligns
-    "no company": ["algorithm.own=3"],                  # each contrasts with itself: what of the gain needs nobody else but shared heads
     **{name: [f"algorithm={{name: {name}}}"] for name in RIVALS if name in ALGORITHMS},
 }
 QUICK = ("rounds=2", "epochs=1", "public.size=64")
