@@ -81,7 +81,9 @@ def meet(fed: Federation, width: int) -> dict[str, float]:
     if not new:
         return {}
     if "joint" not in fed.state:
-        outlines = [told.double() for told in dict(fed.call("outline", clients=new)).values()]
+        outlines = [told.to("cpu", torch.float64) for told in dict(fed.call("outline", clients=new)).values()]
+        if not outlines:
+            return {}
         joint = principal(torch.cat(outlines, 1), width)
         fed.state["joint"] = (joint / length(joint)).to(torch.float32)
     told = dict(fed.call("fit", clients=new, target=fed.state["joint"]))

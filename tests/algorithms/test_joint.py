@@ -1,0 +1,154 @@
+"""A joint space for representations: who finds it, who comes later, what it is worth, and local epochs that stay near it."""
+
+import pytest
+import torch
+from torch import nn
+
+from unalike import Terms
+from unalike.algorithms import FedMuscle
+from unalike.errors import Problems
+from unalike.joint import GENTLY, length, meet, principal
+from unalike.privacy import Privacy
+from unalike.randomness import stream
+
+
+def joint(toys, **fields):
+    return toys.method("fedmuscle", start="joint", **fields)
+
+
+@pytest.mark.parametrize("rows, features", [(40, 7), (7, 40), (5, 5)])
+def test_principal_components_are_those_of_the_singular_values(rows, features):
+    """Uncorrelated, by falling variance, as good a picture of the rows as their number allows; zeros where there are no more."""
+    x = torch.randn(rows, features, generator=stream(0, "rows"), dtype=torch.float64) * torch.arange(1, features + 1)
+    found = principal(x, width := 6)
+    left, values, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    kept = min(rows, features, width)
+    assert torch.allclose(found[:, :kept].abs(), (left * values)[:, :kept].abs(), atol=1e-6)
+    assert (found[:, kept:] == 0).all() and found.shape == (rows, width)
+    assert all(column[column.abs().argmax()] >= 0 for column in found.T), "its sign is no accident of the machine"
+    assert torch.allclose(principal(x[:, torch.randperm(features)], width), found, atol=1e-6), "nor is the order of features"
+
+
+def test_who_looks_from_different_sides_meets(toys, tmp_path):
+    """Encoders that give the same features, turned and stretched, have the same representations after it, and had not before."""
+    class Turned(nn.Module):
+        width = 6
+
+        def __init__(self, shape, seed=0):
+            super().__init__()
+            turn = torch.linalg.qr(torch.randn(6, 6, generator=stream(seed, "turn"), dtype=torch.float64))[0]
+            self.register_buffer("turn", turn * (1 + seed))
+
+        def forward(self, x):
+            return x @ self.turn
+
+    clients = [toys.client(id, model=Turned((6,), seed)) for seed, id in enumerate("abc")]
+    fed = toys.federation(tmp_path / "run", joint(toys), clients)
+    fed.begin(1)
+    fed.call("kind_of")
+    sides = fed.engine.host.sides
+    apart = lambda: max((sides["a"].represent_all() - sides[c].represent_all()).norm(dim=1).mean().item() for c in "bc")
+    before, told = apart(), meet(fed, sides["a"].algorithm.width)
+    assert before > 0.5 and apart() < 0.05
+    assert told.keys() == set("abc") and all(0.7 < fit <= 1 for fit in told.values())
+    features = sides["b"].model.features(sides["b"].public_rows(torch.arange(len(sides["b"].public))))
+    assert length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4) and features.mean(0).abs().max() < 1e-4
+
+
+def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
+    method = joint(toys)
+    fed = toys.federation(tmp_path / "run", method, toys.clients())
+    fed.begin(1)
+    fed.drawn = ["a", "b"]
+    asked, call = [], fed.call
+    fed.call = lambda operation, **about: asked.append((operation, about.get("clients"))) or call(operation, **about)
+    assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
+    space = fed.state["joint"].clone()
+    fed.drawn = ["a", "b", "c"]
+    assert meet(fed, method.width).keys() == {"c"} and torch.equal(fed.state["joint"], space)
+    assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
+
+
+def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
+    fed = toys.federation(tmp_path / "run", joint(toys), toys.clients(), terms=Terms(quorum=0))
+    fed.begin(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(FedMuscle.Side, "seen", lambda self: 1 / 0)
+        assert meet(fed, 4) == {} and "joint" not in fed.state
+
+
+def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
+    fed = toys.federation(tmp_path / "run", joint(toys), toys.clients())
+    fed.begin(1)
+    fed.call("kind_of")
+    side = fed.engine.host.sides["a"]
+    for wrong in (torch.zeros(3, 4), torch.zeros(len(side.public), 3)):
+        with pytest.raises(ValueError, match="a joint space of its public rows is"):
+            side.fit(wrong)
+    side.model.projection = nn.Identity()
+    with pytest.raises(ValueError, match="no linear projection"):
+        side.fit(side.outline())
+
+
+@pytest.mark.parametrize("local, moves", [(0.0, False), (0.1, True), (1.0, True)])
+def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, toys, tmp_path):
+    """The head learns all the same; alone everybody moves as ever."""
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=local), toys.clients(), epochs=2)
+    fed.begin(1)
+    fed.call("kind_of")
+    side = fed.engine.host.sides["a"]
+    first = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
+    gone = lambda part: max(float((t - first[n]).abs().max()) for n, t in side.model.state_dict().items() if n.startswith(part))
+    fed.call("train_gently")
+    assert gone("head.") > 1e-3 and (gone("encoder.") > 0) is moves
+    groups = side.optimisers[GENTLY].param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([fed.training.rate, local * fed.training.rate])
+    assert sum(len(group["params"]) for group in groups) == len(list(side.model.parameters()))
+    slow, _ = gone("encoder."), fed.call("train")
+    assert gone("encoder.") > slow
+
+
+def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, tmp_path):
+    """Another model, one outline of the public rows more up and one space down; an interrupted run ends at the same bits."""
+    def interrupted(event, **facts):
+        if event == "round" and facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    clients = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
+    made = lambda: joint(toys, local=0.1, heads="epoch")
+    whole = toys.execute(tmp_path / "whole", made(), clients(), alone=True)
+    with pytest.raises(KeyboardInterrupt):
+        toys.execute(tmp_path / "cut", made(), clients(), alone=True, watch=interrupted)
+    cut = toys.execute(tmp_path / "cut", made(), clients(), alone=True, workers=2)
+    assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle", local=0.1, heads="epoch", projection="always"), clients(), alone=True)
+    assert whole["bytes"]["up"] > own["bytes"]["up"] and whole["bytes"]["down"] > own["bytes"]["down"]
+    assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
+    alone = [[its["alone"] for its in told["clients"].values()] for told in (whole, own)]
+    assert alone[0] == alone[1] and None not in alone[0], "alone nobody meets anybody"
+
+
+def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", opinion_rate=0.02, align_rate=0.01), toys.clients())
+    fed.begin(1)
+    fed.call("kind_of")
+    side = fed.engine.host.sides["a"]
+    assert side.learner().param_groups[0]["lr"] == 0.02 and side.learner("align").param_groups[0]["lr"] == 0.01
+    side.algorithm = FedMuscle(align_rate=0.01)
+    side.optimisers.clear()
+    assert side.learner().param_groups[0]["lr"] == 0.01
+
+
+def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
+    rows = lambda how: toys.execute(tmp_path / how, toys.method("fedmuscle", start=how, projection="always"), toys.clients(),
+                                    privacy=Privacy(noise=1.0))["clients"]["a"]["privacy"]["releases"]
+    assert rows("joint") - rows("own") == 24, "one for each of the public rows"
+
+
+@pytest.mark.parametrize("fields, sentence", [
+    ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1, got 1.5"),
+    ({"local": -0.1}, "must be from 0 to 1"), ({"opinion_rate": 0}, "must be above 0"),
+])
+def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
+    with pytest.raises(Problems, match=sentence):
+        toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())
