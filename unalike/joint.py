@@ -4,7 +4,7 @@ Everyone tells the principal components of what its encoder makes of the public 
 everyone fits its projection to these by least squares. So representations, and heads upon them, mean the same from the first round on.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +55,11 @@ class JointSide(PublicSide):
 
     @steady
     def head_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+        """The task's, of a representation that stays as it is, statistics of batches too."""
+        self.model.encoder.eval()
         with torch.no_grad():
             features = self.model.features(x)
+        self.model.encoder.train()
         return self.client.task.loss(self.model.head(features), y)
 
     def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
@@ -69,24 +72,20 @@ class JointSide(PublicSide):
 
     def seen(self) -> Tensor:
         """What the projection takes of every public row, one vector each, (|D|, features) in float64."""
-        encoder: Any = self.model.encoder
-        vector = (lambda x: encoder.grid(x).mean((-2, -1))) if self.model.dense else encoder
-        return self.look(lambda z: (z.double(),), vector)[0]
+        return self.look(lambda z: ((z.mean((-2, -1)) if self.model.dense else z).double(),), self.model.taken)[0]
 
 
 def meet(fed: Federation, width: int) -> dict[str, float]:
     """Whoever is here for the first time fits its projection to the joint space, which the first ones found; how well each does."""
     met = fed.state.setdefault("met", [])
     new = [c for c in fed.here if c not in met]
-    if not new:
-        return {}
-    if "joint" not in fed.state:
-        outlines = [told.to("cpu", torch.float64) for told in dict(fed.call("outline", clients=new)).values()]
+    if new and "joint" not in fed.state:
+        outlines = [told.to("cpu", torch.float64) for told in dict(fed.call("outline", each={c: {} for c in new}, quorum=0)).values()]
         if not outlines:
             return {}
         joint = principal(torch.cat(outlines, 1), width)
         fed.state["joint"] = (joint / length(joint)).to(torch.float32)
-    told = dict(fed.call("fit", clients=new, target=fed.state["joint"]))
+    told = dict(fed.call("fit", each={c: {"target": fed.state["joint"]} for c in new}, quorum=0)) if new else {}
     met.extend(told)
     return told
 

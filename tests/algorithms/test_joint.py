@@ -1,5 +1,7 @@
 """A joint space for representations: who finds it, who comes later, what it is worth, and local epochs that stay near it."""
 
+from functools import wraps
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,11 @@ from unalike import Terms
 from unalike.algorithms import FedMuscle
 from unalike.errors import Problems
 from unalike.joint import GENTLY, length, meet, principal
+from unalike.operations import operation
 from unalike.privacy import Privacy
 from unalike.randomness import stream
+
+from .test_public_rivals import unlike
 
 
 def joint(toys, **fields):
@@ -61,12 +66,33 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     fed.begin(1)
     fed.drawn = ["a", "b"]
     asked, call = [], fed.call
-    fed.call = lambda operation, **about: asked.append((operation, about.get("clients"))) or call(operation, **about)
+    fed.call = lambda operation, **about: asked.append((operation, list(about["each"]))) or call(operation, **about)
     assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
     space = fed.state["joint"].clone()
     fed.drawn = ["a", "b", "c"]
     assert meet(fed, method.width).keys() == {"c"} and torch.equal(fed.state["joint"], space)
     assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
+
+
+def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch):
+    """Even where it is the only one who is asked; and who drops out of a round is not asked in it."""
+    fed = toys.federation(tmp_path / "run", method := joint(toys), toys.clients())
+    fed.begin(1)
+    fed.drawn = ["a", "b"]
+    meet(fed, method.width)
+    fed.drawn = ["a", "b", "c"]
+    fit = FedMuscle.Side.fit
+
+    def broken(self, target):
+        raise ValueError("no memory")
+
+    broken.operation = fit.operation
+    with monkeypatch.context() as patched:
+        patched.setattr(FedMuscle.Side, "fit", broken)
+        assert meet(fed, method.width) == {} and fed.here == ["a", "b"] and fed.state["met"] == ["a", "b"]
+    gone = toys.federation(tmp_path / "gone", method, toys.clients(), terms=Terms(dropout=0.99, quorum=0))
+    gone.begin(1)
+    assert meet(gone, method.width) == {} and "joint" not in gone.state
 
 
 def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
@@ -108,6 +134,48 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
     assert gone("encoder.") > slow
 
 
+def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path):
+    """Of batch norm, with dropout beside it; and alignment finds the encoder as it was, training."""
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=0.0), [toys.client(id, model=toys.noisy) for id in "abc"])
+    fed.begin(1)
+    fed.call("kind_of")
+    side = fed.engine.host.sides["a"]
+    first = {name: tensor.clone() for name, tensor in side.model.encoder.state_dict().items()}
+    assert any("running_mean" in name for name in first)
+    fed.call("train_gently")
+    assert all(torch.equal(tensor, first[name]) for name, tensor in side.model.encoder.state_dict().items())
+    assert side.model.encoder.training
+
+
+def test_clients_that_are_nothing_alike_meet(toys, tmp_path):
+    """Images, numbers and masks; a dense task by the mean of its map. Where it has no map a sentence says so."""
+    fed = toys.federation(tmp_path / "run", method := joint(toys, local=0.0), unlike(), rounds=1)
+    toys.serve(fed, method)
+    side = next(side for side in fed.engine.host.sides.values() if side.model.dense)
+    assert len(fed.state["met"]) == len(unlike()) and side.seen().shape == (len(side.public), side.model.projection.in_features)
+    with pytest.raises(ValueError, match="a dense task needs an encoder with grid"):
+        side.model.encoder = nn.Identity()
+        side.seen()
+
+
+def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
+    """The space knows no labels, so that the safeguard may judge who met the others."""
+    seen = []
+    fit = FedMuscle.Side.fit
+
+    @operation
+    @wraps(fit)
+    def watched(self, target):
+        seen.append((self.client.id, fit(self, target)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(FedMuscle.Side, "fit", watched)
+    told = toys.execute(tmp_path / "run", joint(toys, local=0.5), toys.clients(), safeguard=True)
+    fits = {c: {value for id, value in seen if id == c} for c in "abc"}
+    assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), "each shadow, and alike"
+    assert {its["kept"] for its in told["clients"].values()} <= {"alone", "together"}
+
+
 def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, tmp_path):
     """Another model, one outline of the public rows more up and one space down; an interrupted run ends at the same bits."""
     def interrupted(event, **facts):
@@ -146,8 +214,9 @@ def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
 
 
 @pytest.mark.parametrize("fields, sentence", [
-    ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1, got 1.5"),
-    ({"local": -0.1}, "must be from 0 to 1"), ({"opinion_rate": 0}, "must be above 0"),
+    ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
+    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimisers": "one"}, "and 1 with one optimiser, got 0.5"),
+    ({"opinion_rate": 0}, "must be above 0"),
 ])
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):

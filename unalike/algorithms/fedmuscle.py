@@ -80,7 +80,7 @@ class FedMuscle(Algorithm):
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         paper, counts = self.exchange == "paper", {name: getattr(self, name) for name in ("peers", "width", "passes", "samples")}
-        rates = {"align_rate": self.align_rate, "opinion_rate": self.opinion_rate}
+        rates = [(name, given) for name, given in vars(self).items() if name.endswith("_rate")]
         rules = (
             *((count is not None and count < 1, name, f"must be at least 1, got {count}.") for name, count in counts.items()),
             (not 0 <= self.own <= max(self.peers, 1), "own", f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}."),
@@ -90,8 +90,8 @@ class FedMuscle(Algorithm):
             (self.batch < 2, "batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."),
             (public_rows < self.batch, "batch",
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
-            *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates.items()),
-            (not 0 <= self.local <= 1, "local", f"must be from 0 to 1, got {self.local}."),
+            *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
+            (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, and 1 with one optimiser, got {self.local}."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),

@@ -16,16 +16,21 @@ class Model(nn.Module):
         super().__init__()
         self.encoder, self.projection, self.head, self.dense = encoder, projection, head, dense
 
+    def taken(self, x: Tensor | dict) -> Tensor:
+        """What the projection takes: the encoder's vector of each sample, or its map (n, width, h, w)."""
+        if not self.dense:
+            return self.encoder(x)
+        grid = getattr(self.encoder, "grid", None)
+        if not callable(grid):
+            from unalike.models.encoders import ENCODERS
+            have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
+            raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
+                             f"{type(self.encoder).__name__} has none, {', '.join(have)} have")
+        return grid(x)
+
     def features(self, x: Tensor | dict) -> Tensor:
-        if self.dense:
-            grid = getattr(self.encoder, "grid", None)
-            if not callable(grid):
-                from unalike.models.encoders import ENCODERS
-                have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
-                raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                                 f"{type(self.encoder).__name__} has none, {', '.join(have)} have")
-            return self.projection(grid(x).movedim(1, -1)).movedim(-1, 1)
-        return self.projection(self.encoder(x))
+        taken = self.taken(x)
+        return self.projection(taken.movedim(1, -1)).movedim(-1, 1) if self.dense else self.projection(taken)
 
     def represent(self, x: Tensor | dict) -> Tensor:
         """(n, width), unit length."""
