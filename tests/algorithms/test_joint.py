@@ -215,7 +215,7 @@ def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
 
 @pytest.mark.parametrize("fields, sentence", [
     ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
-    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimisers": "one"}, "and 1 with one optimiser, got 0.5"),
+    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimisers": "one"}, "1 with one optimiser, got 0.5"),
     ({"opinion_rate": 0}, "must be above 0"),
 ])
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):

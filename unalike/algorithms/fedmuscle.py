@@ -91,7 +91,7 @@ class FedMuscle(Algorithm):
             (public_rows < self.batch, "batch",
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
             *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
-            (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, and 1 with one optimiser, got {self.local}."),
+            (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimiser, got {self.local}."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
