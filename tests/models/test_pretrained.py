@@ -74,6 +74,28 @@ def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
         inside.load_state_dict({})
 
 
+def test_a_trunk_that_ends_within_the_last_convolution_changes_nothing():
+    """Against the convolution as a whole, in float64: the map and the gradients of the addition, from images and from what was kept."""
+    torch.manual_seed(0)
+    encoder = build_encoder("efficientnet", (3, 40, 72), {"weights": "none", "adapters": 4, "adapted": 8}).double()
+    last, norm, x = encoder._conv_head, encoder._bn1, torch.rand(2, 3, 40, 72, dtype=torch.float64)
+    with torch.no_grad():
+        for tensor in (norm.running_mean, norm.bias, last.up):
+            tensor.normal_()
+        for tensor in (norm.running_var, norm.weight):
+            tensor.uniform_(0.5, 2)
+        before = encoder._blocks(torch.nn.functional.relu6(encoder._bn0(encoder._conv_stem((255 * x - 127) / 128))))
+        kept = encoder.trunk(x)
+    summed = last.weight + (last.up[:, :, 0, 0] @ last.down[:, :, 0, 0])[..., None, None]
+    expected = torch.nn.functional.relu6(norm(torch.nn.functional.conv2d(before, summed)))
+    gradients = lambda grid: torch.autograd.grad(grid.square().sum(), [last.down, last.up], retain_graph=True)
+    assert encoder.ends_within and kept.shape == (2, 320 + 1280, 2, 3) and 0 < (expected == 0).double().mean() < 1
+    for given in (x, kept):
+        torch.testing.assert_close(encoder.grid(given), expected)
+        torch.testing.assert_close(gradients(encoder.grid(given)), gradients(expected))
+    assert not build_encoder("efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4, "adapted": 7}).ends_within
+
+
 @pytest.mark.parametrize(("options", "said"), [
     ({"adapters": 4, "adapted": 8, "stage": 7}, "in a stage from 1 to its last, 7; got adapters 4, adapted 8"),
     ({"lite": 3}, "lite 0, 1 or 2 and stages 1 to 8, got lite 3"),
