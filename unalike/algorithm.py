@@ -95,8 +95,12 @@ class ClientSide:
     @steady
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
-        task, encoder = self.client.task, self.model.encoder
-        return encoder.error(x) if not task.labelled and isinstance(encoder, Autoencoder) else task.loss(self.model(x), y)
+        labelled, encoder = self.client.task.labelled, self.model.encoder
+        return encoder.error(x) if not labelled and isinstance(encoder, Autoencoder) else self.error(self.model(x), y)
+
+    def error(self, output: Tensor, y: Tensor) -> Tensor:
+        """How far what a model says is from the labels."""
+        return self.client.task.loss(output, y)
 
     def held(self, part: str) -> Samples | None:
         """Its `train`, `test` or `common` samples, as its model takes them; None where there are none."""

@@ -1,14 +1,21 @@
 """Clients that are alike go on from the mean of what they have in common: whole models, or their heads. Knows no methods and no engine."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from unalike.algorithm import ClientSide
-from unalike.averaging import Parameters, digest, mean_states, word
+from unalike.averaging import Parameters, Present, digest, mean_states, presence, word
 from unalike.federation import Federation
 from unalike.message import Value
 from unalike.operations import operation, question, sends
 from unalike.safeguard import UNJUDGED, unjudge
+from unalike.tasks import Classification
+
+OPEN = "open"   # what a side remembers its open classes by
 
 
 class AlikeSide(ClientSide):
@@ -27,24 +34,53 @@ class AlikeSide(ClientSide):
     def give(self) -> Parameters:
         return self.shared()
 
+    @question
+    @sends("open")
+    def present(self) -> Present:
+        """(labels,): 1 for each that the client has a sample of."""
+        if not self.spares:
+            raise ValueError("which classes a client has is told only where it leaves open those that others have")
+        return self.client.present().float()
+
     @operation
-    def take(self, parameters: Parameters) -> None:
+    def take(self, parameters: Parameters, had: Tensor | None = None) -> None:
+        """The mean; and which classes those have between them whom it is of."""
         if word(parameters) != word(self.shared()):
             raise ValueError("what came is not what it shares: other names or shapes")
         self.model.load_state_dict(parameters, strict=False)
         self.memory[UNJUDGED] = True
+        if had is not None:
+            if had.shape != (labels := (len(self.client.task.labels),)):
+                raise ValueError(f"which classes those have whom it shares with is {labels}, what came is {tuple(had.shape)}")
+            self.memory[OPEN] = had.cpu().bool() & ~self.client.present()
 
     def learn(self, *given: Any, **named: Any) -> float:
         """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""
         self.shadows = [] if self.memory.get(UNJUDGED) else self.shadows
+        if OPEN in self.memory:
+            self.open.copy_(self.memory[OPEN])
         return super().learn(*given, **named)
+
+    @property
+    def spares(self) -> bool:
+        """Whether classes that it has none of are no wrong answers to it, where others of its kind have some."""
+        return False
+
+    def error(self, output: Tensor, y: Tensor) -> Tensor:
+        return super().error(output.masked_fill(self.open, -torch.inf) if self.spares and classifies(self.client.task.name) else output, y)
+
+    @cached_property
+    def open(self) -> Tensor:
+        """(labels,): True for classes left open. Changed where it lies: a GPU may have recorded steps with it."""
+        return torch.zeros(len(self.client.task.labels), dtype=torch.bool, device=self.client.device)
 
     def shared(self) -> Parameters:
         return {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith(self.common)}
 
 
-def unite(fed: Federation) -> None:
-    """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is."""
+def unite(fed: Federation, spares: bool = False) -> None:
+    """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is. If
+    it `spares` them, those who classify are told which classes they have between them, and leave open what they have none of."""
     kinds = fed.state.setdefault("kinds", {})
     if new := [c for c in fed.here if c not in kinds]:
         kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
@@ -59,17 +95,25 @@ def unite(fed: Federation) -> None:
         weights = {c: float(fed.cards[c].samples) for c in told}
         means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
         each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
+        if spares:
+            have = presence(fed, [c for c in each if classifies(fed.cards[c].task)])
+            for c in have.keys() & each.keys():
+                each[c]["had"] = torch.stack([have[other] for other in have if kinds[other] == kinds[c] and other in each]).any(0).float()
         if each:
             unjudge(fed.state, each)
             fed.call("take", clients=list(each), each=each)
 
 
-def train_united(fed: Federation, how: str = "train") -> dict[str, float]:
+def classifies(task: str) -> bool:
+    return task == Classification.name
+
+
+def train_united(fed: Federation, how: str = "train", spares: bool = False) -> dict[str, float]:
     """Local epochs, after each of which but the last those alike go on from their mean; the last one's losses."""
     told: dict[str, float] = {}
     for epoch in range(fed.training.epochs):
         if epoch:
-            unite(fed)
+            unite(fed, spares)
         told = dict(fed.call(how, epoch=epoch))
     return told
 

@@ -1,9 +1,9 @@
 """Methods that send parameters, train and average: the loop they share, with the few things that differ left open. Knows no engine."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from torch import Tensor
 from unalike.algorithm import Algorithm, ClientSide, Embedded, State, measure
 from unalike.clusters import judged
 from unalike.federation import Federation, Replies
+from unalike.forms import Shape
 from unalike.message import Value
 from unalike.operations import operation, question, sends
 from unalike.tasks import TASKS
 
 Parameters = dict[str, Tensor]
+Present = Annotated[Tensor, Shape("labels")]        # 1 for a label that a client has samples of
 
 
 class Update(TypedDict):
@@ -207,3 +209,11 @@ def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float])
             sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
         merged[name] = sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
     return merged
+
+
+def presence(fed: Federation, clients: Iterable[str]) -> dict[str, Tensor]:
+    """Which labels clients have, of all who have ever told; these are asked if they have not."""
+    told: dict[str, Tensor] = fed.state.setdefault("present", {})
+    if new := [c for c in clients if c not in told]:
+        told |= {c: have.bool().cpu() for c, have in fed.call("present", clients=new, quorum=0).items()}
+    return told

@@ -118,6 +118,11 @@ class Client:
         with scope(seed, "encoder", self.id):
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
 
+    def present(self) -> Tensor:
+        """(labels,): True for those that it has a training sample of, where a sample has one."""
+        _, y = self.train.labelled(torch.arange(len(self.train)))
+        return torch.isin(torch.arange(len(self.task.labels)), y.cpu())
+
     def beside(self, encoder: nn.Module) -> "Client":
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
         trunk: Any = encoder.trunk if getattr(encoder, "fixed", False) else None

@@ -60,7 +60,7 @@ class JointSide(PublicSide):
         with torch.no_grad():
             features = self.model.features(x)
         self.model.encoder.train()
-        return self.client.task.loss(self.model.head(features), y)
+        return self.error(self.model.head(features), y)
 
     def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
         made = super().optimiser(name, rate, fresh)

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm, ClientSide, State, measure
-from unalike.averaging import Averaging, AveragingSide, Parameters, Update, word
+from unalike.averaging import Averaging, AveragingSide, Parameters, Present, Update, presence, word
 from unalike.client import Client
 from unalike.errors import UserError
 from unalike.federation import Federation, Replies
@@ -29,7 +29,6 @@ from unalike.training import Training, batches, counted, remeasure
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Carried = tuple[str, Parameters, Parameters]        # a client, its upload as the whole model's, and which entries it has: 1 or 0
-Present = Annotated[Tensor, Shape("labels")]        # 1 for a label that a client has samples of
 RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
 
 
@@ -96,14 +95,13 @@ class NarrowingSide(AveragingSide):
     def see(self, model: Model) -> None:
         """What it says of labels the client lacks is 0, as long as the client is `blind`."""
         if self.blind:
-            absent = self.there == 0                                        # before a look: it may be recorded, or exported
+            absent = ~self.there                                        # before a look: it may be recorded, or exported
             model.head.register_forward_hook(lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out)
 
     @cached_property
     def there(self) -> Tensor:
-        """(labels,): 1 where the client has a sample of it."""
-        _, y = self.client.train.labelled(torch.arange(len(self.client.train)))
-        return self.client.place(torch.isin(torch.arange(len(self.client.task.labels)), y.cpu()).float())
+        """(labels,): True where the client has a sample of it."""
+        return self.client.present().to(self.client.device)
 
     def fit(self, units: Sequence[int]) -> None:
         """Be as wide as that."""
@@ -157,7 +155,7 @@ class NarrowingSide(AveragingSide):
         """(labels,): which of them the client has a sample of."""
         if not self.algorithm.masked:
             raise ValueError("which labels a client has is told only where the method is masked")
-        return self.there
+        return self.there.float()
 
     @question
     @sends(parameters="first", widths="open")
@@ -286,10 +284,8 @@ class Narrowing(Averaging):
 
     def ask(self, fed: Federation, clients: list[str]) -> None:
         """Which labels these clients have, where it matters."""
-        told = fed.state.setdefault("present", {})
-        new = [c for c in clients if c not in told and self.masked and fed.cards[c].task == "classification"]
-        if new:
-            told |= {c: present.bool().cpu() for c, present in fed.call("present", clients=new, quorum=0).items()}
+        if self.masked:
+            presence(fed, [c for c in clients if fed.cards[c].task == "classification"])
 
     def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
         """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""

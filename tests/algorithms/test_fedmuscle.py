@@ -433,6 +433,7 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
     ({"temperature": 0.0}, "must be at least 0.006"),
     ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
     ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be at least 0.006"),
+    ({"absent": "open"}, "open is for shared heads"),
     ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
     ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
 ])
@@ -514,7 +515,58 @@ def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
     assert teach(fed, several=True).keys() == set("cd") and teach(fed).keys() == set("abcd")
 
 
-@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"heads": "epoch"}, {"opinions": "shared"},
+@pytest.fixture
+def parted(toys, tmp_path):
+    """Three who classify, two of them alike, of four classes of which a has two and b two; and one with several labels."""
+    x, y = toys.blobs(24, 3)
+    some = lambda id, y, **about: toys.client(id, train=(x.double(), y), test=(x.double(), y), **about)
+    words = Classification(tuple("wxyz"))
+    several = some("d", torch.nn.functional.one_hot(y, 4).double(), task=MultiLabel(list("pqrs")))
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared", absent="open"),
+                          [some("a", y % 2), some("b", 1 + y % 2, model=toys.noisy), some("c", y, task=words), several])
+    fed.begin(1)
+    fed.call("train")
+    return fed
+
+
+def test_classes_that_only_others_have_are_left_open(parted):
+    """They are no wrong answers in the local loss and no row of the head learns of them; what nobody has is one. Each is asked once."""
+    asked, call, sides = [], parted.call, parted.engine.host.sides
+    parted.call = lambda operation, **about: asked.append((operation, about.get("clients"))) or call(operation, **about)
+    for _ in range(2):
+        unite(parted, spares=True)
+    assert [told for told in asked if told[0] == "present"] == [("present", ["a", "b"])]
+    parted.call("train")
+    assert [sides[c].open.tolist() for c in "ab"] == [[False, False, True, False], [True, False, False, False]]
+    assert not any(sides[c].open.any() for c in "cd")
+    for c, kept in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
+        side = sides[c]
+        side.model.eval()
+        x, y = side.sampled(torch.arange(24))
+        loss = side.task_loss(x, y)
+        left = side.model(x)[:, kept].log_softmax(1)
+        torch.testing.assert_close(loss, -left[torch.arange(24), [kept.index(label) for label in y.tolist()]].mean())
+        moved = torch.autograd.grad(loss, side.model.head[-1].weight)[0].abs().sum(1) > 0
+        assert moved.nonzero().flatten().tolist() == kept
+        torch.testing.assert_close(side.head_loss(x, y), loss)
+
+
+def test_what_is_left_open_is_what_those_have_who_share_now(parted):
+    """Whoever is away is not spoken of; who has told is not asked again."""
+    parted.state["present"] = {"b": torch.tensor([False, False, False, True])}
+    parted.state["kinds"] = {c: parted.engine.host.sides[c].kind_of() for c in "acd"} | {"b": ""}
+    unite(parted, spares=True)
+    assert "open" not in parted.engine.host.sides["a"].memory
+
+
+def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path):
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2))
+    fed.begin(1)
+    assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
+    assert "set algorithm.absent to wrong" in (FedMuscle(heads="shared", absent="open").exposes() or "") and FedMuscle().exposes() is None
+
+
+@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"heads": "epoch"}, {"opinions": "shared"}, {"heads": "epoch", "absent": "open"},
                                     {"heads": "shared", "opinions": "shared"}])
 def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path):
     """It learns another thing than where all have their own, and an interrupted run ends at the same bits."""

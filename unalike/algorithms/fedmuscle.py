@@ -68,6 +68,7 @@ class FedMuscle(Algorithm):
     own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
     heads: Literal["own", "shared", "epoch"] = "own"                 # those of one task and label set go on from their mean, or each epoch
+    absent: Literal["wrong", "open"] = "wrong"                       # classes one has none of, but one it shares its head with, in its loss
     opinions: Literal["own", "shared", "several"] = "own"            # learn what all make of public rows; several: if a row may have none
     projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs, or start is joint
     start: Literal["own", "joint"] = "own"                           # where projections begin; joint: in one space of all, found at once
@@ -92,6 +93,7 @@ class FedMuscle(Algorithm):
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
             *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
             (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimiser, got {self.local}."),
+            (self.absent == "open" and self.heads == "own", "absent", "open is for shared heads: set algorithm.heads to shared or epoch."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
@@ -113,22 +115,26 @@ class FedMuscle(Algorithm):
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
+    def exposes(self) -> str | None:
+        return "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong" if (
+            self.absent == "open") else super().exposes()
+
     def company(self) -> str:
         return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
 
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
-        train = "train" if self.local == 1 else "train_gently"
+        train, spares = "train" if self.local == 1 else "train_gently", self.absent == "open"
         for round in fed.rounds():
             if self.start == "joint":
                 fed.note("joint_fit", meet(fed, self.width))
-            fed.note("train_loss", train_united(fed, train) if self.heads == "epoch" else dict(fed.call(train)))
+            fed.note("train_loss", train_united(fed, train, spares) if self.heads == "epoch" else dict(fed.call(train)))
             fed.evaluate("after local")
             if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
                 fed.call("settle")
             if self.heads != "own":                                                 # who leaves now leaves with its own
-                unite(fed)
+                unite(fed, spares)
             for epoch in range(self.passes):
                 fed.note(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
             if self.opinions != "own":
@@ -258,6 +264,10 @@ class FedMuscle(Algorithm):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
+
+        @property
+        def spares(self) -> bool:
+            return self.algorithm.absent == "open"
 
         def build(self, encoder: nn.Module) -> Model:
             d, wide, how = self.algorithm.width, self.encoder_width(encoder), self.algorithm.projection

@@ -12,7 +12,7 @@ RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel"
 METHODS: dict[str, list[str]] = {
     "muscle": [], "pairwise": ["algorithm.loss=pairwise"], "gramian": ["algorithm.loss=gramian"],
     "nobody aligned": ["algorithm.align_rate=1e-12"],   # what a joint start, heads and opinions do without the Muscle loss
-    "own start": ["algorithm.start=own"], "own opinions": ["algorithm.opinions=own"],
+    "own start": ["algorithm.start=own"], "own opinions": ["algorithm.opinions=own"], "absent wrong": ["algorithm.absent=wrong"],
     "no company": ["algorithm.own=3"],                  # each contrasts with itself
     "heads shared": ["algorithm={name: fedmuscle, heads: shared, align_rate: 0.0003, decay: true}"],
     "own heads": ["algorithm={name: fedmuscle, align_rate: 0.0003, decay: true}"],
