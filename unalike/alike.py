@@ -40,7 +40,7 @@ class AlikeSide(ClientSide):
         """(labels,): 1 for each that the client has a sample of."""
         if not self.spares:
             raise ValueError("which classes a client has is told only where it leaves open those that others have")
-        return self.client.present().float()
+        return self.client.present.float()
 
     @operation
     def take(self, parameters: Parameters, had: Tensor | None = None) -> None:
@@ -52,7 +52,7 @@ class AlikeSide(ClientSide):
         if had is not None:
             if had.shape != (labels := (len(self.client.task.labels),)):
                 raise ValueError(f"which classes those have whom it shares with is {labels}, what came is {tuple(had.shape)}")
-            self.memory[OPEN] = had.cpu().bool() & ~self.client.present()
+            self.memory[OPEN] = had.cpu().bool() & ~self.client.present
 
     def learn(self, *given: Any, **named: Any) -> float:
         """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Real
 from typing import Any, overload
 
@@ -118,6 +118,7 @@ class Client:
         with scope(seed, "encoder", self.id):
             return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
 
+    @cached_property
     def present(self) -> Tensor:
         """(labels,): True for those that it has a training sample of, where a sample has one."""
         _, y = self.train.labelled(torch.arange(len(self.train)))

@@ -101,7 +101,7 @@ class NarrowingSide(AveragingSide):
     @cached_property
     def there(self) -> Tensor:
         """(labels,): True where the client has a sample of it."""
-        return self.client.present().to(self.client.device)
+        return self.client.present.to(self.client.device)
 
     def fit(self, units: Sequence[int]) -> None:
         """Be as wide as that."""
