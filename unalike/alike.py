@@ -35,7 +35,6 @@ class AlikeSide(ClientSide):
         return self.shared()
 
     @question
-    @sends("open")
     def present(self) -> Present:
         """(labels,): 1 for each that the client has a sample of."""
         if not self.spares:
@@ -44,15 +43,17 @@ class AlikeSide(ClientSide):
 
     @operation
     def take(self, parameters: Parameters, had: Tensor | None = None) -> None:
-        """The mean; and which classes those have between them whom it is of."""
+        """The mean; and which classes those of its kind have between them."""
         if word(parameters) != word(self.shared()):
             raise ValueError("what came is not what it shares: other names or shapes")
+        if had is not None:
+            if not self.spares:
+                raise ValueError("it leaves no class open, whoever has it")
+            if had.shape != self.client.present.shape:
+                raise ValueError(f"it has {len(self.client.present)} classes, which of them others have came as {tuple(had.shape)}")
+            self.memory[OPEN] = had.cpu().bool() & ~self.client.present
         self.model.load_state_dict(parameters, strict=False)
         self.memory[UNJUDGED] = True
-        if had is not None:
-            if had.shape != (labels := (len(self.client.task.labels),)):
-                raise ValueError(f"which classes those have whom it shares with is {labels}, what came is {tuple(had.shape)}")
-            self.memory[OPEN] = had.cpu().bool() & ~self.client.present
 
     def learn(self, *given: Any, **named: Any) -> float:
         """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""
@@ -98,10 +99,10 @@ def unite(fed: Federation, spares: bool = False) -> None:
         if spares:
             have = presence(fed, [c for c in each if classifies(fed.cards[c].task)])
             for c in have.keys() & each.keys():
-                each[c]["had"] = torch.stack([have[other] for other in have if kinds[other] == kinds[c] and other in each]).any(0).float()
+                each[c]["had"] = torch.stack([have[other] for other in have if kinds[other] == kinds[c]]).any(0).float()
         if each:
             unjudge(fed.state, each)
-            fed.call("take", clients=list(each), each=each)
+            fed.call("take", clients=[c for c in each if c in fed.here], each=each)
 
 
 def classifies(task: str) -> bool:

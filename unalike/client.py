@@ -121,8 +121,9 @@ class Client:
     @cached_property
     def present(self) -> Tensor:
         """(labels,): True for those that it has a training sample of, where a sample has one."""
-        _, y = self.train.labelled(torch.arange(len(self.train)))
-        return torch.isin(torch.arange(len(self.task.labels)), y.cpu())
+        raw, labels = getattr(self.train, "raw", self.train), torch.arange(len(self.task.labels))
+        parts = [torch.isin(labels, raw.labelled(rows)[1].cpu()) for rows in torch.arange(len(raw)).split(1024)]
+        return torch.stack(parts).any(0)
 
     def beside(self, encoder: nn.Module) -> "Client":
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""

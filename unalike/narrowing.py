@@ -150,7 +150,6 @@ class NarrowingSide(AveragingSide):
         return {"shape": word(self.whole.state_dict()), "ratio": self.ratio()}
 
     @question
-    @sends("open")
     def present(self) -> Present:
         """(labels,): which of them the client has a sample of."""
         if not self.algorithm.masked:

@@ -551,18 +551,30 @@ def test_classes_that_only_others_have_are_left_open(parted):
         torch.testing.assert_close(side.head_loss(x, y), loss)
 
 
-def test_what_is_left_open_is_what_those_have_who_share_now(parted):
-    """Whoever is away is not spoken of; who has told is not asked again."""
-    parted.state["present"] = {"b": torch.tensor([False, False, False, True])}
-    parted.state["kinds"] = {c: parted.engine.host.sides[c].kind_of() for c in "acd"} | {"b": ""}
+def test_what_one_of_a_kind_has_ever_had_stays_open(parted):
+    """A head knows it from whom it was shared with before; one of another kind is not spoken of."""
+    kind = parted.engine.host.sides["a"].kind_of()
+    parted.state["kinds"] = {"gone": kind, "other": "another"}
+    parted.state["present"] = {"gone": torch.tensor([False, False, False, True]), "other": torch.tensor([True, True, True, True])}
     unite(parted, spares=True)
-    assert "open" not in parted.engine.host.sides["a"].memory
+    assert [parted.engine.host.sides[c].memory["open"].tolist() for c in "ab"] == [[False, False, True, True], [True, False, False, True]]
 
 
-def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path):
+def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, parted):
+    """And never by a client that asks for privacy, whatever the server keeps to."""
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2))
     fed.begin(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
+    side, other = parted.engine.host.sides["a"], fed.engine.host.sides["a"]
+    side.privacy = Privacy(noise=4.0)
+    assert side.perform("present", 1, 0, {}) is None
+    before = {name: tensor.clone() for name, tensor in side.shared().items()}
+    more = {name: tensor + 1 for name, tensor in before.items()}
+    with pytest.raises(ValueError, match=r"it has 4 classes, which of them others have came as \(3,\)"):
+        side.take(more, had=torch.ones(3))
+    assert all(torch.equal(side.shared()[name], tensor) for name, tensor in before.items()), "what is refused changes nothing"
+    with pytest.raises(ValueError, match="leaves no class open"):
+        other.take(other.shared(), had=torch.ones(4))
     assert "set algorithm.absent to wrong" in (FedMuscle(heads="shared", absent="open").exposes() or "") and FedMuscle().exposes() is None
 
 
@@ -574,7 +586,8 @@ def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path
         if event == "round" and facts["round"] == 2:
             raise KeyboardInterrupt
 
-    make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
+    few = lambda id, of, **about: toys.client(id, train=((x := toys.blobs(20, ord(id)))[0], of[x[1] % len(of)]), **about)
+    make = lambda: [few("a", torch.tensor([0, 1])), few("b", torch.tensor([1, 2, 3]), model=toys.noisy), toys.client("c")]
     shared = lambda: toys.method("fedmuscle", **fields)
     whole = toys.execute(tmp_path / "whole", shared(), make())
     own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())

@@ -13,6 +13,7 @@ from unalike.data import Lazy, Tensors
 from unalike.data.resident import Resident, resident
 from unalike.data.samples import sized
 from unalike.models import build_encoder
+from unalike.models.efficientnet import EfficientNetLite
 from unalike.tasks import Classification
 from unalike.training import Training
 
@@ -28,22 +29,34 @@ def test_rows_are_seen_once_and_taken_before_they_are_seen():
     assert held.take(torch.tensor([4])).rows(torch.tensor([0]))[0].tolist() == [8]
 
 
+def test_what_would_be_too_large_to_keep_is_seen_anew(monkeypatch):
+    """By what is made of the rows, which may be more than these."""
+    seen, given = [], Tensors(torch.arange(12), torch.arange(12))
+    look = lambda x: seen.append(len(x)) or x[:, None].expand(-1, 10).float() * 2
+    monkeypatch.setattr("unalike.data.resident.ROOM", 12 * 10 * 4 - 1)
+    held = resident(given, "cpu", look)
+    for _ in range(2):
+        x, y = held.rows(torch.tensor([5, 0]))
+        assert x[:, 3].tolist() == [10, 0] and y.tolist() == [5, 0]
+    assert isinstance(held, Resident) and held.held is None and seen == [8, 2, 2]
+    monkeypatch.setattr("unalike.data.resident.ROOM", 12 * 10 * 4)
+    assert resident(given, "cpu", look).rows(torch.tensor([5]))[0][0, 3] == 10 and seen[3:] == [8, 4]
+
+
 def test_what_is_here_already_or_read_on_demand_stays_as_it_is():
     here, lazy = Tensors(torch.arange(3), None), Lazy(torch.utils.data.TensorDataset(torch.arange(3)))
     assert resident(here, "cpu") is here and resident(lazy, "cuda") is lazy and resident(None, "cuda") is None
     assert isinstance(resident(here, "cuda"), Resident)
 
 
-def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw():
+@pytest.mark.parametrize("options", [{"stage": 6}, {"adapted": 8}])
+def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options):
+    hides = type("Hides", (EfficientNetLite,), {"fixed": False})            # nobody knows of its trunk
     x, y = torch.randint(256, (12, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
     def trained(hidden):
         def model():
-            encoder = build_encoder("efficientnet", (3, 32, 32), {"stage": 6, "weights": "none", "adapters": 2})
-            if hidden:
-                encoder.trunk_of, encoder.trunk = encoder.trunk, None       # nobody knows of it
-                encoder.forward = lambda x: encoder._blocks[encoder.frozen:](encoder.trunk_of(x)).mean((-2, -1))
-            return encoder
+            return (hides if hidden else EfficientNetLite)((3, 32, 32), weights="none", adapters=2, **options)
         client = Client("ada", model, Classification(3), train=(x, y), test=(x, y))
         side = ClientSide(client, FedAvg(), Training(batch=4), 0)
         side.learn(range(2))

@@ -1,6 +1,7 @@
 """Runs from Python: what is given is checked before anything is written, and what was trained comes back."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import unalike
 from unalike import Classification, Client, FedAvg, FedMuscle, Local, Training, run
 from unalike.engines import store
 from unalike.errors import UserError
+from unalike.models import build_encoder
 from unalike.runs import differences
 from unalike.runs.folder import Folder
 from unalike.runs.run import Run
@@ -169,6 +171,21 @@ def test_a_card_reads_its_data_once(toys):
 
 
 # what comes back
+
+
+@pytest.mark.parametrize("name, options, x, taken, said", [
+    ("efficientnet", {"stage": 1, "adapted": 1, "weights": "none", "adapters": 2}, torch.zeros(8, 3, 16, 16), [3, 16, 16], "input x, any"),
+    ("gru", {"words": 20, "embedding": 4, "width": 4, "length": 3}, torch.arange(64).view(8, 8).int() % 30 + 90, [3], "trunk makes of")])
+def test_a_model_that_keeps_what_its_trunk_sees_goes_home_whole(name, options, x, taken, said, tmp_path, toys):
+    """Its ONNX takes pictures, not what clients keep of them in a run; where words are numbered, which ONNX cannot, the numbers."""
+    pytest.importorskip("onnxscript")
+    import onnx
+    y, encoder = torch.arange(8) % 4, partial(build_encoder, name, tuple(x.shape[1:]), options)
+    client = toys.client("a", model=encoder, dtype=torch.float32, train=(x, y), test=(x, y))
+    go(tmp_path / "run", FedAvg(), [client], training=toys.training(rounds=1))
+    assert said in unalike.export(tmp_path / "run", "a", clients=[client])[-1]
+    exported = onnx.load(tmp_path / "run" / "exports" / "a" / "model.onnx")
+    assert [size.dim_value for size in exported.graph.input[0].type.tensor_type.shape.dim][1:] == taken
 
 
 def test_trained_models_come_back(tmp_path, toys, capsys):

@@ -13,10 +13,11 @@ AT_ONCE = {"cuda": 256, "cpu": 8}        # rows through the trunk: memory for mo
 
 
 class Resident(Samples):
-    """Samples in memory, brought to a device as a whole when first read; `look` is what becomes of a batch of inputs there."""
+    """Samples in memory, brought to a device as a whole when first read; `look` is what becomes of a batch of inputs there. Where that is
+    too large to be kept, rows are brought anew each time."""
 
     def __init__(self, raw: Tensors, device: str, look: Callable[[Inputs], Inputs] | None = None):
-        self.raw, self.device, self.look = raw, device, look
+        self.raw, self.device, self.look, self.fits = raw, device, look, True
         self.held: tuple[Inputs, Tensor | None] | None = None
 
     def __len__(self) -> int:
@@ -27,10 +28,15 @@ class Resident(Samples):
         return self.raw.shape
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        if self.held is None and self.fits:
+            first, *rest = torch.arange(len(self.raw)).split(AT_ONCE.get(torch.device(self.device).type, 256))
+            parts = [self._brought(first)]
+            self.fits = size(parts[0][0]) * len(self.raw) <= ROOM * len(first)
+            if self.fits:
+                parts += [self._brought(few) for few in rest]
+                self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
         if self.held is None:
-            parts = [self._brought(few) for few in torch.arange(len(self.raw)).split(AT_ONCE.get(torch.device(self.device).type, 256))]
-            self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
-        assert self.held is not None
+            return self._brought(index.cpu())
         x, y = self.held
         chosen = index.to(self.device, non_blocking=True)
         return each(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
@@ -48,6 +54,10 @@ def resident(given: Samples | None, device: str, look: Callable[[Inputs], Inputs
     """The same samples on a GPU, or as `look` sees them anywhere; those read on demand, and too many, as they are."""
     if not isinstance(given, Tensors) or (look is None and torch.device(device).type == "cpu"):
         return given
-    parts = given.x.values() if isinstance(given.x, dict) else [given.x]
-    bytes = sum(part[0].numel() * part.element_size() for part in parts) * len(given) if len(given) else 0
+    bytes = size(each(given.x, lambda x: x[:1])) * len(given)
     return Resident(given, device, look) if bytes <= ROOM else given
+
+
+def size(x: Inputs) -> int:
+    """Bytes of some rows."""
+    return sum(part.numel() * part.element_size() for part in (x.values() if isinstance(x, dict) else [x]))

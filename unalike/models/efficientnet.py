@@ -30,8 +30,8 @@ class EfficientNetLite(Frozen):
     is "imagenet", "none" for random ones, or a .pth file.
 
     With `adapters` of a rank above 0 the weights stay as they are, statistics too, and only low-rank additions to the 1x1 convolutions
-    learn, from stage `adapted` on. What lies before is the `trunk`; where nothing but the last convolution has one, so does what its own
-    weights make of it, so that a step costs the addition alone.
+    learn, from stage `adapted` on. What lies before is the `trunk`. If that is all but the last convolution, what the convolution's held
+    weights make of a picture is kept with it, and a step costs the addition alone.
     """
 
     def __init__(self, shape: Sequence[int], lite: int = 0, stage: int = 8, size: int | None = None, weights: str = "imagenet",
@@ -95,7 +95,7 @@ class EfficientNetLite(Frozen):
             x = x.contiguous(memory_format=torch.channels_last)                     # a processor convolves single channels faster so
         x = self._blocks[:self.frozen](F.relu6(self._bn0(self._conv_stem(x))))
         if self.ends_within:
-            x = torch.cat([x, self._bn1(self._conv_head.fixed(x))], 1)
+            x = torch.cat([x, self._bn1(self._conv_head.without(x))], 1)
         return x if x.device.type == "cpu" else x.contiguous()
 
     @property
@@ -107,7 +107,7 @@ class EfficientNetLite(Frozen):
         """The feature map (B, width, h, w) that `forward` averages; of images, or of what the trunk made of them."""
         x = self.trunk(x) if x.shape[1] <= 3 else x
         if self.ends_within:
-            before, known = x.split([self._conv_head.in_channels, LAST], 1)
+            before, known = x.split([self._conv_head.in_channels, self._conv_head.out_channels], 1)
             return F.relu6(known + self._conv_head.addition(before, slope(self._bn1)))
         x = self._blocks[self.frozen:](x)
         return F.relu6(self._bn1(self._conv_head(x))) if self.stage > len(STAGES) else x
@@ -148,18 +148,18 @@ class Same(nn.Conv2d):
         self.down = nn.Parameter(torch.randn(rank, self.in_channels, 1, 1) / self.in_channels ** 0.5)
         self.up = nn.Parameter(torch.zeros(self.out_channels, rank, 1, 1))
 
-    def fixed(self, x: Tensor) -> Tensor:
-        """What a 1x1 convolution's own weights make of x."""
+    def without(self, x: Tensor) -> Tensor:
+        """What a 1x1 convolution makes of x without its addition."""
         return super().forward(x)
 
-    def addition(self, x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-        """What the addition makes of x, each channel times its scale."""
+    def addition(self, x: Tensor, scale: Tensor) -> Tensor:
+        """What the addition makes of x, each channel times its scale; as products, which a processor does faster than convolutions."""
         assert self.down is not None and self.up is not None
         return ((x.movedim(1, -1) @ self.down[:, :, 0, 0].T) @ (self.up[:, :, 0, 0].T * scale)).movedim(-1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.down is not None:
-            return self.fixed(x) + self.addition(x)
+        if self.down is not None and self.up is not None:
+            return self.without(x) + F.conv2d(F.conv2d(x, self.down), self.up)
         if self.stride[0] > 1:
             kernel, stride = self.kernel_size[0], self.stride[0]
             down, right = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])

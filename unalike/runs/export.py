@@ -133,22 +133,29 @@ def _learnt(folder: Folder, side: ClientSide) -> ClientSide:
 
 
 def _onnx(model: nn.Module, client: Client, to: Path) -> str:
-    x, _ = client.train.rows(torch.arange(min(2, len(client.train))))
-    if not isinstance(x, Tensor):
-        return f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models of one nameless input are exported"
-    x = client.place(x).cpu()
-    try:
-        import contextlib
-        import io
-        import logging
-        import warnings
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(model, (x,), to / "model.onnx", input_names=["x"], output_names=["output"], dynamo=True,
-                              dynamic_shapes=({0: torch.export.Dim("rows")},), verbose=False, external_data=False)
-    except ImportError as error:
-        return f"no ONNX: {error}; install unalike[onnx]"
-    except Exception as error:      # what an exporter may raise is open
-        return f"no ONNX: this model does not export ({str(error).splitlines()[0][:160]})"
-    return f"{to / 'model.onnx'}   input x, any number of rows"
+    """From samples as they came or, where what a trunk makes of them first cannot be exported, from that."""
+    raw, said = getattr(client.train, "raw", client.train), ""
+    for data, note in ((raw, ""), (client.train, ", what the encoder's trunk makes of a sample"))[:1 if raw is client.train else 2]:
+        x, _ = data.rows(torch.arange(min(2, len(data))))
+        if not isinstance(x, Tensor):
+            return f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models of one nameless input are exported"
+        try:
+            _write_onnx(model, client.place(x).cpu(), to / "model.onnx")
+            return f"{to / 'model.onnx'}   input x{note}, any number of rows"
+        except ImportError as error:
+            return f"no ONNX: {error}; install unalike[onnx]"
+        except Exception as error:      # what an exporter may raise is open
+            said = said or f"no ONNX: this model does not export ({str(error).splitlines()[0][:160]})"
+    return said
+
+
+def _write_onnx(model: nn.Module, x: Tensor, to: Path) -> None:
+    import contextlib
+    import io
+    import logging
+    import warnings
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (x,), to, input_names=["x"], output_names=["output"], dynamo=True,
+                          dynamic_shapes=({0: torch.export.Dim("rows")},), verbose=False, external_data=False)
