@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
@@ -136,7 +137,6 @@ class ClientSide:
         assert data is not None
         orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in epochs or range(self.training.epochs)]
         self.work += len(data) * len(orders)
-
         tape = self.tape(loss)
 
         def on(index: Tensor) -> Tensor:
@@ -366,15 +366,11 @@ class Algorithm:
         if "scores" in fed.state:
             return dict(fed.state["scores"])
         names = sorted({name for each in metrics.values() for name in each})
-        return {name: _mean([each[name] for each in metrics.values() if name in each]) for name in names}
+        return {name: fmean(each[name] for each in metrics.values() if name in each) for name in names}
 
     def server_results(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
         """What the server's own model achieved, where there is one."""
         return None
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:

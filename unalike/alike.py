@@ -15,7 +15,7 @@ from unalike.operations import operation, question, sends
 from unalike.safeguard import UNJUDGED, unjudge
 from unalike.tasks import Classification
 
-OPEN = "open"   # what a side remembers its open classes by
+OPEN = "open"   # what a method's `absent` is where classes are left open, and what a side remembers them by
 
 
 class AlikeSide(ClientSide):
@@ -64,8 +64,8 @@ class AlikeSide(ClientSide):
 
     @property
     def spares(self) -> bool:
-        """Whether classes that it has none of are no wrong answers to it, where others of its kind have some."""
-        return False
+        """Whether classes that it has none of are no wrong answers to it, where others of its kind have some: its method's choice."""
+        return getattr(self.algorithm, "absent", None) == OPEN
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         return super().error(output.masked_fill(self.open, -torch.inf) if self.spares and classifies(self.client.task.name) else output, y)

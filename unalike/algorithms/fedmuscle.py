@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from unalike.algorithm import Algorithm
-from unalike.alike import AlikeSide, train_united, unite
+from unalike.alike import OPEN, AlikeSide, train_united, unite
 from unalike.federation import Federation
 from unalike.forms import Shape
 from unalike.joint import JointSide, meet
-from unalike.losses import consistent_lower, gramian_loss, muscle_loss, muscle_sampled, pairwise_loss
+from unalike.losses import anchored_loss, consistent_lower
 from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.message import Value
@@ -93,7 +93,7 @@ class FedMuscle(Algorithm):
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
             *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
             (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimiser, got {self.local}."),
-            (self.absent == "open" and self.heads == "own", "absent", "open is for shared heads: set algorithm.heads to shared or epoch."),
+            (self.absent == OPEN and self.heads == "own", "absent", "open is for shared heads: set algorithm.heads to shared or epoch."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
             (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
              "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
@@ -117,7 +117,7 @@ class FedMuscle(Algorithm):
 
     def exposes(self) -> str | None:
         return "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong" if (
-            self.absent == "open") else super().exposes()
+            self.absent == OPEN) else super().exposes()
 
     def company(self) -> str:
         return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
@@ -125,7 +125,7 @@ class FedMuscle(Algorithm):
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
-        train, spares = "train" if self.local == 1 else "train_gently", self.absent == "open"
+        train, spares = "train" if self.local == 1 else "train_gently", self.absent == OPEN
         for round in fed.rounds():
             if self.start == "joint":
                 fed.note("joint_fit", meet(fed, self.width))
@@ -214,15 +214,7 @@ class FedMuscle(Algorithm):
 
     def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any, draws: Tensor | None = None) -> Tensor:
         """The loss of one anchor, against its peers and, if `own`, against itself as it is."""
-        peers = [*peers, *[z.detach()] * self.own]
-        if draws is not None:
-            return muscle_sampled(z, peers, draws, like(z, temperature), like(z, lower_temperature))
-        if self.loss == "muscle":
-            return muscle_loss(z, peers, like(z, temperature), like(z, lower_temperature))
-        per_peer = like(z, temperature)[0, 1:] if isinstance(temperature, list) else temperature
-        if self.loss == "pairwise":
-            return pairwise_loss(z, peers, per_peer)
-        return gramian_loss(z, peers, per_peer.mean() if isinstance(per_peer, Tensor) else per_peer)
+        return anchored_loss(self.loss, z, [*peers, *[z.detach()] * self.own], like(z, temperature), like(z, lower_temperature), draws)
 
     def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]],
               generator: torch.Generator | None = None) -> tuple[dict, dict]:
@@ -264,10 +256,6 @@ class FedMuscle(Algorithm):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
-
-        @property
-        def spares(self) -> bool:
-            return self.algorithm.absent == "open"
 
         def build(self, encoder: nn.Module) -> Model:
             d, wide, how = self.algorithm.width, self.encoder_width(encoder), self.algorithm.projection

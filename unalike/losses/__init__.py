@@ -1,5 +1,6 @@
 """Losses on representations and on outputs. Know nothing of clients, models or rounds."""
 
+from .anchored import anchored_loss
 from .clustering import class_correlation, class_correlation_loss, fusion_contrast, reconstruction
 from .collapse import collapse, prototype_contrast, rejection, simplex_etf
 from .contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
@@ -9,8 +10,8 @@ from .sampled import muscle_sampled
 from .transport import importance, sinkhorn, transport
 
 __all__ = [
-    "asymmetric", "binary_cross_entropy", "class_correlation", "class_correlation_loss", "collapse", "consistent_lower", "focal",
-    "fusion_contrast", "gramian_loss", "importance", "infonce", "information_bound", "known_mean", "muscle_loss",
+    "anchored_loss", "asymmetric", "binary_cross_entropy", "class_correlation", "class_correlation_loss", "collapse", "consistent_lower",
+    "focal", "fusion_contrast", "gramian_loss", "importance", "infonce", "information_bound", "known_mean", "muscle_loss",
     "muscle_sampled", "nt_xent", "pairwise_loss", "prototype_contrast", "reconstruction", "rejection", "simplex_etf", "sinkhorn",
     "transport",
 ]
