@@ -14,12 +14,12 @@ from unalike import Classification, Client, Federation, Terms, Training
 from unalike.algorithms import ALGORITHMS
 from unalike.engines.local import LocalEngine
 from unalike.engines.store import Store
+from unalike.methods.prompt_tuning import Prompting
 from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
-from unalike.runs.folder import Folder
 from unalike.runs.run import Run
+from unalike.runs.run_folder import Folder
 from unalike.tasks import Clustering, MultiLabel
 
 sys.path[:0] = [str(Path(__file__).parent / "engines"), str(Path(__file__).parent)]       # programs that tests run know each other by name

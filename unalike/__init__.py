@@ -9,12 +9,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 HOMES = {
-    "Client": "unalike.client", "Card": "unalike.client",
-    "Federation": "unalike.federation", "Terms": "unalike.terms",
-    "Algorithm": "unalike.algorithm", "ClientSide": "unalike.algorithm", "operation": "unalike.operations",
-    "question": "unalike.operations", "sends": "unalike.operations", "Privacy": "unalike.privacy",
-    "Averaging": "unalike.averaging", "AveragingSide": "unalike.averaging",
-    "Training": "unalike.training",
+    "Client": "unalike.core.client", "Card": "unalike.core.client",
+    "Federation": "unalike.core.federation", "Terms": "unalike.core.participation",
+    "Algorithm": "unalike.core.algorithm", "ClientSide": "unalike.core.algorithm", "operation": "unalike.core.operations",
+    "question": "unalike.core.operations", "sends": "unalike.core.operations", "Privacy": "unalike.core.privacy",
+    "Averaging": "unalike.methods.averaging", "AveragingSide": "unalike.methods.averaging",
+    "Training": "unalike.training.loop",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
     "AFMCC": "unalike.algorithms", "FMCSC": "unalike.algorithms", "FedNCA": "unalike.algorithms", "SubFLOT": "unalike.algorithms",
     "FedMuscle": "unalike.algorithms", "FedAvg": "unalike.algorithms", "FedProx": "unalike.algorithms", "Local": "unalike.algorithms",

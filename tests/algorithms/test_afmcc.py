@@ -8,7 +8,7 @@ import torch
 from unalike import Clustering, Terms, run
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fmcsc import FMCSC
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, marked
 

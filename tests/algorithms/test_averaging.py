@@ -5,7 +5,7 @@ import torch
 
 from unalike import Classification, Terms
 from unalike.algorithms import FedAvg, FedProx
-from unalike.randomness import stream
+from unalike.base.randomness import stream
 
 
 def beginning(toys, client, seed=0):

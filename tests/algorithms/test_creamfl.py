@@ -11,7 +11,7 @@ import unalike
 from unalike import Classification, Client, Training
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.creamfl import ensemble
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.models import build_encoder
 from unalike.tasks import Retrieval
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
-from unalike import prompting
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedmpt import FedMPT
-from unalike.errors import Problems, UserError
+from unalike.base.errors import Problems, UserError
+from unalike.methods import prompt_tuning as prompting
 from unalike.runs.explain import explain
 from unalike.scenarios import build, load
 from unalike.tasks import MultiLabel

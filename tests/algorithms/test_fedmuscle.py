@@ -10,16 +10,16 @@ import torch
 
 from unalike import Classification, Client, MultiLabel, Terms
 from unalike.algorithms import FedMuscle
-from unalike.alike import AlikeSide, train_united, unite
+from unalike.base.errors import Problems
+from unalike.base.randomness import stream
+from unalike.core.federation import Failure
+from unalike.core.operations import question, sends
+from unalike.core.privacy import Privacy
 from unalike.data import load_dataset
-from unalike.errors import Problems
-from unalike.federation import Failure
+from unalike.methods.distillation import teach
+from unalike.methods.group_averaging import AlikeSide, train_united, unite
 from unalike.models import CNN, MLP, build_encoder
-from unalike.operations import question, sends
-from unalike.opinions import teach
-from unalike.privacy import Privacy
-from unalike.randomness import stream
-from unalike.report import words
+from unalike.report import formatting as words
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ from torch import nn
 
 from unalike import Client
 from unalike.algorithms.fednca import ClassHead, FedNCA
-from unalike.errors import Problems
+from unalike.base.errors import Problems
 from unalike.losses import prototype_contrast, rejection, simplex_etf
 from unalike.models import CNN, MLP
-from unalike.report import read, records
+from unalike.report import curves as records
+from unalike.report import read
 from unalike.tasks import MultiLabel
-from unalike.training import Training
+from unalike.training.loop import Training
 
 LABELS = 5
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from unalike import Terms
 from unalike.algorithms import FedMuscle
-from unalike.errors import Problems
-from unalike.joint import GENTLY, length, meet, principal
-from unalike.operations import operation
-from unalike.privacy import Privacy
-from unalike.randomness import stream
+from unalike.base.errors import Problems
+from unalike.base.randomness import stream
+from unalike.core.operations import operation
+from unalike.core.privacy import Privacy
+from unalike.methods.shared_subspace import GENTLY, length, meet, principal
 
 from .test_public_rivals import unlike
 

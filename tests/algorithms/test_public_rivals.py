@@ -12,10 +12,10 @@ from unalike import Classification, Client, MultiLabel, Segmentation
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedrcl import pooled
 from unalike.algorithms.pseudolabel import surest
-from unalike.alike import unite
 from unalike.losses.kernels import cka
+from unalike.methods.group_averaging import unite
+from unalike.methods.public_data import CELLS, agreed, owners
 from unalike.models import build_encoder
-from unalike.unlabelled import CELLS, agreed, owners
 
 RIVALS = ["fedhenn", "feddf", "cofed", "fedrcl", "sage", "simclr", "pseudolabel"]
 IMAGE, TEXT = (1, 8, 8), (6,)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from unalike import Clustering, Terms
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fmcsc import FMCSC, mutual_information
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.models.autoencoder import Autoencoder

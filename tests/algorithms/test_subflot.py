@@ -14,10 +14,10 @@ from unalike.algorithms.feddropout import FedDropout
 from unalike.algorithms.fedrolex import FedRolex
 from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.subflot import SubFLOT
-from unalike.errors import UserError
+from unalike.base.errors import UserError
+from unalike.methods.submodels import Narrowing
 from unalike.models import MLP
 from unalike.models.submodels import expand, extract, first, levelled, renumbered
-from unalike.narrowing import Narrowing
 
 CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
 
@@ -471,8 +471,8 @@ def test_unlike_models_keep_to_themselves(toys, tmp_path):
 
 
 def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
-    from unalike.message import decode, encode
-    from unalike.narrowing import heard, told
+    from unalike.base.message import decode, encode
+    from unalike.methods.submodels import heard, told
     fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
     widths = SubFLOT().widths(fed, "a")
     back = heard(decode(encode(told(renumbered(widths, first(widths, 0.5))))))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from unalike.base.errors import UserError
 from unalike.benches import Study, averages
 from unalike.benches.afmcc import figures
 from unalike.benches.fednca import SHOWN
 from unalike.cli import benches as command
 from unalike.cli.lists import bench_names
-from unalike.errors import UserError
 from unalike.report import Run
 from unalike.scenarios import load
 

@@ -196,7 +196,7 @@ def test_fields_to_set_are_listed_once(said):
 
 
 def test_the_system_is_quoted_without_its_numbers():
-    from unalike.errors import UserError
+    from unalike.base.errors import UserError
     from unalike.scenarios import raw
     with pytest.raises(UserError, match=r"^the scenario file nowhere.yaml cannot be read: No such file or directory$"):
         raw("nowhere.yaml")
@@ -219,10 +219,10 @@ def test_trying_the_clients_leaves_no_trace():
     from torch import nn
 
     from unalike.algorithms.fedavg import FedAvg
-    from unalike.client import Client
-    from unalike.runs.fit import misfits
+    from unalike.core.client import Client
+    from unalike.runs.compatibility import misfits
     from unalike.tasks import Classification
-    from unalike.training import Training
+    from unalike.training.loop import Training
     encoder = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     client = Client("ada", encoder, Classification(2), (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])))
     before, state = torch.get_rng_state(), {name: t.clone() for name, t in encoder.state_dict().items()}
@@ -236,8 +236,8 @@ def test_labels_that_do_not_fit_and_a_model_that_cannot_take_its_rows_are_told_i
 
     from unalike import run
     from unalike.algorithms.fedavg import FedAvg
-    from unalike.client import Client
-    from unalike.errors import Problems
+    from unalike.base.errors import Problems
+    from unalike.core.client import Client
     from unalike.tasks import Classification
     wide = nn.Linear(4, 4)
     wide.width = 4

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from unalike.base.errors import UserError
 from unalike.cli import app
-from unalike.conditions import SHIPPED, asked, listed, read
-from unalike.errors import UserError
+from unalike.models.conditions import SHIPPED, asked, listed, read
 
 
 class Stand(BaseHTTPRequestHandler):

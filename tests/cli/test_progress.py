@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from unalike.cli.progress import Shown
+from unalike.report.progress import Shown
 
 
 @pytest.fixture

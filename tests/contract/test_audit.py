@@ -8,7 +8,7 @@ import pytest
 
 from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.runs.audit import alone, audit
 from unalike.runs.run import Run
 

@@ -8,11 +8,11 @@ import torch
 
 from unalike import Terms
 from unalike.algorithms import ALGORITHMS
-from unalike.engines import worker
+from unalike.base.errors import UserError
+from unalike.base.ledger import FREE
+from unalike.core.federation import QuorumError
+from unalike.engines import process as worker
 from unalike.engines.host import Host
-from unalike.errors import UserError
-from unalike.federation import QuorumError
-from unalike.ledger import FREE
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.report import write
 
 NOISY = Privacy(noise=0.01, bound=1.0)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike.averaging import mean_states
-from unalike.client import VERSION, Card
-from unalike.errors import UserError
-from unalike.federation import Arrival, Failure, Federation, QuorumError
-from unalike.message import copy, size
-from unalike.terms import Terms
-from unalike.training import Training
+from unalike.base.errors import UserError
+from unalike.base.message import copy, size
+from unalike.core.client import VERSION, Card
+from unalike.core.federation import Arrival, Failure, Federation, QuorumError
+from unalike.core.participation import Terms
+from unalike.methods.averaging import mean_states
+from unalike.training.loop import Training
 
 
 class FakeEngine:

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.forms import Shape, declared, look, outline, unlike
-from unalike.message import Value
+from unalike.base.message import Value
+from unalike.core.signatures import Shape, declared, look, outline, unlike
 
 
 class Told(TypedDict):

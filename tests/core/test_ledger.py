@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unalike.errors import UserError
-from unalike.ledger import COLUMNS, FREE, Ledger
+from unalike.base.errors import UserError
+from unalike.base.ledger import COLUMNS, FREE, Ledger
 
 entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ada", "ben, jr", 'c"'] ), st.sampled_from(["up", "down"]),
                              st.sampled_from(["train", "align", *FREE]), st.integers(0, 2**40)), max_size=20)

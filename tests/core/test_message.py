@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unalike
-from unalike.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, head, leaves, size, tail
+from unalike.base.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, head, leaves, size, tail
 
 quick = settings(deadline=None, max_examples=150)
 

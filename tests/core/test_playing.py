@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from unalike.playing import Passes, Played, captured, kind_of, memory
+from unalike.training.cuda_graphs import Passes, Played, captured, kind_of, memory
 
 leaf = torch.ones(1, requires_grad=True)
 

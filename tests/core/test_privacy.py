@@ -9,10 +9,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm, normaltest
 
 from unalike import FedAvg, FedMuscle, Privacy, Terms, sends
+from unalike.base.errors import UserError
+from unalike.base.randomness import stream
+from unalike.core.privacy import epsilon, noise_for, secret_normal
 from unalike.engines.local import LocalEngine
-from unalike.errors import UserError
-from unalike.privacy import epsilon, noise_for, secret_normal
-from unalike.randomness import stream
 from unalike.report import write
 
 

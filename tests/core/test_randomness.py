@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unalike.randomness import number, scope, stream
+from unalike.base.randomness import number, scope, stream
 
 names = st.lists(st.integers(-5, 5) | st.text(st.characters(codec="utf-8", exclude_characters="\x1f"), max_size=4), max_size=4)
 

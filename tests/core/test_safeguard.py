@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 
-from unalike import message
 from unalike.algorithms import Local
+from unalike.base import message
+from unalike.core.safeguard import folds, shadows
+from unalike.core.safeguard import safeguard as decide
 from unalike.data.samples import Samples
-from unalike.safeguard import folds, shadows
-from unalike.safeguard import safeguard as decide
-from unalike.training import optimiser_for, step
+from unalike.training.loop import optimiser_for, step
 
 
 class Sealed(Samples):

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
+from unalike.base.randomness import stream
 from unalike.models.frozen import Still
-from unalike.randomness import stream
-from unalike.training import (
+from unalike.training.loop import (
     Diverged,
     Recorded,
     Stack,

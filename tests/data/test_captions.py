@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from unalike.base.errors import Problems
 from unalike.data import load_dataset
 from unalike.data.texts import said, written
-from unalike.errors import Problems
 from unalike.runs import prepare
 from unalike.scenarios import build, read
 

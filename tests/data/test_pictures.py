@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from unalike.base.errors import Problems
 from unalike.data import load_dataset
 from unalike.data.composites import compose
 from unalike.data.pictures import decode
-from unalike.errors import Problems
 from unalike.scenarios import build, load
 
 

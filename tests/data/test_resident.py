@@ -5,17 +5,17 @@ from functools import partial
 import pytest
 import torch
 
-from unalike.algorithm import ClientSide
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.client import Client
+from unalike.core.algorithm import ClientSide
+from unalike.core.client import Client
 from unalike.data import Lazy, Tensors
 from unalike.data.resident import Resident, resident
 from unalike.data.samples import sized
 from unalike.models import build_encoder
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.tasks import Classification
-from unalike.training import Training
+from unalike.training.loop import Training
 
 
 def test_rows_are_seen_once_and_taken_before_they_are_seen():

@@ -17,9 +17,11 @@ import organisations
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import flare, keeper, kits
-from unalike.privacy import Privacy
-from unalike.runs.folder import Folder
+from unalike.core.privacy import Privacy
+from unalike.cross_silo import flare
+from unalike.cross_silo import flare_kits as kits
+from unalike.cross_silo import supervisor as keeper
+from unalike.runs.run_folder import Folder
 
 PROGRAM = kits.ALLOWED["server"][1]
 LIMIT = 240.0                # seconds until a job must have ended

@@ -14,11 +14,13 @@ from flwr.serverapp import ServerApp
 from real import steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between import deploy, flower, keeper
-from unalike.between.run import follow
-from unalike.between.site import terms
-from unalike.engines.away import AwayEngine, greet
-from unalike.message import size
+from unalike.base.message import size
+from unalike.cross_silo import flower
+from unalike.cross_silo import flower_deploy as deploy
+from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo.client_endpoint import terms
+from unalike.cross_silo.remote_run import follow
+from unalike.engines.remote import AwayEngine, greet
 from unalike.runs.run import make_side
 
 

@@ -22,11 +22,11 @@ import torch
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS, FedMuscle
+from unalike.core.operations import operation
+from unalike.core.privacy import Privacy
 from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
-from unalike.operations import operation
-from unalike.privacy import Privacy
 from unalike.runs.run import make_side
 
 torch.set_num_threads(1)

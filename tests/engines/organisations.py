@@ -16,9 +16,9 @@ from real import noted
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
-from unalike.privacy import Privacy
+from unalike.core.privacy import Privacy
 from unalike.runs import plain
-from unalike.runs.folder import Folder
+from unalike.runs.run_folder import Folder
 
 PLACE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from unalike.algorithms import ALGORITHMS
-from unalike.runs.folder import commit
+from unalike.runs.run_folder import commit
 
 REAL = tuple(ALGORITHMS) if os.environ.get("UNALIKE_FAULTS") else ("fedmuscle", "afmcc", "fedavg", "subflot", "creamfl")
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from unalike.algorithms import ALGORITHMS
-from unalike.between.run import AwayRun, follow, serve
-from unalike.between.site import Site
-from unalike.client import VERSION
-from unalike.engines.away import AwayEngine, greet
-from unalike.engines.worker import EngineError
-from unalike.message import decode, encode
-from unalike.privacy import Privacy
+from unalike.base.message import decode, encode
+from unalike.core.client import VERSION
+from unalike.core.privacy import Privacy
+from unalike.cross_silo.client_endpoint import Site
+from unalike.cross_silo.remote_run import AwayRun, follow, serve
+from unalike.engines.process import EngineError
+from unalike.engines.remote import AwayEngine, greet
 from unalike.runs.audit import of_member
 from unalike.runs.export import trained
-from unalike.runs.folder import Folder
+from unalike.runs.run_folder import Folder
 
 toys = organisations.toys
 ABOUT = {"name": "toy", "algorithm": "fedavg", "seed": 0}
@@ -233,7 +233,7 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg")
     run = json.loads((tmp_path / "away" / "run.json").read_text())["run"]
     models = trained(tmp_path / "sites" / "a" / "unalike" / run)
-    from unalike.algorithm import digest
+    from unalike.core.algorithm import digest
     assert digest(models["a"]) == results["clients"]["a"]["hash"]
 
 

@@ -16,8 +16,8 @@ import pytest
 from organisations import told
 from real import REAL
 
-from unalike.engines.worker import EngineError
-from unalike.errors import UserError
+from unalike.base.errors import UserError
+from unalike.engines.process import EngineError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
 faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
@@ -89,7 +89,7 @@ class Proxy:
 
 
 def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
-    from unalike.between.flare import FlareLine
+    from unalike.cross_silo.flare import FlareLine
     long, left = Proxy("long"), Proxy("left")
     line = FlareLine([long, left], lambda: False, reach=0.2)
     left.gone.set()
@@ -102,7 +102,7 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
 
 def test_an_answer_that_was_taken_is_not_kept():
     """It may have 200 MB, and so may that of everyone else."""
-    from unalike.between.flare import FlareLine
+    from unalike.cross_silo.flare import FlareLine
     line = FlareLine([Proxy("a")], lambda: False, reach=0.06)
     answer = line.ask("a", "call", b"", "run", "clients", 2.0)
     assert answer.result(5) == b"answered"
@@ -115,8 +115,8 @@ def test_an_answer_that_was_taken_is_not_kept():
 
 
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
-    from unalike.between.flare import Session
-    from unalike.between.kits import join
+    from unalike.cross_silo.flare import Session
+    from unalike.cross_silo.flare_kits import join
     with pytest.raises(UserError, match="no administrator's startup kit"):
         Session(tmp_path)._admin()
     with pytest.raises(UserError, match="no startup kit of a server or a client"):
@@ -124,7 +124,8 @@ def test_a_startup_kit_that_is_none_is_told(tmp_path):
 
 
 def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
-    from unalike.between import flare, kits
+    from unalike.cross_silo import flare
+    from unalike.cross_silo import flare_kits as kits
     flare.Job(kits.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
     assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
     here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
@@ -136,7 +137,7 @@ def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
 
 
 def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch):
-    from unalike.between import flare
+    from unalike.cross_silo import flare
     tried = []
 
     class Known:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from organisations import told
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
@@ -47,7 +47,7 @@ def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
 
 
 def test_what_is_deployed(tmp_path):
-    from unalike.between.deploy import commands, prepare
+    from unalike.cross_silo.flower_deploy import commands, prepare
     prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
     told = commands(tmp_path / "made")
     assert list(told) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
@@ -95,7 +95,7 @@ class Grid:
 
 
 def line(names):
-    from unalike.between.flower import FlowerLine
+    from unalike.cross_silo.flower import FlowerLine
     grid = Grid(names)
     return grid, FlowerLine(grid, len(names))
 
@@ -119,7 +119,7 @@ def test_a_supernode_is_who_its_key_was_registered_for():
 
 
 def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
-    from unalike.between import flower
+    from unalike.cross_silo import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
     monkeypatch.setattr(flower, "REACH", 1.0)
     grid, there = line({1: "ada", 2: "ben"})
@@ -132,7 +132,7 @@ def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
 
 
 def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(monkeypatch):
-    from unalike.between import flower
+    from unalike.cross_silo import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
@@ -150,7 +150,7 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
 
 def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(monkeypatch):
     """The SuperLink still takes the dead one for online."""
-    from unalike.between import flower
+    from unalike.cross_silo import flower
     to = []
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: to.append(node) or SimpleNamespace(content=content))
     grid, there = line({1: "ada", 2: "ben"})
@@ -167,7 +167,8 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
 
 
 def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeypatch):
-    from unalike.between import deploy, flower
+    from unalike.cross_silo import flower
+    from unalike.cross_silo import flower_deploy as deploy
     deploy.deploy(tmp_path / "made", ["ada"], tmp_path / "none.yaml", "127.0.0.1:9092")
     registered = []
     monkeypatch.setattr(flower, "words", lambda place, *command: registered.append((place / "keys" / "ada.pub").read_text()))
@@ -181,7 +182,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
 
 
 def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
-    from unalike.between import flower
+    from unalike.cross_silo import flower
     monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run
     grid, there = line({1: "ada"})
     there.admit("1", "ada")

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.algorithm import ClientSide
 from unalike.algorithms import Local
+from unalike.base.message import decode, encode
+from unalike.core.algorithm import ClientSide
+from unalike.core.operations import operation, question
 from unalike.engines.host import Host, operations
 from unalike.engines.store import Store
-from unalike.message import decode, encode
-from unalike.operations import operation, question
-from unalike.training import Training
+from unalike.training.loop import Training
 
 
 class Counter:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from unalike import Privacy, Terms
 from unalike.algorithms import ALGORITHMS
-from unalike.engine import Arrival, Sent
+from unalike.base.message import MessageError, broken, decode, encode
+from unalike.core.engine import Arrival, Sent
+from unalike.core.federation import Failure, Federation, QuorumError
+from unalike.core.signatures import outline
 from unalike.engines.host import Host
 from unalike.engines.realtime import read
 from unalike.engines.store import Store
-from unalike.federation import Failure, Federation, QuorumError
-from unalike.forms import outline
-from unalike.message import MessageError, broken, decode, encode
 from unalike.runs.run import Run
 
 MANY = bool(os.environ.get("UNALIKE_FAULTS"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unalike.between import keeper
+from unalike.cross_silo import supervisor as keeper
 
 # a command that starts another in a session of its own, as FLARE does its jobs, and says who both are
 COMMAND = """
@@ -19,7 +19,7 @@ open(sys.argv[1] + "~", "w").write(f"{os.getpid()} {job.pid}")
 os.rename(sys.argv[1] + "~", sys.argv[1])
 time.sleep(60)
 """
-STARTER = "import os, subprocess, sys; from unalike.between import keeper; subprocess.run(keeper.command(sys.argv[1:], os.getpid()))"
+STARTER = "import os, subprocess, sys; from unalike.cross_silo import keeper; subprocess.run(keeper.command(sys.argv[1:], os.getpid()))"
 
 
 def about(pid):

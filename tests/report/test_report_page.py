@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from unalike.report import picture, read, records, write
-from unalike.report.canvas import CLIENTS, settings
+from unalike.report import curves as records
+from unalike.report import figure as picture
+from unalike.report import read, write
+from unalike.report.mpl import CLIENTS, settings
 from unalike.report.plots import draw
 
 FAILED = [{"client": "oak", "round": 3, "operation": "align", "reason": "<b>out of memory</b>"}]

@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from unalike.report import show, words
+from unalike.report import formatting as words
+from unalike.report import show
 
 
 def printed(results, width=80):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from unalike import Terms
-from unalike.averaging import Averaging
+from unalike.base.errors import UserError
 from unalike.engines.store import Store
-from unalike.errors import UserError
+from unalike.methods.averaging import Averaging
 
 
 @dataclass

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from unalike import Averaging, AveragingSide, FedAvg, FedMuscle, Local, MultiLabel, Terms
-from unalike.algorithm import digest
+from unalike.base.errors import UserError
+from unalike.core.algorithm import digest
 from unalike.engines.local import LocalEngine
-from unalike.errors import UserError
 
 
 @pytest.mark.parametrize("terms", [Terms(), Terms(participation=0.4, quorum=0), Terms(dropout=0.5, quorum=0)])

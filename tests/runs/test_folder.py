@@ -8,8 +8,8 @@ import yaml
 from torch import nn
 
 from unalike import FedAvg, FedMuscle, Local, Training, resume, run
-from unalike.errors import UserError
-from unalike.runs.folder import Folder
+from unalike.base.errors import UserError
+from unalike.runs.run_folder import Folder
 
 
 def test_a_new_folder_holds_its_config(tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from unalike.averaging import Averaging
-from unalike.runs.pictures import leave
+from unalike.methods.averaging import Averaging
+from unalike.runs.figures import leave
 
 
 @dataclass

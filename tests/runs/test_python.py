@@ -10,12 +10,12 @@ from torch.utils.data import Dataset
 
 import unalike
 from unalike import Classification, Client, FedAvg, FedMuscle, Local, Training, run
+from unalike.base.errors import UserError
 from unalike.engines import store
-from unalike.errors import UserError
 from unalike.models import build_encoder
 from unalike.runs import differences
-from unalike.runs.folder import Folder
 from unalike.runs.run import Run
+from unalike.runs.run_folder import Folder
 
 ONCE = Training(rounds=1, batch=8)
 
@@ -213,7 +213,7 @@ def test_trained_models_come_back(tmp_path, toys, capsys):
 
 @pytest.mark.parametrize("options", [{"safeguard": True}, {"workers": 2, "alive": 1}])
 def test_what_comes_back_is_what_the_results_tell_of(tmp_path, toys, options):
-    from unalike.algorithm import digest
+    from unalike.core.algorithm import digest
     results = go(tmp_path, FedMuscle(peers=1, width=8, batch=8), toys.clients(), **options)
     assert {id: digest(model) for id, model in unalike.trained(tmp_path, toys.clients()).items()} == toys.hashes(results)
 

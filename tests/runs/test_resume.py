@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from unalike import runs
+from unalike.base.errors import UserError
 from unalike.engines import store
 from unalike.engines.store import Store
-from unalike.errors import UserError
-from unalike.runs.folder import Folder
+from unalike.runs.run_folder import Folder
 from unalike.scenarios import load
 
 ROUNDS = 40

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import yaml
 
-from unalike.errors import UserError
-from unalike.scenarios.member import member
+from unalike.base.errors import UserError
+from unalike.scenarios.client_config import member
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.scenarios import build, read
 from unalike.tasks import Clustering
 

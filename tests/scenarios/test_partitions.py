@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from unalike.base.errors import UserError
 from unalike.data.partitions import alike
-from unalike.errors import UserError
 from unalike.scenarios import build, read
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unalike import Classification
+from unalike.base.errors import UserError
 from unalike.data import DATASETS, Table
-from unalike.errors import UserError
 from unalike.scenarios import build, read
 
 

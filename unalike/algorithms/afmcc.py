@@ -15,16 +15,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.algorithm import Algorithm, ClientSide, Embedded, State
-from unalike.clusters import judged
-from unalike.federation import Ask, Federation, Replies
-from unalike.forms import Shape, outline
+from unalike.base.randomness import stream
+from unalike.core.algorithm import Algorithm, ClientSide, Embedded, State
+from unalike.core.federated_clustering import judged
+from unalike.core.federation import Ask, Federation, Replies
+from unalike.core.operations import operation, question, sends, together
+from unalike.core.signatures import Shape, outline
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
-from unalike.operations import operation, question, sends, together
-from unalike.randomness import stream
-from unalike.training import Diverged, Recorded, Stack, pad
+from unalike.training.loop import Diverged, Recorded, Stack, pad
 
 Parameters = dict[str, Tensor]
 Weight = Annotated[float, Field(ge=0)]

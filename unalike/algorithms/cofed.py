@@ -10,11 +10,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from unalike.federation import Federation
-from unalike.forms import Shape
-from unalike.message import Value
-from unalike.operations import operation, question
-from unalike.unlabelled import CELLS, Unlabelled, UnlabelledSide, agreed
+from unalike.base.message import Value
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, question
+from unalike.core.signatures import Shape
+from unalike.methods.public_data import CELLS, Unlabelled, UnlabelledSide, agreed
 
 Votes = (Annotated[Tensor, Shape("public_rows", "labels", whole=True)]
          | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS, whole=True)])

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from unalike.algorithm import Algorithm
-from unalike.client import Client
-from unalike.federation import Federation
-from unalike.forms import Shape
+from unalike.base.message import Value
+from unalike.base.randomness import stream
+from unalike.core.algorithm import Algorithm
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, question, sends, steady
+from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
-from unalike.message import Value
+from unalike.methods.public_data import Unlabelled, UnlabelledSide
 from unalike.models.model import Model
-from unalike.operations import operation, question, sends, steady
-from unalike.randomness import stream
 from unalike.tasks import Retrieval
-from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 Views = dict[str, Tensor]            # representations (n, d) of the same rows by kind: image, text, other
 View = Annotated[Tensor, Shape("public_rows", "width")]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unalike.averaging import Averaging
+from unalike.methods.averaging import Averaging
 
 
 @dataclass

@@ -5,10 +5,10 @@ Those of one architecture, task and label set first go on from the mean of their
 
 from dataclasses import dataclass
 
-from unalike.alike import AlikeSide, unite
-from unalike.federation import Federation
-from unalike.opinions import OpinionSide, teach
-from unalike.unlabelled import Unlabelled
+from unalike.core.federation import Federation
+from unalike.methods.distillation import OpinionSide, teach
+from unalike.methods.group_averaging import AlikeSide, unite
+from unalike.methods.public_data import Unlabelled
 
 
 @dataclass

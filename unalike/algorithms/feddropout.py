@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.federation import Federation
+from unalike.base.randomness import stream
+from unalike.core.federation import Federation
+from unalike.methods.submodels import Narrowing
 from unalike.models.submodels import count
-from unalike.narrowing import Narrowing
-from unalike.randomness import stream
 
 
 @dataclass

@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from unalike.federation import Federation
+from unalike.core.federation import Federation
+from unalike.methods.submodels import Narrowing
 from unalike.models.submodels import count, first
-from unalike.narrowing import Narrowing
 
 
 @dataclass

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from unalike.methods.prompt_tuning import Prompting
 from unalike.models.prompts import Prompts, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
 
 SCALE = 20.0                    # of cosines, whatever the model's own is
 

@@ -11,12 +11,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from unalike.algorithm import Algorithm
-from unalike.federation import Federation
-from unalike.forms import Shape
+from unalike.core.algorithm import Algorithm
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, question, sends
+from unalike.core.signatures import Shape
 from unalike.losses.kernels import cka
-from unalike.operations import operation, question, sends
-from unalike.unlabelled import PublicSide, check_batch
+from unalike.methods.public_data import PublicSide, check_batch
 
 
 @dataclass

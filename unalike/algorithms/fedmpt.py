@@ -13,16 +13,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.averaging import Parameters
-from unalike.conditions import SHIPPED, read
-from unalike.errors import UserError
-from unalike.federation import Federation, Replies
-from unalike.forms import Shape
+from unalike.base.errors import UserError
+from unalike.core.federation import Federation, Replies
+from unalike.core.operations import question
+from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
+from unalike.methods.averaging import Parameters
+from unalike.methods.prompt_tuning import Prompting, PromptingSide
+from unalike.models.conditions import SHIPPED, read
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.operations import question
-from unalike.prompting import Prompting, PromptingSide
 
 SHOWN = 256             # test images that pictures are made of
 

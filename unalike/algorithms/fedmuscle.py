@@ -14,22 +14,22 @@ from typing import Annotated, Any, ClassVar, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm
-from unalike.alike import OPEN, AlikeSide, train_united, unite
-from unalike.federation import Federation
-from unalike.forms import Shape
-from unalike.joint import JointSide, meet
+from unalike.base.message import Value
+from unalike.base.randomness import scope, stream
+from unalike.core.algorithm import Algorithm
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, sends
+from unalike.core.safeguard import UNJUDGED
+from unalike.core.signatures import Shape
 from unalike.losses import anchored_loss, consistent_lower
 from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
-from unalike.message import Value
+from unalike.methods.distillation import OpinionSide, teach
+from unalike.methods.group_averaging import OPEN, AlikeSide, train_united, unite
+from unalike.methods.shared_subspace import JointSide, meet
 from unalike.models.model import Model
-from unalike.operations import operation, sends
-from unalike.opinions import OpinionSide, teach
-from unalike.playing import Passes, Played
-from unalike.randomness import scope, stream
-from unalike.safeguard import UNJUDGED
-from unalike.training import draws, move, step
+from unalike.training.cuda_graphs import Passes, Played
+from unalike.training.loop import draws, move, step
 
 Temperature = float | list[list[float]]
 Views = Annotated[Tensor, Shape("rows", "width")]        # representations of a public batch, (B, d)

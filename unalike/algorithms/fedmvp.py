@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from unalike.methods.prompt_tuning import Querying
 from unalike.models.prompts import START, Verdict, still
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Querying
 
 
 class Former(nn.Module):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from unalike.averaging import Averaging, AveragingSide, Parameters, Update
-from unalike.federation import Federation, Replies
+from unalike.core.federation import Federation, Replies
+from unalike.core.operations import operation, sends, steady
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
+from unalike.methods.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.models.model import Model
-from unalike.operations import operation, sends, steady
 from unalike.tasks import MultiLabel
 
 LOOKED_AT = 256         # rows of a client whose features are measured after a round

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unalike.averaging import Averaging, AveragingSide
+from unalike.methods.averaging import Averaging, AveragingSide
 
 
 @dataclass

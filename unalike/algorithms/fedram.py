@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.losses.transport import sinkhorn
+from unalike.methods.prompt_tuning import Prompting
 from unalike.models.prompts import START, Verdict, still
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
 
 
 @dataclass

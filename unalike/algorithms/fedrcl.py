@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm
-from unalike.averaging import Averaging, AveragingSide, Parameters, Update
+from unalike.core.algorithm import Algorithm
+from unalike.core.operations import operation, sends
 from unalike.losses.contrastive import relaxed_contrast
-from unalike.operations import operation, sends
+from unalike.methods.averaging import Averaging, AveragingSide, Parameters, Update
 from unalike.tasks import Classification, MultiLabel
 
 

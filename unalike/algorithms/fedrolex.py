@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.federation import Federation
+from unalike.core.federation import Federation
+from unalike.methods.submodels import Narrowing
 from unalike.models.submodels import count
-from unalike.narrowing import Narrowing
 
 
 @dataclass

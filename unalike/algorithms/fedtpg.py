@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unalike.methods.prompt_tuning import Querying
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Querying
 
 
 class Writer(nn.Module):

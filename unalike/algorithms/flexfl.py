@@ -6,11 +6,11 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from unalike.averaging import Parameters
-from unalike.federation import Federation
+from unalike.core.federation import Federation
+from unalike.methods.averaging import Parameters
+from unalike.methods.submodels import Narrowing
+from unalike.models.channel_groups import Width
 from unalike.models.submodels import extract, first
-from unalike.models.widths import Width
-from unalike.narrowing import Narrowing
 
 
 @dataclass

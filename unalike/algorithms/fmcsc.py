@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
 
-from unalike.averaging import Averaging, AveragingSide, Parameters
-from unalike.federation import Federation
+from unalike.core.federation import Federation
+from unalike.core.operations import operation
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
+from unalike.methods.averaging import Averaging, AveragingSide, Parameters
 from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
-from unalike.operations import operation
 
 HIDDEN = 256            # between codes and features
 

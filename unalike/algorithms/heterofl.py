@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from unalike.methods.submodels import Narrowing, NarrowingSide
 from unalike.models.model import Model
-from unalike.narrowing import Narrowing, NarrowingSide
 
 
 @dataclass

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from unalike.methods.prompt_tuning import Prompting
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
 
 
 @dataclass

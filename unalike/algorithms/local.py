@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from unalike.algorithm import Algorithm
-from unalike.federation import Federation
+from unalike.core.algorithm import Algorithm
+from unalike.core.federation import Federation
 
 
 @dataclass

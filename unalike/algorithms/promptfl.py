@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from unalike.methods.prompt_tuning import Prompting
 from unalike.models.prompts import Prompts, Verdict, tokens
 from unalike.models.vlm import VisionLanguage
-from unalike.prompting import Prompting
 
 
 @dataclass

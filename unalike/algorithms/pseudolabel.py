@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.federation import Federation
-from unalike.operations import operation
-from unalike.unlabelled import Unlabelled, UnlabelledSide
+from unalike.core.federation import Federation
+from unalike.core.operations import operation
+from unalike.methods.public_data import Unlabelled, UnlabelledSide
 
 
 @dataclass

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, question, sends, steady
 from unalike.data.views import view
-from unalike.federation import Federation
-from unalike.operations import operation, question, sends, steady
-from unalike.unlabelled import Opinion, Unlabelled, UnlabelledSide, agreed
+from unalike.methods.public_data import Opinion, Unlabelled, UnlabelledSide, agreed
 
 
 @dataclass

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from unalike.core.federation import Federation
+from unalike.core.operations import operation, steady
 from unalike.data.views import view
-from unalike.federation import Federation
 from unalike.losses.contrastive import nt_xent
+from unalike.methods.public_data import Unlabelled, UnlabelledSide
 from unalike.models.model import Model
-from unalike.operations import operation, steady
-from unalike.unlabelled import Unlabelled, UnlabelledSide
 
 
 @dataclass

@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.averaging import Parameters
-from unalike.federation import Federation
+from unalike.core.federation import Federation
+from unalike.core.operations import steady
 from unalike.matching import Matcher
+from unalike.methods.averaging import Parameters
+from unalike.methods.submodels import Carried, Narrowing, NarrowingSide, as_was
 from unalike.models.submodels import levelled, renumbered, strengths
-from unalike.narrowing import Carried, Narrowing, NarrowingSide, as_was
-from unalike.operations import steady
 
 Share = Annotated[float, Field(ge=0, le=1)]
 AT_ONCE = 8         # clients matched together

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
 from unalike.report import Run, read
 
 Row = tuple[str, Sequence[str]]            # a scenario and settings
@@ -56,7 +56,7 @@ class Study:
 
     def once(self, scenario: str, settings: Sequence[str], seed: int) -> Run:
         """One run, as its folder tells it; if it was kept by this very code, it is not made again."""
-        from unalike.runs.folder import commit
+        from unalike.runs.run_folder import commit
         kept = Path(self.keep) / sha256(repr((commit(), scenario, tuple(settings), seed, self.device)).encode()).hexdigest()[:16] if (
             self.keep) else None
         if kept is not None and (kept / "results.json").is_file():

@@ -2,7 +2,7 @@
 
 from unalike.benches import Study
 from unalike.benches.afmcc import scenario, table
-from unalike.privacy import noise_for
+from unalike.core.privacy import noise_for
 from unalike.scenarios import load
 
 EPSILONS = (5, 10, 20, 40, 80)

@@ -10,9 +10,9 @@ import torch
 from unalike.algorithms import afmcc
 from unalike.benches import Study
 from unalike.benches.afmcc import scenario
-from unalike.federation import Federation
+from unalike.core.federation import Federation
 from unalike.runs import prepare
-from unalike.runs.folder import Folder
+from unalike.runs.run_folder import Folder
 from unalike.scenarios import load
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.client import Client
+from unalike.base.message import size
+from unalike.core.client import Client
 from unalike.data import Tensors
-from unalike.message import size
 from unalike.models import MLP
 from unalike.runs import run as run_clients
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training import Training
+from unalike.training.loop import Training
 
 # GiB up and down for each M, with B = 20 and 2 bytes a value
 PAPER = {1: (0.0024, 0.0024), 2: (0.0024, 0.048), 3: (0.0024, 0.954), 4: (0.0024, 19.08), 5: (0.0024, 381.6)}

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from unalike.algorithms.fedavg import FedAvg
-from unalike.client import Client
+from unalike.base.randomness import stream
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.participation import Terms
 from unalike.data import Tensors
-from unalike.federation import Federation
 from unalike.models import CNN
-from unalike.randomness import stream
-from unalike.runs.folder import Folder
 from unalike.runs.run import Run
+from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.terms import Terms
-from unalike.training import Training, batches, optimiser_for
+from unalike.training.loop import Training, batches, optimiser_for
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
 TRAINING = Training(rounds=8, epochs=2, batch=16, optimiser="sgd", rate=0.05, weight_decay=0.0)

@@ -14,12 +14,12 @@ import torch
 from unalike.algorithms.fedmpt import FedMPT
 from unalike.benches import Study
 from unalike.benches.fednca_cost import wait
-from unalike.client import Client
+from unalike.core.client import Client
 from unalike.data import Tensors
 from unalike.models import build_encoder
 from unalike.models.prompts import START
 from unalike.tasks import MultiLabel
-from unalike.training import Training, move, step
+from unalike.training.loop import Training, move, step
 
 BATCH = 32
 LABELS = ("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table", "dog", "horse", "motorbike",

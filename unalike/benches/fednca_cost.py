@@ -6,16 +6,16 @@ from statistics import median
 
 import torch
 
-from unalike.algorithm import Algorithm, ClientSide
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fednca import FedNCA
 from unalike.benches import Study
-from unalike.client import Client
+from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.client import Client
 from unalike.data import Tensors
 from unalike.models import build_encoder
 from unalike.tasks import MultiLabel
 from unalike.tasks.task import label_names
-from unalike.training import Training
+from unalike.training.loop import Training
 
 BATCH, LABELS, SHAPE = 32, 20, (3, 96, 96)
 ENCODER = ("efficientnet", {"stage": 7, "size": 192, "weights": "none"})       # that of fednca-voc; what weights hold costs nothing

@@ -18,17 +18,19 @@ import torch
 
 from unalike.algorithms import ALGORITHMS
 from unalike.benches.ray import LARGE, SHAPE, Echo
-from unalike.between import flare, keeper, kits
-from unalike.between.run import Tail
-from unalike.between.site import terms
-from unalike.client import Client
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.cross_silo import flare
+from unalike.cross_silo import flare_kits as kits
+from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo.client_endpoint import terms
+from unalike.cross_silo.remote_run import Tail
 from unalike.data import Tensors
-from unalike.engines.away import AwayEngine, greet
-from unalike.federation import Federation
+from unalike.engines.remote import AwayEngine, greet
 from unalike.models import MLP
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training import Training
+from unalike.training.loop import Training
 
 IDS = ["c0", "c1", "c2"]
 

@@ -20,8 +20,8 @@ from functools import partial
 import torch
 import unalike
 from unalike.models import MLP
-from unalike.randomness import stream
-from unalike.runs.folder import Folder
+from unalike.base.randomness import stream
+from unalike.runs.run_folder import Folder
 from unalike.runs.run import Run
 
 def resident():

@@ -12,14 +12,14 @@ import torch
 
 from unalike.algorithms import fedmuscle
 from unalike.benches import Study
-from unalike.client import Client
+from unalike.core.client import Client
+from unalike.core.federation import Federation, Terms
 from unalike.data import Tensors
 from unalike.engines.local import LocalEngine
-from unalike.federation import Federation, Terms
 from unalike.models import build_encoder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training import Training
+from unalike.training.loop import Training
 
 LABELLED = (200, 200, 200, 100, 100, 50)        # as in muscle-vision
 LITE = (1, 0, 2, 1, 0, 0)

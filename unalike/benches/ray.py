@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from unalike.algorithm import Algorithm, ClientSide
-from unalike.client import Client
+from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.operations import question
 from unalike.data import Tensors
 from unalike.engines.ray import RayEngine
-from unalike.federation import Federation
 from unalike.models import MLP
-from unalike.operations import question
 from unalike.runs.run import make_side
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training import Training
+from unalike.training.loop import Training
 
 SHAPE = (32, 256)
 LARGE = 200 * 10**6             # bytes

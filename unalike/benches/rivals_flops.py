@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from unalike.base.ledger import FREE
 from unalike.benches.rivals import METHODS
-from unalike.ledger import FREE
 from unalike.scenarios import load
 
 ROUNDS = 3          # in the first, images go through what is frozen, once; the last has no public part with some; the second is counted
@@ -28,10 +28,10 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     """Of one round of a scenario with these settings."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    from unalike.core.federation import Federation
     from unalike.engines.local import LocalEngine
-    from unalike.federation import Federation
-    from unalike.playing import Played
     from unalike.scenarios import build
+    from unalike.training.cuda_graphs import Played
     told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
     found: Counter[str] = Counter()
 

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from unalike.algorithms.subflot import SubFLOT
-from unalike.averaging import Parameters
 from unalike.benches import Study
 from unalike.benches.fednca_cost import wait
 from unalike.matching import Matcher
+from unalike.methods.averaging import Parameters
+from unalike.methods.submodels import mean_of_held
+from unalike.models.channel_groups import Width
 from unalike.models.classics import ResNet18
 from unalike.models.submodels import extract, first, narrow, renumbered, widths_of
-from unalike.models.widths import Width
-from unalike.narrowing import mean_of_held
-from unalike.training import Training, optimiser_for, step
+from unalike.training.loop import Training, optimiser_for, step
 
 RATIOS = (1.0, 0.75, 0.5, 0.25)
 ROWS, EPOCHS, BATCH = 1875, 5, 256          # a client's round in the paper: three quarters of a twentieth of CIFAR-10

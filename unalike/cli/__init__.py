@@ -53,9 +53,9 @@ def run(
     """Run a scenario and show what each client gained."""
     from functools import partial
 
-    from unalike.cli.progress import progress
+    from unalike.report.progress import progress
     from unalike.runs import run_scenario
-    from unalike.runs.fit import rest
+    from unalike.runs.compatibility import rest
     from unalike.scenarios import load
     made, method = load(scenario, algorithm, settings, partial(rest, folder=data_dir), seed=seed, engine=engine,
                         replay=replay and str(replay), workers=workers, threads=threads, device=device, dtype=dtype,
@@ -69,7 +69,7 @@ def run(
 def resume(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], as_json: Json = False) -> None:
     """Go on with a run that was stopped, from its last finished round."""
     from unalike import runs
-    from unalike.cli.progress import progress
+    from unalike.report.progress import progress
     with progress(quiet=as_json) as watch:
         results = runs.resume(path, watch)
     tell(results, as_json)
@@ -95,7 +95,7 @@ def check(
     from functools import partial
 
     from unalike.runs import prepare
-    from unalike.runs.fit import rest
+    from unalike.runs.compatibility import rest
     from unalike.scenarios import load
     scenario, algorithm = load(file, None, settings, partial(rest, folder=data_dir))
     clients = prepare(scenario, algorithm, None, data_dir, file).clients
@@ -116,14 +116,14 @@ def audit(
     """What a client would send and be sent, to the byte, by a rehearsal: each operation is done once."""
     from functools import partial
 
+    from unalike.base.errors import UserError
     from unalike.cli.audit import show
-    from unalike.errors import UserError
     from unalike.runs import prepare
     from unalike.runs.audit import audit as rehearse
     from unalike.runs.audit import of_member
-    from unalike.runs.fit import rest
+    from unalike.runs.compatibility import rest
     from unalike.scenarios import load
-    from unalike.scenarios.member import describes_client
+    from unalike.scenarios.client_config import describes_client
     if describes_client(file):
         if client:
             raise UserError(f"{file} describes one client: leave --client out")
@@ -204,7 +204,7 @@ def deploy(
     settings: Settings = None,
 ) -> None:
     """Write what a federation needs: the app, certificates, keys, configuration and the exact commands."""
-    from unalike.between.deploy import prepare
+    from unalike.cross_silo.flower_deploy import prepare
     for line in prepare(engine, scenario, out, address, settings):
         typer.echo(line)
 
@@ -215,7 +215,7 @@ def join(
     client: Annotated[Path | None, typer.Argument(help="Your client.yaml; none with the server's kit.")] = None,
 ) -> None:
     """Take part in a FLARE federation, with your client or as its server, until Ctrl-C."""
-    from unalike.between.kits import join as begin
+    from unalike.cross_silo.flare_kits import join as begin
     from unalike.engines import engine
     engine("flare")                         # or it says what to install
     begin(kit, client)
@@ -250,8 +250,8 @@ def train_vlm(
     as_json: Json = False,
 ) -> None:
     """Make a small model that sees and reads, and say how good it is."""
-    from unalike.errors import UserError, unknown
-    from unalike.pairing import train_small, train_tiny
+    from unalike.base.errors import UserError, unknown
+    from unalike.models.train_vlm import train_small, train_tiny
     if model not in ("small", "tiny"):
         raise UserError(unknown("model to train", model, ("small", "tiny")))
     result = train_tiny(out, seed=seed) if model == "tiny" else train_small(data_dir, out, device, seed=seed)
@@ -275,8 +275,8 @@ def conditions(
     out: Annotated[Path | None, typer.Option(help="YAML file, with where they come from.")] = None,
 ) -> None:
     """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
-    from unalike.conditions import asked, write
-    from unalike.errors import UserError
+    from unalike.base.errors import UserError
+    from unalike.models.conditions import asked, write
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to: make it first")
     made = asked(classes.split(","), endpoint, model, count, timeout, watch=lambda line: typer.echo(line, err=True))
@@ -313,7 +313,7 @@ def main() -> None:
 def fail(error: Exception, code: int) -> None:
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    from unalike.errors import reason
+    from unalike.base.errors import reason
     said = reason(error) if isinstance(error, OSError) else error
     typer.echo("\n".join([f"unalike: {said}", *getattr(error, "__notes__", [])]), err=True)
     sys.exit(code)

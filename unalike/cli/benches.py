@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from unalike.base.errors import UserError, unknown
 from unalike.benches import Study
 from unalike.cli.lists import bench, bench_names
-from unalike.errors import UserError, unknown
 
 
 def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
@@ -28,7 +28,7 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
         raise UserError(f"bench {name} makes no runs of a scenario, so it takes no {', '.join(given)}")
     import torch
 
-    from unalike.runs.folder import commit
+    from unalike.runs.run_folder import commit
     begun = time.time()
     measured = made(study) if whole_runs else made(study.quick)
     how = {"jobs": study.jobs, "device": study.device, "settings": list(study.settings)} if whole_runs else {}
@@ -68,7 +68,7 @@ def show(told: dict) -> None:
 
 def draw(curves: dict, path: Path) -> None:
     """A line for each of `lines`, {what is across: what is up}, as an SVG beside the JSON."""
-    from unalike.report.canvas import CLIENTS, COLOURS, figure
+    from unalike.report.mpl import CLIENTS, COLOURS, figure
     drawn, ((axis,),) = figure(4.0)
     drawn.set_facecolor("white")
     for i, (name, line) in enumerate(curves["lines"].items()):

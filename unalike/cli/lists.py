@@ -14,8 +14,8 @@ from rich.text import Text
 
 from unalike import benches
 from unalike.algorithms import ALGORITHMS
+from unalike.base.errors import UserError, unknown
 from unalike.data import DATASETS
-from unalike.errors import UserError, unknown
 from unalike.models import ENCODERS
 from unalike.scenarios import raw, shipped
 

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+from unalike.base.errors import UserError, unknown
 from unalike.data.benchmarks import agnews, cifar10, pacs
 from unalike.data.captions import flickr8k, voc2012_masks
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
@@ -24,7 +25,6 @@ from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
 from unalike.data.synthetic import generated
 from unalike.data.table import Table
-from unalike.errors import UserError, unknown
 
 DATASETS = {
     "digits": load_digits_table,

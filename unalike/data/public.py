@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.randomness import stream
-from unalike.training import batches
+from unalike.base.randomness import stream
+from unalike.training.loop import batches
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from unalike.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown
 
 # where its class is, and the package it needs
 ENGINES = {"local": ("engines.local:LocalEngine", None), "ray": ("engines.ray:RayEngine", "ray"),
-           "flare": ("between.flare:FlareEngine", "nvflare"), "flower": ("between.flower:FlowerEngine", "flwr")}
+           "flare": ("cross_silo.flare:FlareEngine", "nvflare"), "flower": ("cross_silo.flower:FlowerEngine", "flwr")}
 BETWEEN = ("flare", "flower")                                # those between organisations, who bring their own clients
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
-from unalike.client import Card, Client
+from unalike.base.message import LIMIT, MessageError, Value, decode, encode, size
+from unalike.core.client import Card, Client
+from unalike.core.signatures import look
 from unalike.engines.store import Store
-from unalike.forms import look
-from unalike.message import LIMIT, MessageError, Value, decode, encode, size
 
 
 class Request(TypedDict):

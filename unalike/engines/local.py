@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unalike.client import Card, Client
-from unalike.engine import Arrival
+from unalike.base.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
+from unalike.core.client import Card, Client
+from unalike.core.engine import Arrival
 from unalike.engines.host import Host
+from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
-from unalike.engines.worker import Worker, collect
-from unalike.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
 
 
 class LocalEngine:

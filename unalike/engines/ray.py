@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from unalike.client import Card, Client
-from unalike.engine import Arrival
-from unalike.engines.place import Place, seal
+from unalike.base.errors import UserError
+from unalike.base.message import LIMIT, Value, decode, mapping
+from unalike.core.client import Card, Client
+from unalike.core.engine import Arrival
+from unalike.engines.process import EngineError
+from unalike.engines.ray_actor import Place, seal
 from unalike.engines.realtime import RealTime, card, parcels, read
 from unalike.engines.store import Store
-from unalike.engines.worker import EngineError
-from unalike.errors import UserError
-from unalike.message import LIMIT, Value, decode, mapping
 
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
 DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from unalike.client import Card
-from unalike.engine import Arrival
+from unalike.base.message import MessageError, decode, head, tail
+from unalike.core.client import Card
+from unalike.core.engine import Arrival
+from unalike.core.signatures import look
 from unalike.engines.host import Answer
-from unalike.forms import look
-from unalike.message import MessageError, decode, head, tail
 
 SMALL = 100_000            # bytes of a message that is one parcel; of a larger one its tensors go apart, for several at once
 

@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from unalike.message import fill, size, tree
+from unalike.base.message import fill, size, tree
 
 
 class CheckpointError(ValueError):

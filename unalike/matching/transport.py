@@ -11,7 +11,7 @@ from torch import Tensor
 from unalike.matching.solvers import Solver, plans
 
 if TYPE_CHECKING:
-    from unalike.models.widths import Place, Width
+    from unalike.models.channel_groups import Place, Width
 
 State = dict[str, Tensor]
 Inputs = Literal["mass", "barycentre"]

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from unalike.errors import nearest
+from unalike.base.errors import nearest
 
 Size = Annotated[int, Field(ge=1)]
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.errors import UserError, nearest, unknown
+from unalike.base.errors import UserError, nearest, unknown
 from unalike.models.autoencoder import Autoencoder, Size
 from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.clip import Clip, Siglip
@@ -18,8 +18,8 @@ from unalike.models.hub import Hub
 from unalike.models.minilm import MiniLM
 from unalike.models.pairs import GRU, Pair
 from unalike.models.reader import Reader
-from unalike.models.small import SmallVLM
-from unalike.models.words import TinyVLM
+from unalike.models.small_vlm import SmallVLM
+from unalike.models.tiny_vlm import TinyVLM
 
 
 class MLP(nn.Module):

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from unalike.errors import UserError
+from unalike.base.errors import UserError
+from unalike.models.channel_groups import Place, Width
 from unalike.models.tracing import Untraceable, as_written, trace
-from unalike.models.widths import Place, Width
 
 State = dict[str, Tensor]
 Keep = Sequence[Tensor]

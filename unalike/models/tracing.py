@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unalike.errors import UserError
-from unalike.models.widths import FIXED, NONE, Place, Width, components, pairs, varies
+from unalike.base.errors import UserError
+from unalike.models.channel_groups import FIXED, NONE, Place, Width, components, pairs, varies
 
 
 class Untraceable(UserError):

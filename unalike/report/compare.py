@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from unalike.report import words
+from unalike.report import formatting as words
 from unalike.report.folder import Run, read
 
 LEVEL = 0.95

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from unalike.report.canvas import COLOURS, figure
+from unalike.report.mpl import COLOURS, figure
 
 
 def draw(image, maps: Mapping, conditions: Mapping, to: Path) -> None:

@@ -4,7 +4,7 @@ Knows nothing of pictures.
 """
 
 from unalike.report.folder import Run
-from unalike.report.words import number
+from unalike.report.formatting import number
 
 LATER = {"after local": 0, "after alignment": 1, "end": 2}  # the order of evaluations inside one round
 

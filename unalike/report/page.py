@@ -5,9 +5,10 @@ import shlex
 from html import escape
 from pathlib import Path
 
-from unalike.report import history, words
+from unalike.report import formatting as words
+from unalike.report import history
+from unalike.report.figure import Picture, colours
 from unalike.report.folder import Run, read
-from unalike.report.picture import Picture, colours
 from unalike.report.plots import draw
 from unalike.report.style import css
 

@@ -2,13 +2,15 @@
 
 from math import ceil
 
-from unalike.report import history, picture, words
-from unalike.report.canvas import CLIENTS, colour, figure, inline, settings
+from unalike.report import figure as picture
+from unalike.report import formatting as words
+from unalike.report import history
+from unalike.report.curves import notes, traffic, visits
+from unalike.report.figure import Picture, colours, short, whole_rounds
 from unalike.report.folder import Run
-from unalike.report.holdings import holdings, pairs
-from unalike.report.material import material
-from unalike.report.picture import Picture, colours, short, whole_rounds
-from unalike.report.records import notes, traffic, visits
+from unalike.report.label_distribution import holdings, pairs
+from unalike.report.method_figures import material
+from unalike.report.mpl import CLIENTS, colour, figure, inline, settings
 
 
 def draw(run: Run) -> list[Picture]:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from unalike.report import words
+from unalike.report import formatting as words
 
 LOST = "▼"  # as on the page; colour alone is not seen everywhere
 

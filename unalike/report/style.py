@@ -1,6 +1,6 @@
 """How the report page looks, in light and dark. Knows nothing of what stands on it."""
 
-from unalike.report.canvas import variables
+from unalike.report.mpl import variables
 
 LAYOUT = """
 * { box-sizing: border-box; }

@@ -5,7 +5,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from unalike.report import words
+from unalike.report import formatting as words
 
 MOST = 40  # rows; beyond that the worst are shown
 

@@ -11,20 +11,20 @@ from typing import Any
 from torch import stack
 from torch.nn.functional import one_hot
 
-from unalike.algorithm import Algorithm
-from unalike.client import Client, unlabelled
+from unalike.base.errors import Problems, UserError
+from unalike.core.algorithm import Algorithm
+from unalike.core.client import Client, unlabelled
+from unalike.core.participation import Terms
+from unalike.core.privacy import Privacy
 from unalike.data import Tensors
 from unalike.engines import BETWEEN
-from unalike.errors import Problems, UserError
-from unalike.privacy import Privacy
-from unalike.runs.fit import misfits
-from unalike.runs.folder import Folder
+from unalike.runs.compatibility import misfits
 from unalike.runs.run import Run, Watch
+from unalike.runs.run_folder import Folder
 from unalike.scenarios import Scenario, build, read
 from unalike.scenarios.reading import checked, read_engine
 from unalike.scenarios.schema import Named
-from unalike.terms import Terms
-from unalike.training import Training
+from unalike.training.loop import Training
 
 FREE = ("engine", "workers", "threads", "device", "data_dir", "checkpoint")      # where a run is computed and kept: may change on the way
 
@@ -174,7 +174,7 @@ def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:
 def report(made: Run, progress: bool = False) -> dict[str, Any]:
     from unalike.report import write
     if progress:
-        from unalike.cli.progress import progress as bar
+        from unalike.report.progress import progress as bar
         watch = made.watch
         with bar() as shown:
             made.watch = lambda event, **facts: (shown(event, **facts), watch(event, **facts))[1]

@@ -12,21 +12,21 @@ from typing import Any
 
 from torch import Tensor
 
-from unalike.algorithm import Algorithm
-from unalike.client import Client
+from unalike.base.errors import UserError, unknown
+from unalike.base.ledger import FREE
+from unalike.base.message import Value, leaves, size
+from unalike.core.algorithm import Algorithm
+from unalike.core.client import Client
+from unalike.core.federation import Terms
+from unalike.core.privacy import Privacy
+from unalike.core.signatures import described
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
-from unalike.errors import UserError, unknown
-from unalike.federation import Terms
-from unalike.forms import described
-from unalike.ledger import FREE
-from unalike.message import Value, leaves, size
-from unalike.privacy import Privacy
-from unalike.runs.folder import Folder
 from unalike.runs.run import Run, make_side
+from unalike.runs.run_folder import Folder
 from unalike.scenarios import load, raw
-from unalike.scenarios.member import member
-from unalike.training import Training
+from unalike.scenarios.client_config import member
+from unalike.training.loop import Training
 
 
 class Rehearsing(Host):

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.client import Client
+from unalike.base.errors import UserError
+from unalike.core.client import Client
 from unalike.data.pictures import read
-from unalike.errors import UserError
 from unalike.runs.export import finished
 
 

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from unalike.algorithm import Algorithm, ClientSide, digest
-from unalike.between.site import agreed
-from unalike.client import Client
+from unalike.base.errors import UserError, unknown
+from unalike.core.algorithm import Algorithm, ClientSide, digest
+from unalike.core.client import Client
+from unalike.cross_silo.client_endpoint import agreed
 from unalike.engines.store import Store, quote
-from unalike.errors import UserError, unknown
 from unalike.models.model import Nearest
-from unalike.runs.folder import Folder
+from unalike.runs.run_folder import Folder
 from unalike.scenarios import build, read
-from unalike.scenarios.member import member
+from unalike.scenarios.client_config import member
 from unalike.scenarios.reading import read_algorithm
-from unalike.training import Training
+from unalike.training.loop import Training
 
 
 def trained(run: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None) -> dict[str, nn.Module]:

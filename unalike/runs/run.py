@@ -15,26 +15,26 @@ from typing import Any
 
 import torch
 
-from unalike.algorithm import Algorithm, ClientSide
-from unalike.client import Card, Client
-from unalike.clusters import settle
-from unalike.engine import Engine
+from unalike.base.errors import Problems, UserError
+from unalike.base.ledger import Ledger
+from unalike.base.message import Value
+from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.client import Card, Client
+from unalike.core.engine import Engine
+from unalike.core.federated_clustering import settle
+from unalike.core.federation import Federation, QuorumError
+from unalike.core.operations import untold
+from unalike.core.participation import Terms
+from unalike.core.privacy import Privacy, releases
+from unalike.core.replay import Replay
+from unalike.core.safeguard import shadows
+from unalike.core.signatures import Declared, declared
 from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
-from unalike.errors import Problems, UserError
-from unalike.federation import Federation, QuorumError
-from unalike.forms import Declared, declared
-from unalike.ledger import Ledger
-from unalike.message import Value
-from unalike.operations import untold
-from unalike.privacy import Privacy, releases
-from unalike.replay import Replay
-from unalike.runs.fit import misfits
-from unalike.runs.folder import Folder, commit
-from unalike.runs.pictures import leave
-from unalike.safeguard import shadows
-from unalike.terms import Terms
-from unalike.training import Training
+from unalike.runs.compatibility import misfits
+from unalike.runs.figures import leave
+from unalike.runs.run_folder import Folder, commit
+from unalike.training.loop import Training
 
 Watch = Callable[..., None]
 

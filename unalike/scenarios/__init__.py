@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from unalike.algorithm import Algorithm
-from unalike.errors import UserError, unknown
-from unalike.privacy import Privacy
+from unalike.base.errors import UserError, unknown
+from unalike.core.algorithm import Algorithm
+from unalike.core.privacy import Privacy
 from unalike.scenarios.reading import Rest, read
 from unalike.scenarios.schema import Data, Group, Public, Scenario
 
@@ -119,8 +119,8 @@ def put(told: dict[str, Any], setting: str) -> None:
 def room(told: dict[str, Any], key: str) -> str:
     """The part of a scenario that has a bare field."""
     from unalike.algorithms import ALGORITHMS
-    from unalike.terms import Terms
-    from unalike.training import Training
+    from unalike.core.participation import Terms
+    from unalike.training.loop import Training
     named = told.get("algorithm")
     method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
     rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.client import Client
+from unalike.base.errors import Problem, Problems, reason, unknown
+from unalike.base.randomness import scope, stream
+from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.partitions import alike
 from unalike.data.samples import each, joined, pooled, thinned
-from unalike.errors import Problem, Problems, reason, unknown
 from unalike.models import build_encoder
-from unalike.randomness import scope, stream
 from unalike.scenarios.reading import dataset_options, model_options, names, partition_options, sources, task_options
 from unalike.scenarios.schema import Data, Group, Scenario
-from unalike.training import batches
+from unalike.training.loop import batches
 
 Member = tuple[int, Group, str]     # which of the scenario's groups, the group, and the client's id
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from unalike.algorithm import Algorithm
-from unalike.errors import Problem, Problems, UserError, near, nearest, unknown
+from unalike.base.errors import Problem, Problems, UserError, near, nearest, unknown
+from unalike.base.settings import complaint, numbers, sentence, types
+from unalike.core.algorithm import Algorithm
 from unalike.scenarios.schema import Count, Data, Named, Scenario
-from unalike.settings import complaint, numbers, sentence, types
 from unalike.tasks import Task
 
 Rest = Callable[[Scenario, Algorithm | None, bool], list[Problem]]

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from unalike.privacy import Privacy
-from unalike.settings import Settings
-from unalike.terms import Terms
-from unalike.training import Training
+from unalike.base.settings import Settings
+from unalike.core.participation import Terms
+from unalike.core.privacy import Privacy
+from unalike.training.loop import Training
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]

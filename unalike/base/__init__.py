@@ -1,0 +1,1 @@
+"""What everything else stands on: messages, ledger, errors, named randomness, settings. Imports nothing of ours."""

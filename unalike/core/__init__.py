@@ -1,0 +1,1 @@
+"""The protocol between server and clients: clients, operations, federation, privacy. Knows no task, model or method."""

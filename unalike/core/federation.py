@@ -1,0 +1,366 @@
+"""The clients as the server sees them: whom it can call, what came back and what is remembered. Knows nothing of methods."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+import torch
+
+from unalike.base.ledger import FREE, Ledger
+from unalike.base.message import Value, broken
+from unalike.base.randomness import stream
+from unalike.core.client import VERSION
+from unalike.core.engine import Arrival, Engine, Sent
+from unalike.core.participation import Failure, QuorumError, Replies, Terms
+from unalike.core.replay import Replay
+from unalike.core.signatures import Declared, outline, unlike
+from unalike.data.public import PublicOrder
+from unalike.training.loop import Training
+
+Messages = dict[str, dict[str, Value]]
+Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
+
+
+@dataclass
+class Federation:
+    """Clients behind an engine, with what the server remembers of the run in `state`."""
+
+    engine: Engine
+    training: Training = field(default_factory=Training)
+    terms: Terms = field(default_factory=Terms)
+    seed: int = 0
+    record: Callable[..., None] = lambda event, **facts: None
+    evaluator: Callable[["Federation"], Replies] | None = None
+    figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
+    guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
+    archive: Any = field(default_factory=dict)      # large things the server keeps, by name: in a run they are on disk, not in memory
+    counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
+    replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
+    declared: Callable[[str], Declared] | None = None       # what the method says of an operation; a reply that is not so stays outside
+    lengths: Mapping[str, int] = field(default_factory=dict)      # what axes in that are called, and how long they are
+    unasked: frozenset[str] = frozenset()     # operations that nobody would answer: there are no replies to them
+    server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
+
+    def __post_init__(self) -> None:
+        self.cards = self.engine.cards()
+        for card in self.cards.values():
+            if card.version != VERSION:
+                raise ValueError(f"client {card.id} speaks version {card.version} of the protocol, this server {VERSION}")
+        rows = {card.id: card.public_rows for card in self.cards.values() if card.public is not None}
+        if len(set(rows.values())) > 1:
+            raise ValueError(f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone")
+        prints: dict[tuple, str] = {}
+        for card in self.cards.values():
+            if card.public is not None and prints.setdefault((card.modalities, card.public_shape), card.public) != card.public:
+                raise ValueError(f"client {card.id} holds another public set than others of its kind; row i must be the same for everyone")
+        self.public_rows = next(iter(rows.values()), 0)
+        self.state: dict[str, Any] = {}
+        self.scratch: dict[str, Any] = {}           # what can be found again: gone when the server starts anew
+        self.ledger = Ledger()
+        self.released: dict[str, int] = {c: 0 for c in self.cards}      # how often each client's data were spoken of, whatever came of it
+        self.round = 0                              # the round under way; 0 before the first
+        self.finished = 0                           # the last finished one
+        self.clock = 0.0                            # simulated seconds
+        self.numbered = 0                           # messages sent so far
+        self.flying: dict[int, Sent] = {}           # those not yet answered, by number
+        self.overdue: dict[int, Sent] = {}          # those nobody waits for any more; what comes is counted, then dropped
+        self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
+        self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
+        self.failures: list[Failure] = []
+        self.lost: list[int] = []                   # rounds that ended early, for want of clients that were only away
+        self.absent: set[str] = set()               # out for this round
+        self.drawn: list[str] = list(self.cards)
+        self.visits: dict[str, int] = {}            # in `drive`: how many each client has had
+        self.waiting: list[str] = []                # in `drive`: whose next visit may begin
+        self.instants = 0                           # in `drive`: how often somebody arrived
+
+    # who is there
+
+    @property
+    def everyone(self) -> list[str]:
+        """All clients but the quarantined ones, drawn for this round or not."""
+        return [c for c in self.cards if c not in self.quarantined]
+
+    @property
+    def here(self) -> list[str]:
+        """Clients drawn for this round that have not failed in it."""
+        return [c for c in self.drawn if c not in self.quarantined and c not in self.absent]
+
+    def public(self, batch: int) -> PublicOrder:
+        """The public set in batches; the order belongs to the round and is the same for server and clients."""
+        return PublicOrder(self.public_rows, batch, self.seed)
+
+    def rounds(self) -> Iterator[int]:
+        """Round numbers from the first unfinished one; draws who takes part in each."""
+        for number in range(self.finished + 1, self.training.rounds + 1):
+            self.begin(number)
+            yield number
+
+    def begin(self, number: int) -> None:
+        self.manned()
+        self.round, self.absent, self.turns = number, set(), {}
+        self.drawn = self.terms.drawn(list(self.cards), self.seed, number)
+
+    def manned(self) -> None:
+        """Where nobody is left nothing that comes of it is a result, unless a quorum of 0 says so."""
+        if not self.everyone and self.terms.quorum:
+            raise QuorumError(f"after round {self.finished}", 0, len(self.cards), 1, list(self.quarantined.values()))
+
+    # calling them
+
+    def call(self, operation: str, *, each: Messages | None = None, clients: list[str] | None = None, quorum: float | None = None,
+             sizes: Mapping[str, int] | None = None, other: Mapping[str, str] | None = None, **same: Value) -> Replies:
+        """One operation on many clients, an `other` on some: `same` for all, `each` what differs. Replies come in the order of the cards.
+
+        Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
+        replies than the quorum asks for is an error. `sizes` says how long axes are that the operation declares by a name.
+        """
+        if operation in self.unasked:
+            return Replies({}, {})
+        chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
+        chosen = [c for c in chosen if c not in self.quarantined]
+        asked = {c: (other or {}).get(c, operation) for c in chosen}
+        failures = {c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
+                    for c in chosen if clients is None and self.terms.drops(c, self.seed, self.round)}
+        chosen = [c for c in chosen if c not in failures]
+        start = self.engine.now
+        replies: dict[str, Value] = {}
+        awaited = self._send({c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
+        limit = math.inf if operation in FREE or self.terms.deadline is None else self.terms.deadline
+        while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
+            for arrival in arrivals:
+                awaited.discard(arrival.reply["number"])
+                got = self._open(arrival, sizes=sizes)
+                if isinstance(got, Failure):
+                    failures[arrival.client] = got
+                else:
+                    replies[arrival.client] = got
+        for number in awaited:
+            sent = self.overdue[number] = self.flying.pop(number)
+            reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
+            failures[sent.client] = Failure(sent.client, sent.operation, sent.round, reason, lasting=False)
+        self.engine.back(start + (0.0 if operation in FREE else limit))
+        self.clock = max(self.clock, self.engine.now)
+        for failure in failures.values():
+            self._fail(failure)
+        self._settle(operation, len(replies), failures, self.terms.quorum if quorum is None else quorum)
+        return Replies({c: replies[c] for c in self.cards if c in replies}, failures)
+
+    def relay(self, operation: str, clients: list[str]) -> Value:
+        """The operation on one client after another: each gets as `given` what the one before gave back, the first nothing."""
+        given: Value = {}
+        failures: dict[str, Failure] = {}
+        for client in clients:
+            replies = self.call(operation, clients=[client], quorum=0, given=given)
+            given = replies.get(client, given)
+            failures |= replies.failures
+        self._settle(operation, len(clients) - len(failures), failures, self.terms.quorum)
+        return given
+
+    def _settle(self, operation: str, there: int, failures: dict[str, Failure], quorum: float) -> None:
+        asked = there + len(failures)
+        if there < (needed := math.ceil(quorum * asked - 1e-9)):
+            raise QuorumError(f"{operation}, round {self.round}", there, asked, needed, list(failures.values()))
+
+    def drive(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
+        """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies
+        of one instant and says what is asked next in these visits. A visit ends where nothing more is asked, and the next begins.
+
+        Everyone is visited `training.rounds` times; without `rest`, quick clients go on until the slowest has had as many. Who drops out
+        or is late has had its visit, and has the next. `participation` is the share of clients that are visited at a time; `quorum` the
+        share that must be left. Yields a number whenever everyone could have had so many visits: there the run can be saved, with what
+        is under way.
+        """
+        self.drawn = list(self.cards)
+        if not self.visits:
+            order = torch.randperm(len(self.cards), generator=stream(self.seed, "participation"))
+            self.visits = {c: 0 for c in self.cards}
+            self.waiting = [list(self.cards)[i] for i in order] if self.terms.participation < 1 else list(self.cards)
+        while True:
+            self._send(*self._invitations(invite, rest))
+            arrivals, past = self._next() if self.flying else ([], {})
+            self.clock = self.engine.now
+            got = {}
+            for arrival in arrivals:
+                sent = self.flying[arrival.reply["number"]]
+                got[sent.client] = opened = self._open(arrival, past.get(sent.client))
+                why = {"reason": opened.reason, "lasting": opened.lasting} if isinstance(opened, Failure) else {}
+                self.record("arrival", at=self.clock, instant=self.instants, client=sent.client, round=sent.round,
+                            operation=sent.operation, **why)
+            failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
+            for failure in failures.values():
+                self._fail(failure)
+            onward = take(Replies({c: got[c] for c in self.cards if c in got and c not in failures}, failures)) if got else {}
+            onward = {c: onward[c] for c in got if c in onward and c not in failures}
+            self._send(onward, {c: self.visits[c] + 1 for c in onward})
+            for client in (c for c in got if c not in onward):
+                self._ended(client)
+            if len(self.everyone) < (needed := math.ceil(self.terms.quorum * len(self.cards) - 1e-9)):
+                gone = list(self.quarantined.values())
+                raise QuorumError(f"visit {self.finished + 1}", len(self.everyone), len(self.cards), needed, gone)
+            if (done := sum(self.visits[c] for c in self.everyone) // max(len(self.everyone), 1)) > self.finished:
+                self.round = done
+                yield done
+            if not self.flying and not self.waiting:
+                return
+
+    def _next(self) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
+        """Who arrives next: whoever does, or whoever did in the run that is replayed, and then what became of it."""
+        self.instants += 1
+        if self.replay is not None:
+            return self.replay.next(self.instants, set(self.flying), self.engine.receive)
+        if not (arrivals := self.engine.receive(set(self.flying))):
+            raise RuntimeError(f"the engine lost what {', '.join(sent.client for sent in self.flying.values())} were asked; resume the run")
+        return arrivals, {}
+
+    def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
+        """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
+        places = self.terms.places(len(self.cards)) - len({sent.client for sent in self.flying.values()})
+        asks: dict[str, Ask] = {}
+        behind = lambda: min((self.visits[c] for c in self.everyone), default=0) < self.training.rounds
+        while self.waiting and len(asks) < places:
+            client = self.waiting.pop(0)
+            number = self.visits[client] + 1
+            if client in self.quarantined or not (number <= self.training.rounds or (not rest and behind())):
+                continue
+            if self.terms.drops(client, self.seed, number):
+                self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
+                self._ended(client)
+            else:
+                asks[client] = invite(client)
+        return asks, {c: self.visits[c] + 1 for c in asks}
+
+    def _ended(self, client: str) -> None:
+        self.visits[client] += 1
+        self.waiting.append(client)
+        self.absent.discard(client)
+        self.turns = {key: turn for key, turn in self.turns.items() if key[1] != client}
+
+    def evaluate(self, when: str = "end") -> Replies | None:
+        """Everyone's metrics, recorded; only in the rounds that are to be points of the learning curves."""
+        every = max(1, self.training.rounds // self.terms.evaluations)
+        if self.evaluator is None or (self.round % every and self.round != self.training.rounds and self.round != 1):
+            return None
+        replies = self.evaluator(self)
+        figures = {"figures": self.figures(self, dict(replies))} if self.figures else {}
+        self.record("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
+        return replies
+
+    def note(self, name: str, values: Mapping[str, float | None]) -> None:
+        """A figure per client for the curves in the report, e.g. a method's own loss."""
+        self.record("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
+
+    def keep(self, name: str, **material: Any) -> None:
+        """What a picture in the report is made of, as it is now: `points` (n, width) and their `classes` (n,), drawn at a few moments of
+        the run; or a `matrix` (n, m) with the names of its `rows` and `columns`, drawn as it was last. Called where a method measures: it
+        does not travel, and whatever is large is thinned."""
+        self.record("picture", round=self.round, name=name, **material)
+
+    def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
+        """Numbers of the messages sent."""
+        if not asks:
+            return set()
+        self.record("call", operation=next(iter(asks.values()))[0], round=self.round)
+        messages: Messages = {}
+        before = self.numbered
+        for client, (operation, body) in asks.items():
+            self.numbered += 1
+            key = (rounds[client], client, operation)
+            turn = self.turns[key] = self.turns.get(key, -1) + 1
+            messages[client] = {"operation": operation, "number": self.numbered, "round": rounds[client], "turn": turn, "body": body}
+            self.flying[self.numbered] = Sent(client, operation, rounds[client], self.engine.now, outline(body) or {})
+        for client, size in self.engine.send(messages).items():
+            self.ledger.add(rounds[client], client, "down", asks[client][0], size)
+        return set(range(before + 1, self.numbered + 1))
+
+    def _open(self, arrival: Arrival, past: dict[str, Any] | None = None, sizes: Mapping[str, int] | None = None) -> Value | Failure:
+        """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
+        sent = self.flying.pop(arrival.reply["number"])
+        self._count(sent, arrival.size, arrival.reply)
+
+        def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
+            return Failure(sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting)
+
+        if past:
+            return fail(**past)
+        if "failure" in arrival.reply:
+            return fail(str(arrival.reply["failure"]))
+        if "body" not in arrival.reply or sent.client != arrival.client:
+            return fail("its reply is none to what it was asked")
+        deadline = self.terms.deadline if sent.operation not in FREE and past is None else None
+        if deadline is not None and (took := arrival.at - sent.at) > deadline:
+            return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
+        if (quota := self.terms.round_bytes) is not None and (told := self.ledger.sent(sent.round, sent.client)) > quota:
+            return fail(f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)", lasting=True)
+        reply = arrival.reply["body"]
+        if wrong := self._strange(sent, reply, sizes):
+            return fail(wrong)
+        if (path := broken(reply)) is not None:
+            return fail(f"its reply holds NaN or infinity ({path})")
+        return reply
+
+    def _strange(self, sent: Sent, reply: Value, sizes: Mapping[str, int] | None) -> str | None:
+        """What is wrong with a reply, by what its operation declares and what was sent with it."""
+        if self.declared is None:
+            return None
+        card, declared = self.cards[sent.client], self.declared(sent.operation)
+        known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "labels": len(card.labels),
+                 "public_rows": self.public_rows, **(sizes or {})}
+        whole = self.counts is None or (sent.operation in FREE and not self.unasked)       # seeded noise hides nothing of what is measured
+        return (declared.reply if whole else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
+
+    def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
+        if size:                                    # the engine's own word on a client that never answered has none
+            self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
+        if self.counts is not None and (count := self.counts(sent.operation, reply.get("body"))):
+            self.release(sent.client, count)
+
+    def release(self, client: str, count: int) -> None:
+        """So much more was said of a client's data."""
+        self.released[client] += count
+        self.record("released", client=client, releases=self.released[client])
+
+    def _pending(self) -> list[dict[str, Any]]:
+        """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""
+        told = {p["reply"]["number"]: p for p in [*(self.replay.pending() if self.replay else []), *self.engine.pending()]}
+        for number, sent in self.overdue.items():
+            if (late := told.pop(number, None)) is not None:
+                self._count(sent, late["size"], late["reply"])
+        self.engine.drop(set(self.overdue))
+        self.overdue = {}
+        return list(told.values())
+
+    def refuse(self, client: str, operation: str, reason: str) -> None:
+        """A reply that came in and cannot be used: its client is named and left out."""
+        self._fail(Failure(client, operation, self.round, reason))
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.lasting:
+            self.quarantined[failure.client] = failure
+        self.absent.add(failure.client)
+        self.failures.append(failure)
+        self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
+                    lasting=failure.lasting)
+
+    # what is saved after a round
+
+    def memory(self) -> dict[str, Any]:
+        pending = self._pending()
+        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
+                "lost": self.lost, "released": self.released,
+                "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
+                "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
+                "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
+                "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
+
+    def remember(self, saved: dict[str, Any]) -> None:
+        self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
+        self.numbered, self.lost = saved["numbered"], saved["lost"]
+        self.visits, self.waiting = saved["visits"], saved["waiting"]
+        self.released, self.instants = saved["released"], saved["instants"]
+        self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
+        self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
+        self.failures = [Failure(*f) for f in saved["failures"]]
+        self.quarantined = {f.client: f for f in self.failures if f.lasting}
+        self.engine.load(self.finished, self.clock, saved["pending"])

@@ -1,0 +1,185 @@
+"""What a message looks like, and whether that is what an operation declares. Knows no values beyond their kind, and no method.
+
+An operation's signature is its declaration: the annotations of its arguments say what a client lets in, that of its reply what a server
+does. `Annotated[Tensor, Shape("rows", "width")]` declares a shape, a `TypedDict` exactly these names, `Value` anything that can travel.
+Whatever part of a reply has the name of an argument that was sent with tensors in it must have their names, kinds and shapes.
+"""
+
+import inspect
+import operator
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from torch import Tensor
+
+from unalike.base.message import MessageError, Value, broken, leaves
+
+Sizes = Mapping[str, int]
+Look = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path: what is wrong with it
+
+
+class Shape:
+    """Lengths of the axes of a tensor, or of a list: numbers, words for one (fields of the method, `samples` and `labels` of the client's
+    card, `public_rows`, `clients`, `sizes` of the call), or None for any. A tensor holds real numbers, or whole ones if `whole`."""
+
+    def __init__(self, *axes: int | str | None, whole: bool = False):
+        self.axes, self.whole = axes, whole
+
+    def look(self, value: Any, sizes: Sizes, path: str) -> str | None:
+        there = (len(value),) if isinstance(value, list) else tuple(value.shape)
+        if unknown := [axis for axis in self.axes if isinstance(axis, str) and axis not in sizes]:
+            raise ValueError(f"nothing says how long the axis {unknown[0]} is; give it to the call: sizes={{'{unknown[0]}': ...}}")
+        wanted = [sizes[axis] if isinstance(axis, str) else axis for axis in self.axes]
+        kind = isinstance(value, list) or value.is_floating_point() is not self.whole
+        if kind and len(there) == len(wanted) and all(want in (None, got) for want, got in zip(wanted, there, strict=True)):
+            return None
+        shape = ", ".join("any" if want is None else str(want) for want in wanted)
+        return f"{path} is {shown(value)}, and must be {'whole' if self.whole else 'real'} numbers of shape ({shape})"
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {tuple(value.shape)}"
+    return {"NoneType": "None", "int": "a whole number", "float": "a number", "str": "a word", "bool": "true or false"}.get(
+        type(value).__name__, f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else type(value).__name__)
+
+
+PLAIN: dict[Any, Callable[[Any], bool]] = {
+    None: lambda v: v is None, types.NoneType: lambda v: v is None, bool: lambda v: isinstance(v, bool), str: lambda v: isinstance(v, str),
+    int: lambda v: isinstance(v, int) and not isinstance(v, bool), float: lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    Tensor: lambda v: isinstance(v, Tensor), dict: lambda v: isinstance(v, dict), list: lambda v: isinstance(v, list)}
+
+
+@cache
+def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
+    """What looks at values that are annotated so; an annotation that means nothing here lets everything pass. `hidden`: the value, or a
+    part of it that has a name and is not `sent`, may be None instead."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hidden and not is_typeddict(hint):
+        return look(Any) if isinstance(hint, str) else look(hint | None) if hint is not None else look(None)
+    if hint in PLAIN:
+        fine, word = PLAIN[hint], getattr(hint, "__name__", "None").replace("NoneType", "None")
+        return lambda value, sizes, path: None if fine(value) else f"{path} is {shown(value)}, and must be a {word}"
+    if origin in (Required, NotRequired):
+        return look(inside[0])
+    if origin is Annotated:
+        looks = [look(inside[0]), *(told.look for told in inside[1:] if isinstance(told, Shape)),
+                 *(_bounded(told.metadata) for told in inside[1:] if hasattr(told, "metadata"))]
+        return lambda value, sizes, path: next((wrong for each in looks if (wrong := each(value, sizes, path))), None)
+    if origin is Literal:
+        return lambda value, sizes, path: None if value in inside else f"{path} is {str(value)[:40]}, and must be one of {inside}"
+    if origin in (Union, types.UnionType):
+        either = [look(one) for one in inside]
+        return lambda value, sizes, path: either[0](value, sizes, path) if all(e(value, sizes, path) for e in either) else None
+    if is_typeddict(hint):
+        parts = {key: look(told) for key, told in get_type_hints(hint, include_extras=True).items()}
+        return _exactly(parts, hint.__required_keys__, hidden, sent)
+    if origin is list:
+        return _all(list, look(inside[0]), enumerate)
+    if origin is dict:
+        return _all(dict, look(inside[1]), dict.items)
+    return lambda value, sizes, path: None
+
+
+def _bounded(bounds: list[Any]) -> Look:
+    """Of a number with bounds, as pydantic has them."""
+    fine = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+    held = [(fine[name], getattr(bound, name)) for bound in bounds for name in fine if hasattr(bound, name)]
+    return lambda value, sizes, path: None if all(test(value, end) for test, end in held) else f"{path} is {value}, which is out of bounds"
+
+
+def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
+    def among(value: Any, sizes: Sizes, path: str) -> str | None:
+        if hidden and value is None and not sent:
+            return None
+        if not isinstance(value, dict) or not required <= value.keys() <= parts.keys():
+            got = f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}" if isinstance(value, dict) else f"is {shown(value)}"
+            return f"{path} {got}, and must hold {', '.join(parts) or 'nothing'}"
+        return next((wrong for key, part in value.items() if not (hidden and part is None and key not in sent)
+                     and (wrong := parts[key](part, sizes, f"{path}.{key}"))), None)
+
+    return among
+
+
+def _all(kind: type, each: Look, items: Callable[[Any], Any]) -> Look:
+    def every(value: Any, sizes: Sizes, path: str) -> str | None:
+        if not isinstance(value, kind):
+            return f"{path} is {shown(value)}, and must be a {kind.__name__}"
+        return next((wrong for key, item in items(value) if (wrong := each(item, sizes, f"{path}.{key}"))), None)
+
+    return every
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What an operation says of itself: `request` looks at a body at the client's door, `reply` at the server's; with privacy a client may
+    say nothing instead of what is not declared to leave, and `hidden` does."""
+
+    request: Look
+    reply: Look
+    hidden: Look
+
+
+def declared(method: Any) -> Declared:
+    """What the signature of an operation declares; of one that is written for several, of each."""
+    if (known := method.__dict__.get("declared")) is None:
+        try:
+            hints = get_type_hints(method, include_extras=True)
+        except (NameError, TypeError):                      # names that are for the type checker only: nothing is declared
+            hints = {}
+        one = lambda hint: (get_args(hint) or (Any,))[0] if hasattr(method, "together") else hint
+        _, *arguments = inspect.signature(method).parameters.values()
+        named = {a.name: look(one(hints.get(a.name, Any))) for a in arguments}
+        request = _exactly(named, frozenset(a.name for a in arguments if a.default is a.empty))
+        if any(a.kind is a.VAR_KEYWORD for a in arguments):
+            request = look(dict)
+        reply = one(hints.get("return", Any))
+        sends = getattr(method, "sends", {})
+        hidden = look(reply) if isinstance(sends, str) else look(reply, hidden=True, sent=frozenset(sends))
+        known = method.declared = Declared(request, look(reply), hidden)
+    return known
+
+
+def entering(method: Any, body: dict[str, Value]) -> None:
+    """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
+    wrong = declared(method).request(body, {}, method.__name__)
+    if wrong is None and (path := broken(body)) is not None:
+        wrong = f"{method.__name__}.{path} holds NaN or infinity"
+    if wrong is not None:
+        raise MessageError(f"it refuses what it was sent: {wrong}")
+
+
+def outline(value: Value) -> Any:
+    """Names, kinds and shapes of the tensors in a value; None where there are none.
+
+    >>> import torch
+    >>> outline({"w": torch.ones(2, 3), "n": [torch.tensor(1)], "loss": 0.5})
+    {'w': ['real', 2, 3], 'n': [['whole']]}
+    """
+    if isinstance(value, Tensor):
+        return ["real" if value.is_floating_point() else "whole", *value.shape]
+    if isinstance(value, dict):
+        return {key: told for key, item in value.items() if (told := outline(item)) is not None} or None
+    if isinstance(value, list | tuple):
+        return [told for item in value if (told := outline(item)) is not None] or None
+    return None
+
+
+def unlike(reply: Value, sent: dict[str, Any]) -> str | None:
+    """Where a part of a reply is not like what was sent under its name, by the outline of that."""
+    parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    for key in sent.keys() & parts.keys():
+        if (got := outline(parts[key])) != sent[key] and parts[key] is not None:
+            at = next((name for name in [*sent[key], *(got or ())] if (got or {}).get(name) != sent[key].get(name)), "") \
+                if isinstance(sent[key], dict) and isinstance(got, dict | None) else ""
+            return f"its {key} have other names or shapes than those it was sent{f' ({str(at)[:80]})' if at else ''}"
+    return None
+
+
+def described(value: Value) -> list[tuple[str, str, list[int]]]:
+    """Path, dtype and shape of all that a value holds; numbers and words have no shape."""
+    return [(path, str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) if isinstance(leaf, Tensor)
+            else (path, "nothing" if leaf is None else type(leaf).__name__, []) for path, leaf in leaves(value)]

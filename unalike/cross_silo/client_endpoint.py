@@ -1,0 +1,131 @@
+"""A client's end of an engine between organisations: bytes in, bytes out. Knows its own client, and nothing of who carries them.
+
+What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the folder beside the client's file.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unalike.base.errors import Problems, UserError, reason
+from unalike.base.message import LIMIT, decode, encode, mapping
+from unalike.core.algorithm import Algorithm
+from unalike.core.client import VERSION, Client
+from unalike.core.privacy import Privacy
+from unalike.engines.host import Host
+from unalike.engines.store import Store, quote
+from unalike.training.loop import Training
+
+PLACES = ("clients", "alone")          # with the others, and for comparison without them
+
+
+class Site:
+    """One client, where it lives. `name` is who it is to the engine, by its certificate or key: its card must say the same.
+
+    With `resident` the process stays and memory is enough between checkpoints; without, every message may find a new process, so
+    that the client goes to disk after each.
+    """
+
+    def __init__(self, file: str | Path, name: str | None = None, resident: bool = True, limit: int = LIMIT):
+        self.file, self.name, self.resident, self.limit = Path(file).resolve(), name, resident, limit
+        self.folder = self.file.parent / "unalike"
+        self.made: tuple[Any, Client] | None = None            # for which run, and the client
+        self.open: tuple[str, str, Host] | None = None         # run, place, and the host there
+
+    def answer(self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None) -> bytes:
+        """What the client answers, whatever comes."""
+        try:
+            if place not in PLACES:
+                raise UserError(f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}")
+            if do == "call":
+                host = self.host(run, place)
+                client, = host.clients
+                reply = host.answer(client, data, self.limit, rest)
+                if not self.resident:
+                    host.keep(client)
+                return bytes(reply)
+            asked: dict[str, Callable[..., dict[str, Any]]] = {"hello": self.hello, "begin": self.begin, "save": self.save}
+            if do not in asked:
+                raise UserError(f"a client can be asked {', '.join(asked)} and call, got {str(do)[:40]!r}")
+            return bytes(encode(asked[do](run=run, place=place, **mapping(decode(data, self.limit)))))
+        except Exception as error:
+            return bytes(encode({"failure": reason(error)}))
+
+    def hello(self, run: str, place: str, version: int, about: dict[str, Any]) -> dict[str, Any]:
+        """Who is here. A server of another version is refused before anything else is read."""
+        if version != VERSION:
+            raise UserError(f"this client speaks version {VERSION} of the protocol, the server {version}: install the same unalike")
+        client = self.client(about)
+        if self.name is not None and client.id != self.name:
+            raise UserError(f'{self.file} describes client "{client.id}", but this site is known as "{self.name}": its id must be that')
+        return {"version": VERSION, "card": client.card().as_dict()}
+
+    def begin(self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int) -> dict[str, Any]:
+        """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
+        from unalike.runs.compatibility import misfits
+        made, client = agreed(terms), self.client(about)
+        if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
+            raise UserError(why)
+        if problems := misfits(made["algorithm"], [replace(client, privacy=None)], made["training"], made["seed"], made["guarded"]):
+            raise Problems(str(self.file), problems)
+        here = self.folder / quote(run)
+        here.mkdir(parents=True, exist_ok=True)
+        (here / f"{place}.json").write_text(json.dumps({"about": about, "terms": terms}))
+        if place == "clients":
+            shutil.rmtree(here / "checkpoints" / "alone", ignore_errors=True)
+            (here / "config.yaml").write_text(yaml.safe_dump({"name": run, "client_file": str(self.file), "about": about, **terms}))
+        self.open = None
+        self.host(run, place).store.rewind(round)
+        return {}
+
+    def save(self, run: str, place: str, round: int) -> dict[str, Any]:
+        host = self.host(run, place)
+        for client in host.clients:
+            host.wake(client)
+        host.save(round)
+        return {}
+
+    def client(self, about: dict[str, Any]) -> Client:
+        from unalike.scenarios.client_config import member
+        if self.made is None or self.made[0] != about:
+            self.made = about, member(self.file, about)
+        return self.made[1]
+
+    def host(self, run: str, place: str) -> Host:
+        """Where the client is in a run; a new process finds what was agreed on disk."""
+        if self.open is None or self.open[:2] != (run, place):
+            here = self.folder / quote(run)
+            try:
+                told = json.loads((here / f"{place}.json").read_text())
+            except OSError:
+                raise UserError(f"this client knows nothing of the run {run!r}: begin it first") from None
+            side = partial(make_side, agreed(told["terms"]))
+            self.open = run, place, Host([self.client(told["about"])], side, Store(here / "checkpoints" / place, keeps=3))
+        return self.open[2]
+
+
+def make_side(agreed: dict[str, Any], client: Client) -> Any:
+    from unalike.runs.run import make_side as make
+    return make(agreed["algorithm"], agreed["training"], agreed["seed"], agreed["guarded"], agreed["privacy"], client)
+
+
+def terms(algorithm: Algorithm, method: str, training: Training, seed: int, guarded: bool, privacy: Privacy | None) -> dict[str, Any]:
+    """What both ends must agree on, as plain values: nothing else is needed to make a client's half, and no code travels."""
+    return {"algorithm": {"name": method, **{f.name: getattr(algorithm, f.name) for f in fields(algorithm)}}, "seed": seed,
+            "training": training.model_dump(), "guarded": guarded, "privacy": privacy.model_dump() if privacy is not None else None}
+
+
+def agreed(terms: dict[str, Any]) -> dict[str, Any]:
+    """Undo `terms`."""
+    from unalike.scenarios.reading import read_algorithm
+    algorithm, problems, _ = read_algorithm(terms["algorithm"])
+    if algorithm is None or problems:
+        raise Problems("what the server wants to run", problems)
+    return {"algorithm": algorithm, "training": Training(**terms["training"]), "seed": int(terms["seed"]),
+            "guarded": bool(terms["guarded"]), "privacy": Privacy(**terms["privacy"]) if terms["privacy"] else None}

@@ -1,0 +1,1 @@
+"""What several algorithms share: averaging, submodels, prompt tuning, public data."""
