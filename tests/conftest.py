@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from unalike import Classification, Client, Federation, Terms, Training
+from unalike import Classification, Client, Federation, FederationConfig, Training
 from unalike.algorithms import ALGORITHMS
 from unalike.engines.local import LocalEngine
 from unalike.engines.store import Store
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.vlm import VisionLanguage
@@ -105,7 +105,7 @@ def several(id, rows=20, model=None, noisy=False, **about):
 def toys_for(method):
     """The same toys for methods that serve other tasks than classification."""
     tasks = method.tasks
-    if issubclass(method, Prompting):
+    if issubclass(method, PromptTuning):
         telling = lambda id, model=None, **about: several(id, model=Telling, **about)
         return {"client": telling, "noisy": Telling,
                 "clients": lambda count=3, **about: [telling("abcdefgh"[i], **about) for i in range(count)]}
@@ -142,19 +142,19 @@ def quiet(event, **facts):
     pass
 
 
-def execute(folder, algorithm, clients, *, seed=0, workers=0, terms=None, rounds=3, watch=quiet, alone=False, **changed):
+def execute(folder, algorithm, clients, *, seed=0, workers=0, federation=None, rounds=3, watch=quiet, alone=False, **changed):
     """A run in a folder, new or resumed; returns the results."""
     options = {k: changed.pop(k) for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay") if k in changed}
     there = Folder(folder) if (Path(folder) / "config.yaml").exists() else Folder.create(folder, {"name": "toy"})
-    return Run(there, algorithm, clients, training(rounds=rounds, **changed), terms or Terms(), name="toy", method=type(algorithm).__name__,
+    return Run(there, algorithm, clients, training(rounds=rounds, **changed), federation or FederationConfig(), name="toy", method=type(algorithm).__name__,
                seed=seed, workers=workers, alone=alone, watch=watch, **options).go()
 
 
-def federation(folder, algorithm, clients, *, seed=0, terms=None, **changed):
+def federation(folder, algorithm, clients, *, seed=0, federation=None, **changed):
     """The server's view of an engine in this process; its sides are in `fed.engine.host.sides`."""
     budget = training(**changed)
-    engine = LocalEngine(clients, lambda c: algorithm.Side(c, algorithm, budget, seed), folder)
-    return Federation(engine, budget, terms or Terms(), seed)
+    engine = LocalEngine(clients, lambda c: algorithm.Program(c, algorithm, budget, seed), folder)
+    return Federation(engine, budget, federation or FederationConfig(), seed)
 
 
 def serve(fed, algorithm):
@@ -162,7 +162,7 @@ def serve(fed, algorithm):
     for finished in algorithm.serve(fed):
         fed.finished = finished
     algorithm.finish(fed)
-    return {c: dict(fed.engine.host.sides[c].model.state_dict()) for c in fed.everyone}
+    return {c: dict(fed.engine.host.programs[c].model.state_dict()) for c in fed.clients}
 
 
 def states(folder):

@@ -9,11 +9,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 HOMES = {
-    "Client": "unalike.core.client", "Card": "unalike.core.client",
-    "Federation": "unalike.core.federation", "Terms": "unalike.core.participation",
-    "Algorithm": "unalike.core.algorithm", "ClientSide": "unalike.core.algorithm", "operation": "unalike.core.operations",
+    "Client": "unalike.core.client", "ClientInfo": "unalike.core.client",
+    "Federation": "unalike.core.federation", "FederationConfig": "unalike.core.participation",
+    "Algorithm": "unalike.core.algorithm", "ClientProgram": "unalike.core.algorithm", "operation": "unalike.core.operations",
     "question": "unalike.core.operations", "sends": "unalike.core.operations", "Privacy": "unalike.core.privacy",
-    "Averaging": "unalike.methods.averaging", "AveragingSide": "unalike.methods.averaging",
+    "Averaging": "unalike.methods.averaging", "AveragingProgram": "unalike.methods.averaging",
     "Training": "unalike.training.loop",
     "Classification": "unalike.tasks", "Clustering": "unalike.tasks", "MultiLabel": "unalike.tasks", "Segmentation": "unalike.tasks",
     "AFMCC": "unalike.algorithms", "FMCSC": "unalike.algorithms", "FedNCA": "unalike.algorithms", "SubFLOT": "unalike.algorithms",

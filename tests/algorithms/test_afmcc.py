@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike import Clustering, Terms, run
+from unalike import Clustering, FederationConfig, run
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.base.errors import UserError
@@ -77,14 +77,14 @@ def test_slow_clients_are_not_waited_for(toys, tmp_path):
 
 def test_objective_is_equation_7(toys):
     method = small(alpha=0.7, beta=0.3, error="sample")
-    side = method.Side(clients(toys)[0], method, toys.training(), 0)
-    x = side.client.place(side.client.train.rows(torch.arange(10))[0])
-    auto = side.model.encoder
+    program = method.Program(clients(toys)[0], method, toys.training(), 0)
+    x = program.client.to_device(program.client.train.rows(torch.arange(10))[0])
+    auto = program.model.encoder
     z = {name: auto.encoders[name](x[name]) for name in x}
     h = z["left"]                                       # fused from one modality, both are rebuilt
     by_hand = sum(reconstruction(x[v], auto.decoders[v](h), "sample") + 0.7 * fusion_contrast(h, z[v], 0.5) for v in x)
-    by_hand = by_hand + 0.3 * class_correlation_loss((h @ side.model.head.weight.mT).softmax(-1), 0.3)
-    assert torch.allclose(side.objective(("left",))(side.model, marked(x)), by_hand, rtol=1e-12)
+    by_hand = by_hand + 0.3 * class_correlation_loss((h @ program.model.head.weight.mT).softmax(-1), 0.3)
+    assert torch.allclose(program.objective(("left",))(program.model, marked(x)), by_hand, rtol=1e-12)
 
 
 def test_a_sample_counts_only_where_it_has_something(toys):
@@ -96,16 +96,16 @@ def test_a_sample_counts_only_where_it_has_something(toys):
         x, y = one.train.rows(torch.arange(10))
         x["left"][~left], x["right"][~right] = nothing, nothing
         method = small(alpha=0.7, beta=0.3)
-        side = method.Side(replace(one, train=({**x, "left?": left, "right?": right}, y)), method, toys.training(), 0)
-        assert side.client.card().modalities == ("left", "right") and torch.isfinite(side.embed()["features"]).all()
-        losses[nothing] = {subset: side.objective(subset)(side.model, side.rows()) for subset in side.subsets()}
-    auto, there, x = side.model.encoder, {"left": left, "right": right}, side.client.place(x)
+        program = method.Program(replace(one, train=({**x, "left?": left, "right?": right}, y)), method, toys.training(), 0)
+        assert program.client.info().modalities == ("left", "right") and torch.isfinite(program.embed()["features"]).all()
+        losses[nothing] = {subset: program.objective(subset)(program.model, program.rows()) for subset in program.subsets()}
+    auto, there, x = program.model.encoder, {"left": left, "right": right}, program.client.to_device(x)
     z = {name: auto.encoders[name](torch.where(there[name][:, None], x[name], 0)) for name in there}
     for (subset, loss), same in zip(losses[7.0].items(), losses[nothing].values(), strict=True):
         seen = torch.stack([there[name] for name in subset]).any(0)
         h = torch.stack([torch.stack([z[name][i] for name in subset if there[name][i]]).mean(0) if seen[i] else z["left"][i] * 0
                          for i in range(10)])
-        by_hand = 0.3 * class_correlation_loss((h[seen] @ side.model.head.weight.mT).softmax(-1), 0.3)
+        by_hand = 0.3 * class_correlation_loss((h[seen] @ program.model.head.weight.mT).softmax(-1), 0.3)
         for name, own in there.items():
             both = seen & own
             by_hand = by_hand + reconstruction(x[name][both], auto.decoders[name](h[both])) + 0.7 * fusion_contrast(h[both], z[name][both])
@@ -121,7 +121,7 @@ def test_samples_without_a_modality_train_in_a_stack_as_one_by_one(toys, tmp_pat
         return made
 
     for how in ({}, {"alive": 1}):
-        results = toys.execute(tmp_path / str(how), small(), odd(), rounds=2, terms=Terms(tick=10.0), **how)
+        results = toys.execute(tmp_path / str(how), small(), odd(), rounds=2, federation=FederationConfig(tick=10.0), **how)
         assert not results["failures"]
     assert toys.apart(toys.states(tmp_path / "{}"), toys.states(tmp_path / str({"alive": 1}))) <= 1e-9
 
@@ -131,11 +131,11 @@ def test_weights_follow_the_distance(toys):
     shares = {}
     for weights in ("far", "near"):
         method = small(weights=weights, sharpness=2.0)
-        side = method.Side(clients(toys)[0], method, toys.training(), 0)
-        own = {name: t.clone() for name, t in side.model.state_dict().items()}
+        program = method.Program(clients(toys)[0], method, toys.training(), 0)
+        own = {name: t.clone() for name, t in program.model.state_dict().items()}
         both = {name: torch.stack([t, t + 1.0]) for name, t in own.items() if "encoders" in name}
-        shares[weights] = side.perform("weigh", 1, 0, {"models": both, "own": 0})["shares"]
-        assert sum(shares[weights]) == pytest.approx(1) and all(torch.equal(t, own[n]) for n, t in side.model.state_dict().items())
+        shares[weights] = program.perform("weigh", 1, 0, {"models": both, "own": 0})["shares"]
+        assert sum(shares[weights]) == pytest.approx(1) and all(torch.equal(t, own[n]) for n, t in program.model.state_dict().items())
     assert shares["far"][1] > 0.5 > shares["near"][1]
 
 
@@ -144,15 +144,15 @@ def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
     client = clients(toys, dtype=torch.float64)[0]
     some = torch.arange(24) > 4
     client = replace(client, train=({**client.train.x, "right?": some}, client.train.y))
-    side = AFMCC.Side(client, small(sharpness=2.0), toys.training(), 0)
-    models = [AFMCC.Side(client, small(), toys.training(), seed).model.encoder for seed in range(3)]
+    program = AFMCC.Program(client, small(sharpness=2.0), toys.training(), 0)
+    models = [AFMCC.Program(client, small(), toys.training(), seed).model.encoder for seed in range(3)]
     x = {name: client.train.x[name].double() for name in SHAPE}
     z = [{name: model.encoders[name](x[name]) for name in SHAPE} for model in models]
     h = torch.where(some[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
     far = torch.stack([((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z])
     stacked = {f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
                for name in models[0].state_dict() if "encoders" in name}
-    told = side.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
+    told = program.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
     assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
 
 
@@ -192,11 +192,11 @@ def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
 
 @pytest.mark.parametrize(("steps", "each"), [(45, 15), (6, 2), (3, 1)])
 def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, each):
-    side = AFMCC.Side(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
-    seen, objective = [], AFMCC.Side.objective
-    monkeypatch.setattr(AFMCC.Side, "objective", lambda self, subset: seen.append(subset) or objective(self, subset))
-    side.pretrain()
-    assert [seen.count(subset) for subset in side.subsets()] == [each] * 3
+    program = AFMCC.Program(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
+    seen, objective = [], AFMCC.Program.objective
+    monkeypatch.setattr(AFMCC.Program, "objective", lambda self, subset: seen.append(subset) or objective(self, subset))
+    program.pretrain()
+    assert [seen.count(subset) for subset in program.subsets()] == [each] * 3
     assert seen[:min(each, 5)] == [("left",)] * min(each, 5)
 
 
@@ -209,14 +209,14 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
     odd = lambda: [toys.client(id, rows=rows, model=lambda: Autoencoder((6,), (8,), 4), task=Clustering(4), public=None)
                    for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))]
     asked = []
-    perform = AFMCC.Side.perform_together.__func__
-    monkeypatch.setattr(AFMCC.Side, "perform_together", classmethod(
-        lambda cls, sides, name, *rest: asked.append((name, len(sides))) or perform(cls, sides, name, *rest)))
-    once = toys.execute(tmp_path / "once", small(), odd(), rounds=3, terms=Terms(tick=10.0), alone=True)
+    perform = AFMCC.Program.perform_together.__func__
+    monkeypatch.setattr(AFMCC.Program, "perform_together", classmethod(
+        lambda cls, programs, name, *rest: asked.append((name, len(programs))) or perform(cls, programs, name, *rest)))
+    once = toys.execute(tmp_path / "once", small(), odd(), rounds=3, federation=FederationConfig(tick=10.0), alone=True)
     assert {("train", 4), ("visit", 4), ("weigh", 4)} <= set(asked) and not once["failures"]
     alone = {client: told["alone"] for client, told in once["clients"].items()}
     for how in ({"alive": 1}, {"workers": 2}):
-        apart = toys.execute(tmp_path / str(how), small(), odd(), rounds=3, terms=Terms(tick=10.0), alone=True, **how)
+        apart = toys.execute(tmp_path / str(how), small(), odd(), rounds=3, federation=FederationConfig(tick=10.0), alone=True, **how)
         assert toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / str(how))) <= 1e-9
         assert {client: told["alone"] for client, told in apart["clients"].items()} == alone and None not in alone.values()
 
@@ -224,7 +224,7 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
 def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
     one = clients(toys, ["left right"] * 4)
     one[1].train.x["left"][3] = float("nan")
-    results = toys.execute(tmp_path / "run", small(), one, rounds=2, terms=Terms(tick=10.0), alone=True)
+    results = toys.execute(tmp_path / "run", small(), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True)
     assert [failure["client"] for failure in results["failures"]] == ["b"]
     assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
     assert results["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 1 of 24 samples')
@@ -234,7 +234,7 @@ def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
 def test_who_diverges_in_a_stack_is_named_and_the_others_go_on(toys, tmp_path):
     one = clients(toys, ["left right"] * 3)
     one[1].train.x["left"] = one[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
-    results = toys.execute(tmp_path / "run", small(weights="uniform"), one, rounds=2, terms=Terms(tick=10.0), alone=True)
+    results = toys.execute(tmp_path / "run", small(weights="uniform"), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True)
     assert {failure["client"] for failure in results["failures"]} == {"b"} and "the data of b" in results["failures"][0]["reason"]
     assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
 

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from unalike import Classification, Terms
+from unalike import Classification, FederationConfig
 from unalike.algorithms import FedAvg, FedProx
 from unalike.base.randomness import stream
 
 
 def beginning(toys, client, seed=0):
     """A client's model before anything happened."""
-    return FedAvg.Side(client, FedAvg(), toys.training(), seed).model
+    return FedAvg.Program(client, FedAvg(), toys.training(), seed).model
 
 
 def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
     """A client's local epochs: AdamW afresh, batches of 8 in the order of its stream. Changes the model."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
     x, y = client.train.rows(torch.arange(len(client.train)))
     model.train()
     for epoch in range(epochs):
@@ -24,9 +24,9 @@ def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
             loss = torch.nn.functional.cross_entropy(model(x[rows].double()), y[rows])
             if mu:
                 loss = loss + mu / 2 * sum(((p - anchor[name]) ** 2).sum() for name, p in model.named_parameters())
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
 
 def rounds_by_hand(toys, clients, rounds, epochs=1, mu=0.0):
@@ -74,14 +74,14 @@ def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
     """d/dw of mu / 2 ||w - w_sent||^2 is mu (w - w_sent)."""
     gradients = {}
     for mu in (0.0, 0.3):
-        side = FedProx.Side(toys.client("a"), FedProx(mu=mu), toys.training(), 0)
-        side.start = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
+        program = FedProx.Program(toys.client("a"), FedProx(mu=mu), toys.training(), 0)
+        program.start = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
         with torch.no_grad():
-            for p in side.model.parameters():
+            for p in program.model.parameters():
                 p += 0.1
-        x, y = side.client.train.rows(torch.arange(8))
-        side.loss(side.client.place(x), y).backward()
-        gradients[mu] = [p.grad for p in side.model.parameters()]
+        x, y = program.client.train.rows(torch.arange(8))
+        program.loss(program.client.to_device(x), y).backward()
+        gradients[mu] = [p.grad for p in program.model.parameters()]
     assert all(torch.allclose(held - free, torch.full_like(free, 0.3 * 0.1)) for free, held in zip(*gradients.values(), strict=True))
 
 
@@ -121,7 +121,7 @@ def test_a_group_of_one_trains_alone(toys, tmp_path):
 def test_who_does_not_answer_does_not_count(toys, tmp_path):
     """The mean is over those who replied: with one client too slow it is that of the other two."""
     slow = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, speed=1e-3)]
-    fed = toys.federation(tmp_path, FedAvg(), slow, rounds=2, terms=Terms(deadline=60))
+    fed = toys.federation(tmp_path, FedAvg(), slow, rounds=2, federation=FederationConfig(deadline=60))
     left = toys.serve(fed, FedAvg())
     assert {f.client for f in fed.failures} == {"c"}
     assert toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9, "c leaves with the global model too"
@@ -130,11 +130,11 @@ def test_who_does_not_answer_does_not_count(toys, tmp_path):
 def test_latecomers_join_when_they_can_be_reached(toys, tmp_path):
     """c missed the introductions; its link is mended before the second round, and from then on it counts."""
     clients = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, latency=100.0)]
-    fed = toys.federation(tmp_path, FedAvg(), clients, rounds=2, terms=Terms(deadline=60))
+    fed = toys.federation(tmp_path, FedAvg(), clients, rounds=2, federation=FederationConfig(deadline=60))
     for round in FedAvg().serve(fed):
         if round == 1:
             assert set(fed.state["group"]) == {"a", "b"}
-            fed.engine.told["c"] = toys.client("c", rows=36).card()
+            fed.engine.told["c"] = toys.client("c", rows=36).info()
     assert set(fed.state["group"]) == {"a", "b", "c"} and len(fed.state["models"]) == 1
     assert fed.ledger.total("up", round=2, client="c", operation="update") > 0
 
@@ -169,5 +169,5 @@ def test_where_a_value_is_measured(name, test, toys, tmp_path):
 
 
 def test_fedavg_ends_with_one_model(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", FedAvg(), alike(toys), rounds=2, terms=Terms(participation=0.4))
+    results = toys.execute(tmp_path / "run", FedAvg(), alike(toys), rounds=2, federation=FederationConfig(participation=0.4))
     assert len(set(toys.hashes(results).values())) == 1

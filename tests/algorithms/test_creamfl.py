@@ -66,12 +66,12 @@ def test_walks_never_look_at_values(contrast):
     _, own = federation()
     model = partial(build_encoder, "pair", SHAPE, {**PAIR, "text": {**PAIR["text"], "length": 3}, "width": 8})
     method = ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast)
-    side = method.Side(replace(own, model=model), method, Training(), 0)
-    views, x = side.tell(), side.public_rows(torch.arange(6))
+    program = method.Program(replace(own, model=model), method, Training(), 0)
+    views, x = program.tell(), program.public_rows(torch.arange(6))
     some, lists = {kind: view[:6] for kind, view in views.items()}, [view[:6] for view in views.values()]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert side.farness(x, some, some).shape == side.unlearnt(x, torch.arange(6), some, lists).shape == ()
-    looks = method.Side(own, method, Training(), 0)
+        assert program.farness(x, some, some).shape == program.unlearnt(x, torch.arange(6), some, lists).shape == ()
+    looks = method.Program(own, method, Training(), 0)
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
         looks.farness(x, some, some)                            # without a length a batch is as long as its longest text
 
@@ -106,7 +106,7 @@ def test_of_each_row_those_count_who_find_it():
 def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     clients, own = federation()
-    told = [set(method.Side(client, method, toys.training(), 0).tell()) for client in (*clients, own)]
+    told = [set(method.Program(client, method, toys.training(), 0).tell()) for client in (*clients, own)]
     assert told == [{"image"}, {"text"}, {"image", "text"}, {"image", "text"}]
 
 
@@ -114,13 +114,13 @@ def test_clients_draw_near_to_what_is_known(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6, public_rate=0.05, passes=20)
     for contrast in ("cream", "muscle"):
         method.contrast = contrast
-        side = method.Side(federation()[0][0], method, toys.training(), 0)
+        program = method.Program(federation()[0][0], method, toys.training(), 0)
         known = {kind: torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(i)), dim=-1)
                  for i, kind in enumerate(("image", "text"))}
-        far = [float((side.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
-        side.round = 1
-        side.draw_near(known)
-        near = [float((side.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
+        far = [float((program.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
+        program.round = 1
+        program.draw_near(known)
+        near = [float((program.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
         assert all(b > a + 0.1 for a, b in zip(far, near, strict=True)), contrast
 
 

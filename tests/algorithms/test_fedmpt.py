@@ -21,11 +21,11 @@ TWO = ("pose", "a background")
 
 
 @pytest.fixture
-def side(toys):
+def program(toys):
     def made(method=None, **about):
         method = method or FedMPT(conditions=TWO, rank=3)
         client = toys.toys_for(FedMPT)["client"]("a", **about)
-        return method.Side(client, method, toys.training(), 0)
+        return method.Program(client, method, toys.training(), 0)
     return made
 
 
@@ -41,12 +41,12 @@ def unit(v):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_head_is_equations_6_to_11(side, whole):
-    made = side(FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole))       # the paper's, which ten steps of any plan are enough for
+def test_the_head_is_equations_6_to_11(program, whole):
+    made = program(FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole))       # the paper's, which ten steps of any plan are enough for
     made.model.eval()
     stir(made.model)
     head, model = made.model.head, made.model.encoder
-    x = made.client.place(made.client.train.rows(torch.arange(2))[0])
+    x = made.client.to_device(made.client.train.rows(torch.arange(2))[0])
     patches, seen = model.patches(x)
     places = torch.cat([patches, seen[:, None]], 1) if whole else patches       # the gate goes by patches alone
     word = lambda text: model.embed(model.tokens([text])[0])[0]
@@ -69,23 +69,23 @@ def test_the_head_is_equations_6_to_11(side, whole):
         torch.testing.assert_close(made.model(x)[image], wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_adapters_leave_out_in_training_only(side):
-    made = side(FedMPT(conditions=TWO, rank=3, dropout=0.5))
+def test_adapters_leave_out_in_training_only(program):
+    made = program(FedMPT(conditions=TWO, rank=3, dropout=0.5))
     stir(made.model)
-    x = made.client.place(made.client.train.rows(torch.arange(2))[0])
+    x = made.client.to_device(made.client.train.rows(torch.arange(2))[0])
     assert not torch.equal(made.model.train()(x), made.model(x))
     assert torch.equal(made.model.eval()(x), made.model(x))
 
 
 @pytest.mark.parametrize(("off", "gone"), [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)])
-def test_each_part_can_be_switched_off(side, off, gone):
+def test_each_part_can_be_switched_off(program, off, gone):
     plain = {"conditions": TWO, "rank": 3, "whole": False, "dropout": 0.0}
-    whole, less = side(FedMPT(**plain)), side(FedMPT(**plain | {off: False}))
+    whole, less = program(FedMPT(**plain)), program(FedMPT(**plain | {off: False}))
     names = {name.split(".")[1] for name in whole.model.state_dict()} - {name.split(".")[1] for name in less.model.state_dict()}
     assert (gone in names) if gone else not names
     stir(whole.model)
     stir(less.model)
-    x = whole.client.place(whole.client.train.rows(torch.arange(2))[0])
+    x = whole.client.to_device(whole.client.train.rows(torch.arange(2))[0])
     assert (whole.model(x) - less.model(x)).abs().max() > 1e-6
     told = less.model.explain(x)
     torch.testing.assert_close(told["plan"].sum((1, 2)), torch.ones(2, 4, dtype=torch.float64))
@@ -120,9 +120,9 @@ def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_pat
     assert sum(rows) > 200 and toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / "again")) < 1e-9
 
 
-def test_rows_without_any_label_are_borne(side):
-    made = side(FedMPT(conditions=("pose",)))                                         # and a list of one condition
-    x = made.client.place(made.client.train.rows(torch.arange(4))[0])
+def test_rows_without_any_label_are_borne(program):
+    made = program(FedMPT(conditions=("pose",)))                                         # and a list of one condition
+    x = made.client.to_device(made.client.train.rows(torch.arange(4))[0])
     for y in (torch.zeros(4, 4), torch.full((4, 4), -1.0), torch.full((4, 4), math.nan)):
         loss = made.loss(x, y)
         loss.backward()
@@ -143,28 +143,28 @@ def test_conditions_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedmpt", "promptfl", "zeroshot"])
-def test_labels_that_cannot_be_read_and_models_that_cannot_read(toys, side, name, tmp_path):
+def test_labels_that_cannot_be_read_and_models_that_cannot_read(toys, program, name, tmp_path):
     method = ALGORITHMS[name]()
     blank = MultiLabel(("0", " ", "2", "3"))
     with pytest.raises(UserError, match=r"' ' has no word|has no word this model can read"):
-        toys.execute(tmp_path / "blank", method, [replace(side(method).client, task=blank)])
+        toys.execute(tmp_path / "blank", method, [replace(program(method).client, task=blank)])
     mute = toys.toys_for(ALGORITHMS["fednca"])["client"]("a")
     with pytest.raises(UserError, match="needs a model that sees and reads, such as clip"):
         toys.execute(tmp_path / "mute", method, [mute])
 
 
 @pytest.mark.parametrize("name", ["fedmvp", "fedtpg", "promptfl"])
-def test_rivals_begin_as_the_frozen_model_does(side, name):
+def test_rivals_begin_as_the_frozen_model_does(program, name):
     """What they add says nothing at first: the order of labels is that of a hand-written prompt, but for a little noise of tokens."""
-    x = side().client.place(side().client.train.rows(torch.arange(8))[0])
-    ours, plain = side(ALGORITHMS[name]()).model(x), side(ALGORITHMS["zeroshot"]()).model(x)
+    x = program().client.to_device(program().client.train.rows(torch.arange(8))[0])
+    ours, plain = program(ALGORITHMS[name]()).model(x), program(ALGORITHMS["zeroshot"]()).model(x)
     torch.testing.assert_close(ours, plain, rtol=0, atol=0.1)
 
 
-def test_dualcoop_weighs_evidence_for_against_evidence_against(side):
-    made = side(ALGORITHMS["feddualcoop"](tokens=2))
+def test_dualcoop_weighs_evidence_for_against_evidence_against(program):
+    made = program(ALGORITHMS["feddualcoop"](tokens=2))
     stir(made.model)
-    x = made.client.place(made.client.train.rows(torch.arange(3))[0])
+    x = made.client.to_device(made.client.train.rows(torch.arange(3))[0])
     head, model = made.model.head, made.model.encoder
     texts = model.read(*head.texts(head.tokens.flatten(0, 1)))
     patches, _ = model.patches(x)
@@ -174,17 +174,17 @@ def test_dualcoop_weighs_evidence_for_against_evidence_against(side):
         assert made.model(x)[image, label].item() == pytest.approx(wanted.item(), rel=1e-9)
 
 
-def test_ram_without_knowledge_is_plain_transport_and_with_it_heeds_the_frozen_model(side):
+def test_ram_without_knowledge_is_plain_transport_and_with_it_heeds_the_frozen_model(program):
     method = ALGORITHMS["fedram"]
-    x = side().client.place(side().client.train.rows(torch.arange(3))[0])
-    made = side(method(knowledge=0.0))
+    x = program().client.to_device(program().client.train.rows(torch.arange(3))[0])
+    made = program(method(knowledge=0.0))
     patches, _ = made.model.encoder.patches(x)
     head = made.model.head
     cosine = torch.nn.functional.normalize(patches, dim=-1) @ head.texts.mT
     plan = ot.sinkhorn([0.25] * 4, [0.25] * 4, (1 - cosine[0]).numpy(), 0.1, stopThr=1e-13)
     wanted = head.verdict((20 * 4 * (torch.from_numpy(plan) * cosine[0]).sum(0))[None])[0]
     torch.testing.assert_close(made.model(x)[0], wanted, rtol=1e-6, atol=1e-6)
-    assert (side(method(knowledge=5.0)).model(x) - made.model(x)).abs().max() > 1e-3
+    assert (program(method(knowledge=5.0)).model(x) - made.model(x)).abs().max() > 1e-3
 
 
 def test_labels_can_be_withheld_at_random():

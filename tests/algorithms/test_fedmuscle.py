@@ -8,16 +8,16 @@ from functools import wraps
 import pytest
 import torch
 
-from unalike import Classification, Client, MultiLabel, Terms
+from unalike import Classification, Client, MultiLabel, FederationConfig
 from unalike.algorithms import FedMuscle
 from unalike.base.errors import Problems
 from unalike.base.randomness import stream
 from unalike.core.federation import Failure
-from unalike.core.operations import question, sends
+from unalike.core.operations import query, sends
 from unalike.core.privacy import Privacy
 from unalike.data import load_dataset
 from unalike.methods.distillation import teach
-from unalike.methods.group_averaging import AlikeSide, train_united, unite
+from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
 from unalike.models import CNN, MLP, build_encoder
 from unalike.report import formatting as words
 
@@ -25,11 +25,11 @@ from unalike.report import formatting as words
 @pytest.fixture
 def outcome(toys, tmp_path):
     """Everyone's parameters after some rounds of FedMuscle with these fields."""
-    def made(clients=None, rounds=2, training=None, terms=None, **fields):
+    def made(clients=None, rounds=2, training=None, federation=None, **fields):
         made.number += 1
         algorithm = toys.method("fedmuscle", **fields)
         clients = clients or [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c"), toys.client("d")]
-        made.fed = toys.federation(tmp_path / str(made.number), algorithm, clients, terms=terms, rounds=rounds, **(training or {}))
+        made.fed = toys.federation(tmp_path / str(made.number), algorithm, clients, federation=federation, rounds=rounds, **(training or {}))
         made.noted = []
         made.fed.record = lambda event, **facts: made.noted.append(facts) if event == "note" else None
         return toys.serve(made.fed, algorithm)
@@ -50,7 +50,7 @@ def test_three_exchanges_one_update(outcome, toys):
 def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     """Forgetting it between two calls changes nothing, batch statistics and dropout included."""
     kept = outcome(exchange=exchange, keep="aligned")
-    represent = FedMuscle.Side.represent
+    represent = FedMuscle.Program.represent
 
     def forgetful(self, epoch, batch):
         z = represent(self, epoch, batch)
@@ -58,7 +58,7 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
         return z
 
     forgetful.operation = "changes"
-    monkeypatch.setattr(FedMuscle.Side, "represent", forgetful)
+    monkeypatch.setattr(FedMuscle.Program, "represent", forgetful)
     assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
 
 
@@ -66,10 +66,10 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
 def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
     """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back: the ends of both are the same."""
     found = []
-    forward = FedMuscle.Side.forward
+    forward = FedMuscle.Program.forward
 
-    def end(side):
-        first = next(side.model.encoder.parameters())
+    def end(program):
+        first = next(program.model.encoder.parameters())
         return first.view_as(first).grad_fn.next_functions[0][0].metadata           # kept as long as a graph has it
 
     def watched(self, epoch, batch):
@@ -79,7 +79,7 @@ def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
         assert end(self)["seen"], "z has it"
         return z
 
-    monkeypatch.setattr(FedMuscle.Side, "forward", watched)
+    monkeypatch.setattr(FedMuscle.Program, "forward", watched)
     outcome(**fields)
     assert len(found) > 8 and not any(found)
 
@@ -124,7 +124,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
     """What `align` answers is what `represent` would, had it been asked by itself."""
     together = outcome(rounds=1, keep="aligned", exchange="peers")
     noted = outcome.noted
-    side, asked = FedMuscle.Side, []
+    program, asked = FedMuscle.Program, []
 
     def following(self, epoch, batch):
         return torch.zeros(0, 8, dtype=torch.float64)
@@ -139,7 +139,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
             told.update({c: {**told[c], "views": views[c]} for c in told})
         return told
 
-    monkeypatch.setattr(side, "following", following)
+    monkeypatch.setattr(program, "following", following)
     monkeypatch.setattr(type(outcome.fed), "call", apart)
     assert toys.apart(together, outcome(rounds=1, keep="aligned", exchange="peers")) == 0 and asked.count("represent") == 3
     assert outcome.noted == noted
@@ -245,7 +245,7 @@ def test_redraw_once_a_pass(outcome, toys, monkeypatch):
 def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
     """Local: the model of the last round's local epochs, before the last alignment. Aligned: after it."""
     after = {}
-    train = FedMuscle.Side.train
+    train = FedMuscle.Program.train
 
     def spy(self):
         loss = train(self)
@@ -253,7 +253,7 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
         return loss
 
     spy.operation = "changes"
-    monkeypatch.setattr(FedMuscle.Side, "train", spy)
+    monkeypatch.setattr(FedMuscle.Program, "train", spy)
     local = outcome(keep="local")
     assert toys.apart(local, after) == 0
     aligned = outcome(keep="aligned")
@@ -295,8 +295,8 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
         monkeypatch.setattr(fedmuscle, "RECORDS", records)
         fedmuscle.stacked.cache_clear()
         made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
-    sides = outcome.fed.engine.host.sides
-    assert all(sides[c].passes.kept and all(sides[c].passes.kept.values()) for c in "abc") and not sides["d"].passes.kept
+    programs = outcome.fed.engine.host.programs
+    assert all(programs[c].passes.kept and all(programs[c].passes.kept.values()) for c in "abc") and not programs["d"].passes.kept
     if not fields.keys() & {"exchange", "sync"}:
         contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15)
         assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
@@ -312,9 +312,9 @@ def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, m
     monkeypatch.setattr(fedmuscle, "WHOLE", 8**3 - 1)
     drawn, again = (outcome(peers=3, rounds=1, keep="aligned", **fields) for _ in range(2))
     assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
-    few, many = (outcome(peers=3, rounds=1, keep="aligned", samples=count, training={"optimiser": "sgd"}, **fields) for count in (2, 5000))
+    few, many = (outcome(peers=3, rounds=1, keep="aligned", samples=count, training={"optimizer": "sgd"}, **fields) for count in (2, 5000))
     monkeypatch.undo()
-    exact = outcome(peers=3, rounds=1, keep="aligned", training={"optimiser": "sgd"}, **fields)
+    exact = outcome(peers=3, rounds=1, keep="aligned", training={"optimizer": "sgd"}, **fields)
     assert toys.apart(many, exact) < toys.apart(few, exact) / 4
 
 
@@ -329,13 +329,13 @@ def test_nine_peers(outcome, toys):
 def test_projection(toys, tmp_path):
     wide = toys.client("a", model=toys.partial(MLP, (6,), (8,), 12))
     fits = toys.client("b")
-    side = lambda client, how: FedMuscle.Side(client, toys.method("fedmuscle", projection=how), toys.training(), 0)
-    assert isinstance(side(wide, "auto").model.projection, torch.nn.Linear)
-    assert isinstance(side(fits, "auto").model.projection, torch.nn.Identity)
-    assert isinstance(side(fits, "always").model.projection, torch.nn.Linear)
-    assert isinstance(side(fits, "never").model.projection, torch.nn.Identity)
+    program = lambda client, how: FedMuscle.Program(client, toys.method("fedmuscle", projection=how), toys.training(), 0)
+    assert isinstance(program(wide, "auto").model.projection, torch.nn.Linear)
+    assert isinstance(program(fits, "auto").model.projection, torch.nn.Identity)
+    assert isinstance(program(fits, "always").model.projection, torch.nn.Linear)
+    assert isinstance(program(fits, "never").model.projection, torch.nn.Identity)
     with pytest.raises(ValueError, match="12 features, the federation compares 8"):
-        side(wide, "never")
+        program(wide, "never")
     results = toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="auto"), [wide, fits, toys.client("c")])
     assert not results["failures"]
 
@@ -366,11 +366,11 @@ def test_segmentation_beside_classification(toys, tmp_path):
     assert {row[3] for row in rows if row[1] == "ink"} >= {"train", "represent", "align"}
 
 
-def test_two_optimisers_and_a_rate_of_its_own(outcome, toys):
-    one = outcome(optimisers="one", keep="aligned")
-    two = outcome(optimisers="two", keep="aligned")
+def test_two_optimizers_and_a_rate_of_its_own(outcome, toys):
+    one = outcome(optimizers="one", keep="aligned")
+    two = outcome(optimizers="two", keep="aligned")
     own = outcome(align_rate=1e-9, keep="aligned")
-    still = outcome(optimisers="two", align_rate=1e-9, keep="local")
+    still = outcome(optimizers="two", align_rate=1e-9, keep="local")
     assert toys.apart(one, two) > 1e-4 and toys.apart(two, own) > 1e-4
     assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, "at a rate of almost nothing alignment does almost nothing"
 
@@ -386,14 +386,14 @@ def test_models_with_held_weights_are_aligned_gently(outcome, toys):
     for how, rate in {"auto": None, "told": 0.02}.items():
         clients = [toys.client("a"), toys.client("b", model=holding)]
         outcome(clients, peers=1, align_rate=rate)
-        rates[how] = {c: side.optimisers["align"].param_groups[0]["lr"] for c, side in outcome.fed.engine.host.sides.items()}
+        rates[how] = {c: program.optimizers["align"].param_groups[0]["lr"] for c, program in outcome.fed.engine.host.programs.items()}
     assert rates["auto"]["b"] == pytest.approx(0.1 * rates["auto"]["a"]) and rates["told"] == {"a": 0.02, "b": 0.02}
 
 
 def test_alignment_may_grow_gentler(outcome, toys):
     outcome(rounds=4, align_rate=0.02, decay=True)
-    for side in outcome.fed.engine.host.sides.values():
-        assert side.optimisers["align"].param_groups[0]["lr"] == pytest.approx(0.02 * (1 + math.cos(0.75 * math.pi)) / 2)
+    for program in outcome.fed.engine.host.programs.values():
+        assert program.optimizers["align"].param_groups[0]["lr"] == pytest.approx(0.02 * (1 + math.cos(0.75 * math.pi)) / 2)
     assert toys.apart(outcome(rounds=1, decay=True), outcome(rounds=1)) == 0, "the first round is as told"
 
 
@@ -401,7 +401,7 @@ def test_alignment_may_grow_gentler(outcome, toys):
 def breaks(monkeypatch):
     """Makes an operation fail at one client in the second round."""
     def make(operation, client):
-        usual = getattr(FedMuscle.Side, operation)
+        usual = getattr(FedMuscle.Program, operation)
 
         @wraps(usual)
         def fails(self, **given):
@@ -409,7 +409,7 @@ def breaks(monkeypatch):
                 raise RuntimeError("gone")
             return usual(self, **given)
 
-        monkeypatch.setattr(FedMuscle.Side, operation, fails)
+        monkeypatch.setattr(FedMuscle.Program, operation, fails)
 
     return make
 
@@ -427,7 +427,7 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
     ({"peers": 0}, "must be at least 1, got 0"),
     ({"peers": 1, "own": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
     ({"peers": 2, "own": 1, "loss": "gramian"}, "leave own at 0"),
-    ({"peers": 1, "decay": True, "optimisers": "one"}, "leaves no rate of alignment to decay"),
+    ({"peers": 1, "decay": True, "optimizers": "one"}, "leaves no rate of alignment to decay"),
     ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
     ({"batch": 1}, "at least 2"),
     ({"temperature": 0.0}, "must be at least 0.006"),
@@ -444,7 +444,7 @@ def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, 
 
 def test_few_are_here(outcome):
     """Fewer peers than asked for where fewer take part; a client alone in its round only trains."""
-    outcome(rounds=8, terms=Terms(dropout=0.6, quorum=0))
+    outcome(rounds=8, federation=FederationConfig(dropout=0.6, quorum=0))
     drawn = {f.round for f in outcome.fed.failures}
     assert len(drawn) > 3 and all(f.reason == "dropped out" for f in outcome.fed.failures)
 
@@ -456,10 +456,10 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", method, [toys.client("a", rows=10), toys.client("b", rows=30, model=toys.noisy), other])
     fed.begin(1)
     fed.call("train")
-    sides = fed.engine.host.sides
-    before = {c: {name: tensor.clone() for name, tensor in sides[c].model.state_dict().items()} for c in sides}
+    programs = fed.engine.host.programs
+    before = {c: {name: tensor.clone() for name, tensor in programs[c].model.state_dict().items()} for c in programs}
     unite(fed)
-    after = {c: sides[c].model.state_dict() for c in sides}
+    after = {c: programs[c].model.state_dict() for c in programs}
     heads = [name for name in before["a"] if name.startswith("head.")]
     mean = {name: 0.25 * before["a"][name] + 0.75 * before["b"][name] for name in heads}
     assert heads and all(torch.allclose(after[c][name], mean[name]) for c in "ab" for name in heads)
@@ -473,16 +473,16 @@ def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path)
     fed = toys.federation(tmp_path / "run", method, [toys.client("a"), toys.client("b", model=toys.noisy), other], rounds=3)
     fed.begin(2)
     fed.call("train")
-    sides = fed.engine.host.sides
-    before = {name: tensor.clone() for name, tensor in sides["d"].model.state_dict().items()}
-    opinions = {c: sides[c].opinion() for c in "ab"}
+    programs = fed.engine.host.programs
+    before = {name: tensor.clone() for name, tensor in programs["d"].model.state_dict().items()}
+    opinions = {c: programs[c].opinion() for c in "ab"}
     mean = (opinions["a"] + opinions["b"]) / 2
     for _ in range(5):
         told = teach(fed)
     for c in "ab":
-        assert (sides[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
-        assert sides[c].optimisers["public"].param_groups[0]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi / 3)) / 2)
-    assert told.keys() == set("ab") and all(torch.equal(sides["d"].model.state_dict()[name], t) for name, t in before.items())
+        assert (programs[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
+        assert programs[c].optimizers["public"].param_groups[0]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi / 3)) / 2)
+    assert told.keys() == set("ab") and all(torch.equal(programs["d"].model.state_dict()[name], t) for name, t in before.items())
 
 
 def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
@@ -499,7 +499,7 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     train_united(fed)
     plain.call("train")
     assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
-    ends = [{c: side.model.state_dict() for c, side in each.engine.host.sides.items()} for each in (fed, plain)]
+    ends = [{c: program.model.state_dict() for c, program in each.engine.host.programs.items()} for each in (fed, plain)]
     assert all(torch.equal(ends[0]["d"][name], tensor) for name, tensor in ends[1]["d"].items())
     apart = [(end["a"]["head.0.weight"] - end["b"]["head.0.weight"]).norm() for end in ends]
     assert 0 < apart[0] < apart[1]
@@ -531,33 +531,33 @@ def parted(toys, tmp_path):
 
 def test_classes_that_only_others_have_are_left_open(parted):
     """They are no wrong answers in the local loss and no row of the head learns of them; what nobody has is one. Each is asked once."""
-    asked, call, sides = [], parted.call, parted.engine.host.sides
+    asked, call, programs = [], parted.call, parted.engine.host.programs
     parted.call = lambda operation, **about: asked.append((operation, about.get("clients"))) or call(operation, **about)
     for _ in range(2):
         unite(parted, spares=True)
     assert [told for told in asked if told[0] == "present"] == [("present", ["a", "b"])]
     parted.call("train")
-    assert [sides[c].open.tolist() for c in "ab"] == [[False, False, True, False], [True, False, False, False]]
-    assert not any(sides[c].open.any() for c in "cd")
+    assert [programs[c].open.tolist() for c in "ab"] == [[False, False, True, False], [True, False, False, False]]
+    assert not any(programs[c].open.any() for c in "cd")
     for c, kept in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
-        side = sides[c]
-        side.model.eval()
-        x, y = side.sampled(torch.arange(24))
-        loss = side.task_loss(x, y)
-        left = side.model(x)[:, kept].log_softmax(1)
+        program = programs[c]
+        program.model.eval()
+        x, y = program.sampled(torch.arange(24))
+        loss = program.task_loss(x, y)
+        left = program.model(x)[:, kept].log_softmax(1)
         torch.testing.assert_close(loss, -left[torch.arange(24), [kept.index(label) for label in y.tolist()]].mean())
-        moved = torch.autograd.grad(loss, side.model.head[-1].weight)[0].abs().sum(1) > 0
+        moved = torch.autograd.grad(loss, program.model.head[-1].weight)[0].abs().sum(1) > 0
         assert moved.nonzero().flatten().tolist() == kept
-        torch.testing.assert_close(side.head_loss(x, y), loss)
+        torch.testing.assert_close(program.head_loss(x, y), loss)
 
 
 def test_what_one_of_a_kind_has_ever_had_stays_open(parted):
     """A head knows it from whom it was shared with before; one of another kind is not spoken of."""
-    kind = parted.engine.host.sides["a"].kind_of()
+    kind = parted.engine.host.programs["a"].kind_of()
     parted.state["kinds"] = {"gone": kind, "other": "another"}
     parted.state["present"] = {"gone": torch.tensor([False, False, False, True]), "other": torch.tensor([True, True, True, True])}
     unite(parted, spares=True)
-    assert [parted.engine.host.sides[c].memory["open"].tolist() for c in "ab"] == [[False, False, True, True], [True, False, False, True]]
+    assert [parted.engine.host.programs[c].memory["open"].tolist() for c in "ab"] == [[False, False, True, True], [True, False, False, True]]
 
 
 def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, parted):
@@ -565,17 +565,17 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2))
     fed.begin(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
-    side, other = parted.engine.host.sides["a"], fed.engine.host.sides["a"]
-    side.privacy = Privacy(noise=4.0)
-    assert side.perform("present", 1, 0, {}) is None
-    before = {name: tensor.clone() for name, tensor in side.shared().items()}
+    program, other = parted.engine.host.programs["a"], fed.engine.host.programs["a"]
+    program.privacy = Privacy(noise=4.0)
+    assert program.perform("present", 1, 0, {}) is None
+    before = {name: tensor.clone() for name, tensor in program.shared().items()}
     more = {name: tensor + 1 for name, tensor in before.items()}
     with pytest.raises(ValueError, match=r"it has 4 classes, which of them others have came as \(3,\)"):
-        side.take(more, had=torch.ones(3))
-    assert all(torch.equal(side.shared()[name], tensor) for name, tensor in before.items()), "what is refused changes nothing"
+        program.take(more, had=torch.ones(3))
+    assert all(torch.equal(program.shared()[name], tensor) for name, tensor in before.items()), "what is refused changes nothing"
     with pytest.raises(ValueError, match="leaves no class open"):
         other.take(other.shared(), had=torch.ones(4))
-    assert "set algorithm.absent to wrong" in (FedMuscle(heads="shared", absent="open").exposes() or "") and FedMuscle().exposes() is None
+    assert "set algorithm.absent to wrong" in (FedMuscle(heads="shared", absent="open").privacy_problem() or "") and FedMuscle().privacy_problem() is None
 
 
 @pytest.mark.parametrize("fields", [{"heads": "shared"}, {"heads": "epoch"}, {"opinions": "shared"}, {"heads": "epoch", "absent": "open"},
@@ -608,7 +608,7 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path,
             raise KeyboardInterrupt
 
     trained = Counter()
-    learn = AlikeSide.learn
+    learn = GroupAveragingProgram.learn
 
     def counted(self, *given, **named):
         told = learn(self, *given, **named)
@@ -617,7 +617,7 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path,
 
     make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
     shared = lambda: toys.method("fedmuscle", **{what: how})
-    monkeypatch.setattr(AlikeSide, "learn", counted)
+    monkeypatch.setattr(GroupAveragingProgram, "learn", counted)
     told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
     whole, rows = told["clients"], len(make()[0].train)
     assert all(whole[c]["kept"] == "together" and whole[c]["judged"] == {} and whole[c]["safeguarded"] == whole[c]["value"] for c in "ab")
@@ -670,7 +670,7 @@ def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, 
     monkeypatch.setattr(FedMuscle, "hear", counted)
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
-    monkeypatch.setattr(Terms, "drawn", lambda self, cards, seed, round: drawn[round])
+    monkeypatch.setattr(FederationConfig, "drawn", lambda self, infos, seed, round: drawn[round])
     toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
     assert heard.keys() == {"d"}
 
@@ -706,27 +706,27 @@ def test_a_client_takes_only_what_it_shares(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients())
     fed.begin(1)
     fed.call("train")
-    side = fed.engine.host.sides["a"]
-    for wrong in ({}, dict(side.model.state_dict()), {name: tensor[:1] for name, tensor in side.shared().items()}):
+    program = fed.engine.host.programs["a"]
+    for wrong in ({}, dict(program.model.state_dict()), {name: tensor[:1] for name, tensor in program.shared().items()}):
         with pytest.raises(ValueError, match="not what it shares"):
-            side.take(wrong)
+            program.take(wrong)
 
 
 def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
     """Where its sibling fails, a client is not given its own head back."""
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2), terms=Terms(quorum=0.5))
+    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2), federation=FederationConfig(quorum=0.5))
     fed.begin(1)
     fed.call("train")
     asked, call = [], fed.call
     fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
 
-    @question
+    @query
     @sends("parameters")
     def give(self):
         if self.client.id == "b":
             raise ValueError("no disk")
         return self.shared()
 
-    monkeypatch.setattr(FedMuscle.Side, "give", give)
+    monkeypatch.setattr(FedMuscle.Program, "give", give)
     unite(fed)
     assert asked == ["kind_of", "give"] and fed.here == ["a"]

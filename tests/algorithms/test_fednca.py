@@ -34,9 +34,9 @@ def client(id="a", model=SMALL, **about):
     return Client(id=id, model=model, dtype=torch.float64, **(given | about))
 
 
-def side(method=None, one=None, **training):
+def program(method=None, one=None, **training):
     method = method or FedNCA()
-    return method.Side(one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0)
+    return method.Program(one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0)
 
 
 def test_the_head_is_one_attention_with_the_prototypes_as_queries():
@@ -68,7 +68,7 @@ def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
     x, y = data(6)
     y[0] = -1                                             # an all-unknown row
     x, y = x.double(), y.double()
-    made = side()
+    made = program()
     f = made.model.head.features(made.model.features(x))
     logits = made.model.head.logits(f)
     entries = [(z, t) for zs, ts in zip(made.model(x).tolist(), y.tolist()) for z, t in zip(zs, ts) if t >= 0]
@@ -76,14 +76,14 @@ def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
     parts = (0.01 * rejection(logits, y, 0.3).item(), prototype_contrast(f, simplex_etf(LABELS, 16), y, 0.07).item())
     assert parts[0] > 0 and parts[1] > 0
     for on in ((1, 1), (0, 1), (1, 0), (0, 0)):
-        switched = side(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
+        switched = program(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
         assert switched.loss(x, y).item() == pytest.approx(bce + on[0] * parts[0] + on[1] * parts[1], rel=1e-5)
 
 
 def test_without_a_present_label_only_the_criterion_is_left():
     x, _ = data(6)
     absent = torch.zeros(6, LABELS, dtype=torch.float64)
-    assert side().loss(x.double(), absent).item() == pytest.approx(LABELS * side().task_loss(x.double(), absent).item())
+    assert program().loss(x.double(), absent).item() == pytest.approx(LABELS * program().task_loss(x.double(), absent).item())
 
 
 def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys, tmp_path):
@@ -91,7 +91,7 @@ def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys,
         method = FedNCA(etf=etf)
         fed = toys.federation(tmp_path / etf, method, [client("a"), client("b")], rounds=3)
         toys.serve(fed, method)
-        heads = [fed.engine.host.sides[c].model.head for c in "ab"]
+        heads = [fed.engine.host.programs[c].model.head for c in "ab"]
         same = [torch.equal(head.prototypes, simplex_etf(LABELS, 16).float().double()) for head in heads]
         assert same == [etf == "frozen"] * 2
         assert ("head.prototypes" in fed.state["models"][fed.state["group"]["a"]]) == (etf == "trainable")
@@ -103,7 +103,7 @@ def test_clients_count_the_same_unless_told_otherwise():
 
 
 def test_without_disentanglement_one_feature_stands_for_every_class_and_any_encoder_will_do():
-    made = side(FedNCA(disentangle=False), client(model=partial(MLP, (1, 8, 8), (8,), 16)))
+    made = program(FedNCA(disentangle=False), client(model=partial(MLP, (1, 8, 8), (8,), 16)))
     x = data(3)[0].double()
     f = made.model.head.features(made.model.features(x))
     assert torch.equal(f[:, 0], made.model.encoder(x)) and torch.equal(f[:, 0], f[:, 4])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unalike import Terms
+from unalike import FederationConfig
 from unalike.algorithms import FedMuscle
 from unalike.base.errors import Problems
 from unalike.base.randomness import stream
@@ -51,12 +51,12 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", joint(toys), clients)
     fed.begin(1)
     fed.call("kind_of")
-    sides = fed.engine.host.sides
-    apart = lambda: max((sides["a"].represent_all() - sides[c].represent_all()).norm(dim=1).mean().item() for c in "bc")
-    before, told = apart(), meet(fed, sides["a"].algorithm.width)
+    programs = fed.engine.host.programs
+    apart = lambda: max((programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item() for c in "bc")
+    before, told = apart(), meet(fed, programs["a"].algorithm.width)
     assert before > 0.5 and apart() < 0.05
     assert told.keys() == set("abc") and all(0.7 < fit <= 1 for fit in told.values())
-    features = sides["b"].model.features(sides["b"].public_rows(torch.arange(len(sides["b"].public))))
+    features = programs["b"].model.features(programs["b"].public_rows(torch.arange(len(programs["b"].public))))
     assert length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4) and features.mean(0).abs().max() < 1e-4
 
 
@@ -81,25 +81,25 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
     fed.drawn = ["a", "b"]
     meet(fed, method.width)
     fed.drawn = ["a", "b", "c"]
-    fit = FedMuscle.Side.fit
+    fit = FedMuscle.Program.fit
 
     def broken(self, target):
         raise ValueError("no memory")
 
     broken.operation = fit.operation
     with monkeypatch.context() as patched:
-        patched.setattr(FedMuscle.Side, "fit", broken)
+        patched.setattr(FedMuscle.Program, "fit", broken)
         assert meet(fed, method.width) == {} and fed.here == ["a", "b"] and fed.state["met"] == ["a", "b"]
-    gone = toys.federation(tmp_path / "gone", method, toys.clients(), terms=Terms(dropout=0.99, quorum=0))
+    gone = toys.federation(tmp_path / "gone", method, toys.clients(), federation=FederationConfig(dropout=0.99, quorum=0))
     gone.begin(1)
     assert meet(gone, method.width) == {} and "joint" not in gone.state
 
 
 def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
-    fed = toys.federation(tmp_path / "run", joint(toys), toys.clients(), terms=Terms(quorum=0))
+    fed = toys.federation(tmp_path / "run", joint(toys), toys.clients(), federation=FederationConfig(quorum=0))
     fed.begin(1)
     with monkeypatch.context() as patched:
-        patched.setattr(FedMuscle.Side, "seen", lambda self: 1 / 0)
+        patched.setattr(FedMuscle.Program, "seen", lambda self: 1 / 0)
         assert meet(fed, 4) == {} and "joint" not in fed.state
 
 
@@ -107,13 +107,13 @@ def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", joint(toys), toys.clients())
     fed.begin(1)
     fed.call("kind_of")
-    side = fed.engine.host.sides["a"]
-    for wrong in (torch.zeros(3, 4), torch.zeros(len(side.public), 3)):
+    program = fed.engine.host.programs["a"]
+    for wrong in (torch.zeros(3, 4), torch.zeros(len(program.public), 3)):
         with pytest.raises(ValueError, match="a joint space of its public rows is"):
-            side.fit(wrong)
-    side.model.projection = nn.Identity()
+            program.fit(wrong)
+    program.model.projection = nn.Identity()
     with pytest.raises(ValueError, match="no linear projection"):
-        side.fit(side.outline())
+        program.fit(program.outline())
 
 
 @pytest.mark.parametrize("local, moves", [(0.0, False), (0.1, True), (1.0, True)])
@@ -122,14 +122,14 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=local), toys.clients(), epochs=2)
     fed.begin(1)
     fed.call("kind_of")
-    side = fed.engine.host.sides["a"]
-    first = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
-    gone = lambda part: max(float((t - first[n]).abs().max()) for n, t in side.model.state_dict().items() if n.startswith(part))
+    program = fed.engine.host.programs["a"]
+    first = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
+    gone = lambda part: max(float((t - first[n]).abs().max()) for n, t in program.model.state_dict().items() if n.startswith(part))
     fed.call("train_gently")
     assert gone("head.") > 1e-3 and (gone("encoder.") > 0) is moves
-    groups = side.optimisers[GENTLY].param_groups
+    groups = program.optimizers[GENTLY].param_groups
     assert [group["lr"] for group in groups] == pytest.approx([fed.training.rate, local * fed.training.rate])
-    assert sum(len(group["params"]) for group in groups) == len(list(side.model.parameters()))
+    assert sum(len(group["params"]) for group in groups) == len(list(program.model.parameters()))
     slow, _ = gone("encoder."), fed.call("train")
     assert gone("encoder.") > slow
 
@@ -139,29 +139,29 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=0.0), [toys.client(id, model=toys.noisy) for id in "abc"])
     fed.begin(1)
     fed.call("kind_of")
-    side = fed.engine.host.sides["a"]
-    first = {name: tensor.clone() for name, tensor in side.model.encoder.state_dict().items()}
+    program = fed.engine.host.programs["a"]
+    first = {name: tensor.clone() for name, tensor in program.model.encoder.state_dict().items()}
     assert any("running_mean" in name for name in first)
     fed.call("train_gently")
-    assert all(torch.equal(tensor, first[name]) for name, tensor in side.model.encoder.state_dict().items())
-    assert side.model.encoder.training
+    assert all(torch.equal(tensor, first[name]) for name, tensor in program.model.encoder.state_dict().items())
+    assert program.model.encoder.training
 
 
 def test_clients_that_are_nothing_alike_meet(toys, tmp_path):
     """Images, numbers and masks; a dense task by the mean of its map. Where it has no map a sentence says so."""
     fed = toys.federation(tmp_path / "run", method := joint(toys, local=0.0), unlike(), rounds=1)
     toys.serve(fed, method)
-    side = next(side for side in fed.engine.host.sides.values() if side.model.dense)
-    assert len(fed.state["met"]) == len(unlike()) and side.seen().shape == (len(side.public), side.model.projection.in_features)
+    program = next(program for program in fed.engine.host.programs.values() if program.model.dense)
+    assert len(fed.state["met"]) == len(unlike()) and program.seen().shape == (len(program.public), program.model.projection.in_features)
     with pytest.raises(ValueError, match="a dense task needs an encoder with grid"):
-        side.model.encoder = nn.Identity()
-        side.seen()
+        program.model.encoder = nn.Identity()
+        program.seen()
 
 
 def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
     """The space knows no labels, so that the safeguard may judge who met the others."""
     seen = []
-    fit = FedMuscle.Side.fit
+    fit = FedMuscle.Program.fit
 
     @operation
     @wraps(fit)
@@ -169,7 +169,7 @@ def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
         seen.append((self.client.id, fit(self, target)))
         return seen[-1][1]
 
-    monkeypatch.setattr(FedMuscle.Side, "fit", watched)
+    monkeypatch.setattr(FedMuscle.Program, "fit", watched)
     told = toys.execute(tmp_path / "run", joint(toys, local=0.5), toys.clients(), safeguard=True)
     fits = {c: {value for id, value in seen if id == c} for c in "abc"}
     assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), "each shadow, and alike"
@@ -200,11 +200,11 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", opinion_rate=0.02, align_rate=0.01), toys.clients())
     fed.begin(1)
     fed.call("kind_of")
-    side = fed.engine.host.sides["a"]
-    assert side.learner().param_groups[0]["lr"] == 0.02 and side.learner("align").param_groups[0]["lr"] == 0.01
-    side.algorithm = FedMuscle(align_rate=0.01)
-    side.optimisers.clear()
-    assert side.learner().param_groups[0]["lr"] == 0.01
+    program = fed.engine.host.programs["a"]
+    assert program.learner().param_groups[0]["lr"] == 0.02 and program.learner("align").param_groups[0]["lr"] == 0.01
+    program.algorithm = FedMuscle(align_rate=0.01)
+    program.optimizers.clear()
+    assert program.learner().param_groups[0]["lr"] == 0.01
 
 
 def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
@@ -215,7 +215,7 @@ def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
 
 @pytest.mark.parametrize("fields, sentence", [
     ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
-    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimisers": "one"}, "1 with one optimiser, got 0.5"),
+    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
     ({"opinion_rate": 0}, "must be above 0"),
 ])
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):

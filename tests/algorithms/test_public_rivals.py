@@ -44,7 +44,7 @@ def unlike(rows=12, public=20):
 
 def side_of(method, client, toys, **changed):
     made = toys.method(method, **changed)
-    return made.Side(client, made, toys.training(), 0)
+    return made.Program(client, made, toys.training(), 0)
 
 
 @pytest.mark.parametrize("name, fields", [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"opinions": "shared"})])
@@ -59,18 +59,18 @@ def test_nobody_leaves_with_what_the_public_set_taught_last(toys, tmp_path):
         for rounds in (1, 2):
             fed = toys.federation(tmp_path / f"{name}{rounds}", toys.method(name), toys.clients(), rounds=rounds)
             toys.serve(fed, toys.method(name))
-            steps = [side.optimisers.get("public") for side in fed.engine.host.sides.values()]
+            steps = [program.optimizers.get("public") for program in fed.engine.host.programs.values()]
             assert all(steps) if rounds == 2 else not any(steps), name
 
 
 # labels by name
 
-def cards(**labels):
-    return SimpleNamespace(cards={id: SimpleNamespace(task=task, labels=names) for id, (task, names) in labels.items()})
+def infos(**labels):
+    return SimpleNamespace(infos={id: SimpleNamespace(task=task, labels=names) for id, (task, names) in labels.items()})
 
 
 def test_a_label_is_what_all_of_a_kind_call_so():
-    fed = cards(a=("classification", ("cat", "dog")), b=("classification", ("dog", "owl")), c=("multilabel", ("cat", "dog")))
+    fed = infos(a=("classification", ("cat", "dog")), b=("classification", ("dog", "owl")), c=("multilabel", ("cat", "dog")))
     told = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[4.0, 6.0]]), "c": torch.tensor([[90.0, 90.0]])}
     assert agreed(fed, told, "a").tolist() == [[1, 3]] and agreed(fed, told, "b").tolist() == [[3, 6]]
     assert agreed(fed, told, "c").tolist() == [[90, 90]] and owners(fed, told, "b") == [("a", [0], [1]), ("b", [0, 1], [0, 1])]
@@ -85,19 +85,19 @@ def test_dense_opinions_are_told_in_cells(toys):
 # FedHeNN
 
 def test_fedhenn_is_held_near_the_mean_kernel(toys):
-    side = side_of("fedhenn", toys.client("a"), toys, eta=0.5)
-    side.round, kernel = 4, draw(8, 8).double()
-    rows = side.public_rows(side.walk(0)[0])
-    z = side.model.represent(rows)
-    assert torch.equal(side.kernel(), (z @ z.mT).detach())
-    x, y = side.client.train.rows(torch.arange(5))
-    x = side.client.place(x)
+    program = side_of("fedhenn", toys.client("a"), toys, eta=0.5)
+    program.round, kernel = 4, draw(8, 8).double()
+    rows = program.public_rows(program.walk(0)[0])
+    z = program.model.represent(rows)
+    assert torch.equal(program.kernel(), (z @ z.mT).detach())
+    x, y = program.client.train.rows(torch.arange(5))
+    x = program.client.to_device(x)
     found = []
-    side.learn = lambda loss: found.append(loss(x, y))
-    side.follow(kernel)
+    program.learn = lambda loss: found.append(loss(x, y))
+    program.follow(kernel)
     centring = torch.eye(8).double() - 1 / 8
     a, b = centring @ (z @ z.mT) @ centring, centring @ kernel @ centring
-    by_hand = side.task_loss(x, y) + 0.5 * math.sqrt(4) * (1 - (a * b).sum() / (a.norm() * b.norm()))
+    by_hand = program.task_loss(x, y) + 0.5 * math.sqrt(4) * (1 - (a * b).sum() / (a.norm() * b.norm()))
     assert torch.allclose(found[0], by_hand)
 
 
@@ -118,14 +118,14 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", method, [*toys.clients(), other])
     fed.begin(1)
     fed.call("train")
-    sides = fed.engine.host.sides
-    before = {c: {n: t.clone() for n, t in sides[c].model.state_dict().items()} for c in sides}
+    programs = fed.engine.host.programs
+    before = {c: {n: t.clone() for n, t in programs[c].model.state_dict().items()} for c in programs}
     asked = []
     call, fed.call = fed.call, lambda operation, **about: asked.append((operation, about)) or call(operation, **about)
     unite(fed)
     mean = {name: (before["a"][name] + before["b"][name]) / 2 for name in before["a"]}
-    assert all(torch.allclose(sides[c].model.state_dict()[name], mean[name]) for c in "ab" for name in mean)
-    assert all(torch.equal(sides[c].model.state_dict()[name], tensor) for c in "cd" for name, tensor in before[c].items())
+    assert all(torch.allclose(programs[c].model.state_dict()[name], mean[name]) for c in "ab" for name in mean)
+    assert all(torch.equal(programs[c].model.state_dict()[name], tensor) for c in "cd" for name, tensor in before[c].items())
     method.share(fed, 1)
     teachers = next(about["each"] for operation, about in asked if operation == "distil")
     assert set(teachers) == set("abc")                                                  # d has nobody to learn from
@@ -136,9 +136,9 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
 # CoFED
 
 def voted(toys, client, logits):
-    side = side_of("cofed", client, toys)
-    side.look = lambda at: [torch.cat(part) for part in zip(at(logits), strict=True)]
-    return side.vote()
+    program = side_of("cofed", client, toys)
+    program.look = lambda at: [torch.cat(part) for part in zip(at(logits), strict=True)]
+    return program.vote()
 
 
 def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
@@ -151,7 +151,7 @@ def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
 def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
     method, got = toys.method("cofed"), {}
     votes = {"a": [[1, 0], [0, 1], [1, 0]], "b": [[1, 0], [1, 0], [0, 0]], "c": [[1, 0], [0, 0], [0, 0]], "d": [[1, 0], [0, 0], [0, 0]]}
-    fed = cards(**{id: ("classification", ("x", "y")) for id in votes})
+    fed = infos(**{id: ("classification", ("x", "y")) for id in votes})
     fed.call = lambda name, each=None: got.update(each) or {} if each else {c: torch.tensor(v, dtype=torch.int8) for c, v in votes.items()}
     method.share(fed, 1)
     assert got["a"]["votes"].tolist() == [[1, 0], [0, 0], [0, 0]]                       # 1/4 is not above 0.3
@@ -159,12 +159,12 @@ def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
 
 def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
     ann, got = unlike()[0], {}
-    side = side_of("cofed", ann, toys)
-    side.study = lambda loss, given, rows: got.update(rows=rows)
+    program = side_of("cofed", ann, toys)
+    program.study = lambda loss, given, rows: got.update(rows=rows)
     votes = torch.zeros(20, 3, dtype=torch.int8)
     votes[:15, 0], votes[15:17, 1], votes[18, :2] = 1, 1, 1                              # 18 is two things, 17 and 19 nothing
     torch.manual_seed(0)
-    side.learn_votes(votes)
+    program.learn_votes(votes)
     assert len(got["rows"]) == 17 and not {17, 18, 19} & set(got["rows"].tolist())
     assert sum(15 <= row < 17 for row in got["rows"].tolist()) >= 5                      # 2 of 17 rows, half of the draws
 
@@ -172,10 +172,10 @@ def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
 # SAGE
 
 def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
-    side = side_of("sage", unlike()[0], toys, threshold=0.9)
+    program = side_of("sage", unlike()[0], toys, threshold=0.9)
     own = torch.tensor([[0.95, 0.05, 0.0], [0.5, 0.5, 0.0], [0.6, 0.4, 0.0]]).double()
     all_ = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.95, 0.05], [0.2, 0.8, 0.0]]).double()
-    target, kept = side.target(own, all_)
+    target, kept = program.target(own, all_)
     assert target[0].tolist() == pytest.approx([0.5, 0.5, 0])                            # 0.05 apart: half and half
     assert target[1].tolist() == [0, 1, 0] and kept.tolist() == [True, True, False]
     several = side_of("sage", unlike()[2], toys, threshold=0.9)
@@ -187,10 +187,10 @@ def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
 
 def test_the_surest_of_each_guess_are_trusted(toys):
     sure = torch.tensor([[0.99, 0.6], [0.98, 0.9], [0.97, 0.7]])
-    side = side_of("pseudolabel", unlike()[2], toys)
-    kinds = side.kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
+    program = side_of("pseudolabel", unlike()[2], toys)
+    kinds = program.kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
     assert surest(sure, kinds, 0.5).tolist() == [[True, False], [True, True], [False, True]]
-    y, rows = side.only(torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]]))
+    y, rows = program.only(torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]]))
     assert y.tolist() == [[1, -1], [-1, -1], [1, 1]] and rows.tolist() == [0, 2]
     dense = side_of("pseudolabel", unlike()[3], toys)
     assert dense.only(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2) > 0)[0].unique().tolist() == [255]
@@ -204,18 +204,18 @@ def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
 # SimCLR, FedRCL
 
 def test_simclr_moves_the_encoder_and_not_the_head(toys):
-    side = side_of("simclr", toys.client("a"), toys)
-    before = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
-    side.perform("contrast", 1, 0, {})
-    moved = {name.split(".")[0] for name, tensor in side.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    program = side_of("simclr", toys.client("a"), toys)
+    before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
+    program.perform("contrast", 1, 0, {})
+    moved = {name.split(".")[0] for name, tensor in program.model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == {"encoder", "compared"}
     alone = side_of("local", toys.client("a"), toys).model.state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in alone.items())      # begins where everyone begins alone
 
 
 def test_fedrcl_contrasts_at_several_depths(toys):
-    side = side_of("fedrcl", toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))), toys)
-    assert [list(side.model.encoder).index(layer) for layer in side.layers()] == [1, 3, 5, 7]
+    program = side_of("fedrcl", toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))), toys)
+    assert [list(program.model.encoder).index(layer) for layer in program.layers()] == [1, 3, 5, 7]
     assert pooled(torch.ones(2, 3, 4, 4)).shape == (2, 3) and pooled(torch.ones(2, 5, 3)).shape == (2, 3)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from unalike import Clustering, Terms
+from unalike import Clustering, FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fmcsc import FMCSC, mutual_information
 from unalike.base.errors import UserError
@@ -27,7 +27,7 @@ def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
 
 
 def side_of(method, client, toys):
-    return method.Side(client, method, toys.training(), 0)
+    return method.Program(client, method, toys.training(), 0)
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedprox", "fmcsc", "afmcc"])
@@ -55,11 +55,11 @@ def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
 
 def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
     for name in ("local", "fedavg", "fedprox"):
-        side = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
-        x, y = side.client.train.labelled(torch.arange(10))
-        h = side.model.encoder(side.client.place(x))
-        by_hand = sum(reconstruction(side.client.place(x[v]), side.model.encoder.decoders[v](h)) for v in x)
-        assert torch.allclose(side.task_loss(side.client.place(x), side.client.place(y)), by_hand, rtol=1e-12)
+        program = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
+        x, y = program.client.train.labelled(torch.arange(10))
+        h = program.model.encoder(program.client.to_device(x))
+        by_hand = sum(reconstruction(program.client.to_device(x[v]), program.model.encoder.decoders[v](h)) for v in x)
+        assert torch.allclose(program.task_loss(program.client.to_device(x), program.client.to_device(y)), by_hand, rtol=1e-12)
 
 
 def test_averaging_helps_autoencoders_find_clusters(toys, tmp_path):
@@ -105,49 +105,49 @@ def mlp(layers, x):
     return (x @ layers[0].weight.mT + layers[0].bias).clamp(min=0) @ layers[2].weight.mT + layers[2].bias
 
 
-def views_of(side, x):
+def views_of(program, x):
     """Codes of both views and the fused feature, written out."""
-    net = side.model.encoder
+    net = program.model.encoder
     z = {v: net.auto.encoders[v](x[v] if v in x else torch.zeros(10, 3).double()) for v in SHAPE}
     return net, z, normalize(mlp(net.common, torch.cat([z["left"], z["right"]], 1)), dim=-1)
 
 
-def some_rows(side):
-    return side.client.place(side.client.train.rows(torch.arange(10))[0])
+def some_rows(program):
+    return program.client.to_device(program.client.train.rows(torch.arange(10))[0])
 
 
 def test_several_views_are_drawn_to_the_fused_feature(toys):
-    side = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
-    x = some_rows(side)
-    net, z, h = views_of(side, x)
+    program = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
+    x = some_rows(program)
+    net, z, h = views_of(program, x)
     by_hand = sum(reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, mlp(net.view[v], z[v]), 0.5) for v in x)
-    by_hand = by_hand + 0.5 * class_correlation_loss((h @ side.model.head.weight.mT).softmax(-1), 0.3)
-    assert torch.allclose(side.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(side.model.features(x), h)
+    by_hand = by_hand + 0.5 * class_correlation_loss((h @ program.model.head.weight.mT).softmax(-1), 0.3)
+    assert torch.allclose(program.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(program.model.features(x), h)
 
 
 def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toys):
-    side = side_of(FMCSC(), clients(toys)[2], toys)
-    x = some_rows(side)
-    other = {name: t + 0.3 for name, t in side.model.state_dict().items()}
-    net, z, h = views_of(side, x)
+    program = side_of(FMCSC(), clients(toys)[2], toys)
+    x = some_rows(program)
+    other = {name: t + 0.3 for name, t in program.model.state_dict().items()}
+    net, z, h = views_of(program, x)
     rebuilt = reconstruction(x["left"], net.auto.decoders["left"](z["left"]))
-    assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt)                       # alone there is nobody to follow
-    side.given = other
+    assert torch.allclose(program.loss(x, torch.zeros(10)), rebuilt)                       # alone there is nobody to follow
+    program.given = other
     given = side_of(FMCSC(), clients(toys)[2], toys)
     given.model.load_state_dict(other)
     near, far = ((h * to).sum(-1).div(0.5).exp() for to in (given.model.features(x), normalize(z["left"], dim=-1)))
-    assert torch.allclose(side.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12)
+    assert torch.allclose(program.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12)
 
 
 def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
     method = FMCSC(teaching=200)
-    side, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
-    first = {name: t.clone() for name, t in side.shared().items()}
-    told = side.perform("update", 1, 0, {"models": {"left,right": first, "left": first}})
+    program, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
+    first = {name: t.clone() for name, t in program.shared().items()}
+    told = program.perform("update", 1, 0, {"models": {"left,right": first, "left": first}})
     assert set(told["models"]) == set(told["weights"]) == {"left,right", "left"} and min(told["weights"].values()) >= 0
-    assert all(torch.equal(t, told["models"]["left,right"][name]) for name, t in side.shared().items())         # it keeps its own
-    x = side.rows()
-    goal = side.model.features(x)
+    assert all(torch.equal(t, told["models"]["left,right"][name]) for name, t in program.shared().items())         # it keeps its own
+    x = program.rows()
+    goal = program.model.features(x)
 
     def far(model):
         one.model.load_state_dict(model)
@@ -161,7 +161,7 @@ def test_pretraining_goes_from_client_to_client(toys, tmp_path):
     some = clients(toys, ["left", "left right", "right"])
     fed = toys.federation(tmp_path / "a", method, some)
     fed.begin(1)
-    method.acquaint(fed)
+    method.register_clients(fed)
     given = {}
     for client in (some[1], some[0], some[2]):          # most views first
         given = side_of(method, client, toys).perform("pretrain", 1, 0, {"given": given})
@@ -196,4 +196,4 @@ def test_too_few_in_the_relay_is_no_quorum(toys, tmp_path):
     some = clients(toys, ["left right"] * 3)
     some[1].train.x["left"][0] = float("nan")
     with pytest.raises(RuntimeError, match="pretrain, round 1: 2 of 3 clients replied, the quorum is 3"):
-        toys.execute(tmp_path / "run", FMCSC(pretraining=2), some, terms=Terms(quorum=1.0))
+        toys.execute(tmp_path / "run", FMCSC(pretraining=2), some, federation=FederationConfig(quorum=1.0))

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import unalike
-from unalike import Classification, Client, Terms
+from unalike import Classification, Client, FederationConfig
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.feddropout import FedDropout
 from unalike.algorithms.fedrolex import FedRolex
 from unalike.algorithms.heterofl import HeteroFL
 from unalike.algorithms.subflot import SubFLOT
 from unalike.base.errors import UserError
-from unalike.methods.submodels import Narrowing
+from unalike.methods.submodels import SubmodelMethod
 from unalike.models import MLP
 from unalike.models.submodels import expand, extract, first, levelled, renumbered
 
@@ -44,7 +44,7 @@ def begun(toys, folder, algorithm, made):
     """A federation whose server knows everybody."""
     fed = toys.federation(folder, algorithm, made)
     fed.begin(1)
-    algorithm.acquaint(fed)
+    algorithm.register_clients(fed)
     return fed
 
 
@@ -95,11 +95,11 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     algorithm = SubFLOT(solver="auto")
     fed = begun(toys, tmp_path, algorithm, clients(toys, model))
     sent = algorithm.messages(fed, ["b"])["b"]
-    side = fed.engine.host.sides["b"]
+    program = fed.engine.host.programs["b"]
     torch.manual_seed(0)
-    small = side.made(sent["units"])
+    small = program.made(sent["units"])
     small.load_state_dict({n: t + 0.1 * torch.randn_like(t).abs() if t.is_floating_point() else t for n, t in sent["parameters"].items()})
-    whole = copy.deepcopy(fed.engine.host.sides["a"].model)
+    whole = copy.deepcopy(fed.engine.host.programs["a"].model)
     algorithm.absorb(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
     whole.load_state_dict(algorithm.model(fed, "a"))
     x = torch.randn(5, 6, dtype=torch.float64)
@@ -139,18 +139,18 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.messages(fed, ["c"])["c"]
     fed.call("update", each={"c": sent})
-    side = fed.engine.host.sides["c"]
-    assert side.rho == pytest.approx(0.75)
+    program = fed.engine.host.programs["c"]
+    assert program.rho == pytest.approx(0.75)
     x, y = toys.blobs(5, 1)
-    for p in side.model.parameters():
+    for p in program.model.parameters():
         p.data += 0.1
-    origin = copy.deepcopy(side.model)
+    origin = copy.deepcopy(program.model)
     origin.load_state_dict(sent["parameters"])
-    more = side.pace()
-    with levelled(side.model, more), levelled(origin, more):
-        plain = torch.autograd.grad(side.task_loss(x.double(), y), list(side.model.parameters()))
-        pulled = torch.autograd.grad(side.loss(x.double(), y), list(side.model.parameters()))
-        for p, before, without, with_it in zip(side.model.parameters(), origin.parameters(), plain, pulled):
+    more = program.pace()
+    with levelled(program.model, more), levelled(origin, more):
+        plain = torch.autograd.grad(program.task_loss(x.double(), y), list(program.model.parameters()))
+        pulled = torch.autograd.grad(program.loss(x.double(), y), list(program.model.parameters()))
+        for p, before, without, with_it in zip(program.model.parameters(), origin.parameters(), plain, pulled):
             torch.testing.assert_close(with_it - without, 2 * 3.0 * 0.75 * (p - before), atol=1e-6, rtol=0)
 
 
@@ -164,14 +164,14 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
         other = toys.federation(tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64)
         other.begin(1)
         ways[level] = other.call("update", each={"c": sent})["c"]["parameters"]
-    side = fed.engine.host.sides["c"]
-    side.take(**sent)
-    out, names = side.model.eval()(x.double()), [name for name, _ in side.model.named_parameters()]
-    with levelled(side.model, side.pace()):
-        torch.testing.assert_close(side.model(x.double()), out)
-        assert largest({"w": 2 * side.model.head[2].parametrizations.weight.original}, {"w": sent["parameters"]["head.2.weight"]}) < 1e-12
-    assert sorted(name for name, _ in side.model.named_parameters()) == sorted(names)
-    assert largest(side.model.state_dict(), sent["parameters"]) < 1e-12
+    program = fed.engine.host.programs["c"]
+    program.take(**sent)
+    out, names = program.model.eval()(x.double()), [name for name, _ in program.model.named_parameters()]
+    with levelled(program.model, program.pace()):
+        torch.testing.assert_close(program.model(x.double()), out)
+        assert largest({"w": 2 * program.model.head[2].parametrizations.weight.original}, {"w": sent["parameters"]["head.2.weight"]}) < 1e-12
+    assert sorted(name for name, _ in program.model.named_parameters()) == sorted(names)
+    assert largest(program.model.state_dict(), sent["parameters"]) < 1e-12
     moved = {level: {n: (t - sent["parameters"][n]).abs().max() for n, t in way.items()} for level, way in ways.items()}
     assert float(moved[True]["head.2.weight"] / moved[False]["head.2.weight"]) == pytest.approx(2, rel=0.02)
     assert float(moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]) == pytest.approx(1, rel=0.02)
@@ -181,17 +181,17 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
     """What is recorded reads the same places: parameters, what they are multiplied with, and where the round began."""
     algorithm = SubFLOT(penalty=3.0)
     fed, places, distances = begun(toys, tmp_path, algorithm, clients(toys)), [], []
-    side, seen = fed.engine.host.sides["c"], []
-    tape, where = side.tape, lambda: [tensor.data_ptr() for tensor in side.model.state_dict().values()]
-    side.tape = lambda loss: seen.append((loss.steady, where())) or tape(loss)
+    program, seen = fed.engine.host.programs["c"], []
+    tape, where = program.tape, lambda: [tensor.data_ptr() for tensor in program.model.state_dict().values()]
+    program.tape = lambda loss: seen.append((loss.graph_safe, where())) or tape(loss)
     for round in (1, 2, 3):
         fed.begin(round)
         sent = algorithm.messages(fed, ["c"])["c"]
         fed.call("update", each={"c": sent})
-        places.append(where() + [tensor.data_ptr() for tensor in (*side.pace().values(), side.begun)])
-        side.take(**sent)
-        with levelled(side.model, side.pace()):
-            distances.append(float(side.drift()))
+        places.append(where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)])
+        program.take(**sent)
+        with levelled(program.model, program.pace()):
+            distances.append(float(program.drift()))
     assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
     assert distances == [0.0] * 3                               # and it is where this round began, not the first
 
@@ -210,11 +210,11 @@ def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_b
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "1.bias"]
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimiser(toys, tmp_path, optimiser):
-    """Divided parameters come in another order than plain ones; what is kept of an optimiser is of the plain order."""
-    ends = [toys.execute(tmp_path / str(alive), SubFLOT(), clients(toys), alone=True, alive=alive, rounds=3, optimiser=optimiser, rate=0.05,
-                         momentum=0.9 * (optimiser == "sgd"))["clients"] for alive in (256, 1)]
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimizer(toys, tmp_path, optimizer):
+    """Divided parameters come in another order than plain ones; what is kept of an optimizer is of the plain order."""
+    ends = [toys.execute(tmp_path / str(alive), SubFLOT(), clients(toys), alone=True, alive=alive, rounds=3, optimizer=optimizer, rate=0.05,
+                         momentum=0.9 * (optimizer == "sgd"))["clients"] for alive in (256, 1)]
     assert [each["alone"] for each in ends[0].values()] == [each["alone"] for each in ends[1].values()]
     assert all(each["alone"] is not None for each in ends[0].values())
 
@@ -239,9 +239,9 @@ def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
         layer, x = nn.Sequential(nn.Linear(units, 3, bias=False)).double(), torch.ones(1, units).double()
         before = layer(x).detach()
         with levelled(layer, {"0.weight": torch.full((1, units), root).double()}):
-            optimiser = torch.optim.SGD(layer.parameters(), lr=0.01)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
             (layer(x) - before - 1).square().sum().backward()
-            optimiser.step()
+            optimizer.step()
         moved[units] = layer(x).detach() - before
     torch.testing.assert_close(moved[16], moved[64])
     assert float(moved[64].min()) > 0.1
@@ -255,7 +255,7 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
     def carried(fed, model, states):
         raise Seen({tensor.device.type for tensor in model.values()})
 
-    algorithm = Narrowing()
+    algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.messages(fed, ["c"])["c"]["parameters"]
     monkeypatch.setattr(algorithm, "carried", carried)
@@ -266,15 +266,15 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
 
 def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
     """Narrowed or not; "meta" stands for a GPU."""
-    fed = begun(toys, tmp_path, Narrowing(), clients(toys))
-    widths, model = Narrowing().widths(fed, "c"), Narrowing().model(fed, "c")
+    fed = begun(toys, tmp_path, SubmodelMethod(), clients(toys))
+    widths, model = SubmodelMethod().widths(fed, "c"), SubmodelMethod().model(fed, "c")
     keep = first(widths, 0.5)
     back = expand(extract(model, widths, keep), widths, keep, {name: tensor.to("meta") for name, tensor in model.items()})
     assert {tensor.device.type for tensor in back.values()} == {"meta"}
 
 
 def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
-    algorithm = Narrowing()
+    algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
     sent = algorithm.messages(fed, ["b", "c"])
@@ -291,13 +291,13 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
     message = algorithm.messages(fed, ["a"])["a"]
     message["parameters"]["encoder.norm.running_var"].fill_(1e6)
     told = fed.call("update", each={"a": message})["a"]["parameters"]
-    side = fed.engine.host.sides["a"]
-    given = side.model.encoder.first(side.client.place(side.client.train.rows(torch.arange(len(side.client.train)))[0]))
+    program = fed.engine.host.programs["a"]
+    given = program.model.encoder.first(program.client.to_device(program.client.train.rows(torch.arange(len(program.client.train)))[0]))
     assert torch.allclose(told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1)
     assert 0.5 < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean()) < 2
-    assert side.model.encoder.norm.momentum == 0.1
+    assert program.model.encoder.norm.momentum == 0.1
     fed.call("receive", each={"a": message})
-    assert float(side.model.encoder.norm.running_var.max()) < 1e3, "also of a submodel that is only kept"
+    assert float(program.model.encoder.norm.running_var.max()) < 1e3, "also of a submodel that is only kept"
 
 
 @pytest.mark.parametrize("method, rounds", [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})])
@@ -326,15 +326,15 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     algorithm = HeteroFL()
     fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
     fed.call("update", each=algorithm.messages(fed, ["a", "b"]))
-    side = fed.engine.host.sides["a"]
-    assert side.present().tolist() == [1, 1, 0, 0]
-    asked, side.model = side.evaluate(common=True)["log_loss"], side.model.eval()
-    assert not side.model(x.double())[:, 2:].any() and side.model(x.double())[:, :2].all()
-    side.blind = False
-    assert side.model(x.double()).all() and asked == side.evaluate(common=True)["log_loss"], "of the common set it says what it thinks"
-    hidden = side.model.encoder.first
+    program = fed.engine.host.programs["a"]
+    assert program.present().tolist() == [1, 1, 0, 0]
+    asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
+    assert not program.model(x.double())[:, 2:].any() and program.model(x.double())[:, :2].all()
+    program.blind = False
+    assert program.model(x.double()).all() and asked == program.evaluate(common=True)["log_loss"], "of the common set it says what it thinks"
+    hidden = program.model.encoder.first
     assert torch.allclose(hidden(x.double()), 2 * (x.double() @ hidden.weight.T + hidden.bias))
-    assert not fed.engine.host.sides["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
+    assert not fed.engine.host.programs["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
 
 
 @pytest.mark.parametrize("algorithm", [HeteroFL(), FedRolex(masked=True), SubFLOT(masked=True), SubFLOT(masked=True, ota=False),
@@ -360,15 +360,15 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
         fed = begun(toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)])
         up = {c: reply["parameters"] for c, reply in fed.call("update", each=algorithm.messages(fed, ["a", "b"])).items()}
         algorithm.absorb(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
-        side = fed.engine.host.sides["a"]
+        program = fed.engine.host.programs["a"]
         assert list(fed.state.get("present", {})) == (["a", "b"] if masked else [])
-        assert bool(side.model(x.double())[:, 2:].any()) is not masked
+        assert bool(program.model(x.double())[:, 2:].any()) is not masked
         if not masked:
             assert "told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
 
 
 def test_masked_it_does_not_go_with_privacy():
-    assert "set algorithm.masked to false" in (HeteroFL().exposes() or "") and HeteroFL(masked=False).exposes() is None
+    assert "set algorithm.masked to false" in (HeteroFL().privacy_problem() or "") and HeteroFL(masked=False).privacy_problem() is None
 
 
 @pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])
@@ -389,14 +389,14 @@ def test_a_client_may_change_its_capacity_between_rounds(toys, tmp_path):
     sizes = []
     for finished in algorithm.serve(fed):
         fed.finished = finished
-        sizes.append(len(fed.engine.host.sides["b"].model.encoder.first.weight))
+        sizes.append(len(fed.engine.host.programs["b"].model.encoder.first.weight))
         made[1].capacity = 0.25 if finished == 1 else 0.75
     assert sizes == [4, 4, 2, 6] and not fed.failures
     assert fed.state["uploads"]["b"]["units"][0] == 6
 
 
 def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monkeypatch):
-    update = SubFLOT.Side.update
+    update = SubFLOT.Program.update
 
     def wrong(self, parameters, units):
         reply = update(self, parameters, units)
@@ -405,7 +405,7 @@ def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monk
         return reply
 
     wrong.operation, wrong.sends = "changes", {}
-    monkeypatch.setattr(SubFLOT.Side, "update", wrong)
+    monkeypatch.setattr(SubFLOT.Program, "update", wrong)
     results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys), rounds=3)
     failure, = results["failures"]
     assert (failure["client"], failure["round"]) == ("b", 2) and "other names or shapes" in failure["reason"]
@@ -419,7 +419,7 @@ def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, 
     for limit in (2**30, 1):
         Archive.__init__.__defaults__ = (limit,)
         try:
-            found.append(toys.execute(tmp_path / str(limit), SubFLOT(), clients(toys), rounds=6, terms=Terms(participation=0.6)))
+            found.append(toys.execute(tmp_path / str(limit), SubFLOT(), clients(toys), rounds=6, federation=FederationConfig(participation=0.6)))
         finally:
             Archive.__init__.__defaults__ = before
     assert toys.hashes(found[0]) == toys.hashes(found[1])
@@ -457,7 +457,7 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
 
 def test_without_a_part(toys, tmp_path):
     """Each can be left out, and without OTP and OTA what is sent and merged is that of plain submodels."""
-    plain = toys.execute(tmp_path / "plain", Narrowing(), clients(toys), rounds=2)
+    plain = toys.execute(tmp_path / "plain", SubmodelMethod(), clients(toys), rounds=2)
     bare = toys.execute(tmp_path / "bare", SubFLOT(otp=False, ota=False, penalty=0.0, inputs="barycentre"), clients(toys), rounds=2)
     whole = toys.execute(tmp_path / "whole", SubFLOT(), clients(toys), rounds=2)
     assert toys.hashes(plain) == toys.hashes(bare) and toys.hashes(whole) != toys.hashes(bare)

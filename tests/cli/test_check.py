@@ -121,12 +121,12 @@ def test_what_is_no_scenario_is_one_sentence(said, text, says):
 
 
 def test_words_are_ours(places):
-    told = places("name: 3\nalgorithm: fedavg\ndata: digits\ntraining: {rounds: 1.5, optimiser: adamm}\npublic: 20\nalone: 7\n"
+    told = places("name: 3\nalgorithm: fedavg\ndata: digits\ntraining: {rounds: 1.5, optimizer: adamm}\npublic: 20\nalone: 7\n"
                   "on: 1\ndevice:\nclients: [3, {id: c, model: {name: mlp, hidden: 3}, modalities: [1]}, "
                   "{id: d, model: {name: mlp, hidden: [2, a]}}]\n")
     assert told["clients.2.model.hidden.1"] == "must be a whole number, got 'a'." and told["device"] == "must be text, got nothing."
     assert told["data"] == "must be a mapping of names to values: write {name: digits}, got 'digits'."
-    assert told["training.optimiser"] == "must be 'adamw', 'adam' or 'sgd', got 'adamm'. Did you mean \"adam\"?"
+    assert told["training.optimizer"] == "must be 'adamw', 'adam' or 'sgd', got 'adamm'. Did you mean \"adam\"?"
     assert told["training.rounds"] == "must be a whole number, got 1.5." and told["clients.1.model.hidden"] == "must be a list, got 3."
     assert told["alone"] == "must be true or false, got 7." and told["on"].startswith('There is no field "on".')
     assert not any(word in "".join(told.values()) for word in ("Input", "valid", "instance", "dictionary"))
@@ -220,13 +220,13 @@ def test_trying_the_clients_leaves_no_trace():
 
     from unalike.algorithms.fedavg import FedAvg
     from unalike.core.client import Client
-    from unalike.runs.compatibility import misfits
+    from unalike.runs.compatibility import compatibility_problems
     from unalike.tasks import Classification
     from unalike.training.loop import Training
     encoder = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     client = Client("ada", encoder, Classification(2), (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1])))
     before, state = torch.get_rng_state(), {name: t.clone() for name, t in encoder.state_dict().items()}
-    assert misfits(FedAvg(), [client], Training(), 0) == []
+    assert compatibility_problems(FedAvg(), [client], Training(), 0) == []
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(t, state[name]) for name, t in encoder.state_dict().items())
 

@@ -142,7 +142,7 @@ def problems(told):
     ({"training.rounds": "many"}, "training.rounds", "must be a whole number"),
     ({"training.rate": 0}, "training.rate", "must be above 0, got 0."),
     ({"training.rate": float("nan")}, "training.rate", "must be a finite number"),
-    ({"training.optimiser": "lion"}, "training.optimiser", "must be 'adamw', 'adam' or 'sgd', got 'lion'."),
+    ({"training.optimizer": "lion"}, "training.optimizer", "must be 'adamw', 'adam' or 'sgd', got 'lion'."),
     ({"federation.quorum": 2}, "federation.quorum", "must be at most 1, got 2."),
     ({"federation.dropuot": 0.1}, "federation.dropuot", 'There is no field "dropuot". Did you mean "dropout"?'),
     ({"data.name": "digit"}, "data.name", 'There is no dataset "digit". Did you mean "digits"?'),
@@ -438,7 +438,7 @@ def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path,
 
 def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):
     """A rate of 1e30 makes everyone diverge; quorum 0 lets the run go on to its end."""
-    words = ["run", scenario(), "--json", "--no-alone", "--algorithm", "local", "--set", "rate=1.0e30", "--set", "optimiser=sgd",
+    words = ["run", scenario(), "--json", "--no-alone", "--algorithm", "local", "--set", "rate=1.0e30", "--set", "optimizer=sgd",
              "--set", "training.epochs=4"]
     code, out, err = command(*words, "--set", "quorum=0", "--out", "nan")
     assert code == 0, err

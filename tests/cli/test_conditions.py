@@ -36,7 +36,7 @@ class Stand(BaseHTTPRequestHandler):
 def stand():
     server = HTTPServer(("127.0.0.1", 0), Stand)
     server.asked = []
-    server.says = lambda question: "1. Spatial layout\n2. Object pose" if "summarize" in question else "cat-dog: Both sleep."
+    server.says = lambda query: "1. Spatial layout\n2. Object pose" if "summarize" in query else "cat-dog: Both sleep."
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     yield server
@@ -59,13 +59,13 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
 
 
 @pytest.mark.parametrize(("says", "sentence"), [
-    (lambda question: b"<html>hello", "gave no chat completion but '<html>hello'"),
-    (lambda question: b'{"choices": []}', "gave no chat completion"),
-    (lambda question: 401, "answered 401 .* put its key in UNALIKE_API_KEY: try later"),
-    (lambda question: "" if "summarize" not in question else "1. pose", "described nothing"),
-    (lambda question: "1. pose\n2. Pose", "asked for 2 conditions and gave 1 that can be read .pose."),
-    (lambda question: "I am sorry, but as a language model I really cannot answer this.", "gave 0|gave 1"),
-    (lambda question: time.sleep(1) or "late", "did not answer within 0.2 s"),
+    (lambda query: b"<html>hello", "gave no chat completion but '<html>hello'"),
+    (lambda query: b'{"choices": []}', "gave no chat completion"),
+    (lambda query: 401, "answered 401 .* put its key in UNALIKE_API_KEY: try later"),
+    (lambda query: "" if "summarize" not in query else "1. pose", "described nothing"),
+    (lambda query: "1. pose\n2. Pose", "asked for 2 conditions and gave 1 that can be read .pose."),
+    (lambda query: "I am sorry, but as a language model I really cannot answer this.", "gave 0|gave 1"),
+    (lambda query: time.sleep(1) or "late", "did not answer within 0.2 s"),
 ])
 def test_rubbish_and_silence_are_told(stand, says, sentence):
     stand.says = says
@@ -76,7 +76,7 @@ def test_rubbish_and_silence_are_told(stand, says, sentence):
 def test_a_busy_server_is_asked_again(stand, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     fine = stand.says
-    stand.says = lambda question: 503 if len(stand.asked) == 1 else fine(question)
+    stand.says = lambda query: 503 if len(stand.asked) == 1 else fine(query)
     assert asked(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"] and len(stand.asked) == 3
 
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from unalike import Privacy, Terms
+from unalike import Privacy, FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.runs.audit import alone, audit
 from unalike.runs.run import Run
 
 
-def rehearsed(toys, method, clients, terms=None, **more):
-    return audit(Run(None, method, clients, toys.training(rounds=3), terms or Terms(), name="toy", method="toy", seed=0, **more))
+def rehearsed(toys, method, clients, federation=None, **more):
+    return audit(Run(None, method, clients, toys.training(rounds=3), federation or FederationConfig(), name="toy", method="toy", seed=0, **more))
 
 
 def ledgers(folder, found):
@@ -34,9 +34,9 @@ def ledgers(folder, found):
 
 def test_the_audit_is_the_ledger_to_the_byte(name, toys, tmp_path):
     there = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
-    terms = Terms(participation=1.0 if there.method(name).check_round(2) else 0.7, quorum=0)
-    results = there.execute(tmp_path / "run", there.method(name), there.clients(), terms=terms)
-    found = rehearsed(there, there.method(name), there.clients(), terms=terms)
+    federation = FederationConfig(participation=1.0 if there.method(name).check_round(2) else 0.7, quorum=0)
+    results = there.execute(tmp_path / "run", there.method(name), there.clients(), federation=federation)
+    found = rehearsed(there, there.method(name), there.clients(), federation=federation)
     ran, told = ledgers(tmp_path / "run", found)
     assert told == ran
     assert {way: sum(client["bytes"][way] for client in found["clients"].values()) for way in ("up", "down")} == results["bytes"]
@@ -63,4 +63,4 @@ def test_a_client_that_knows_no_other_is_told_too(toys):
 
 def test_a_client_that_is_not_there_is_named(toys):
     with pytest.raises(UserError, match=r'no client "z".*There are: a, b, c'):
-        audit(Run(None, toys.method("local"), toys.clients(), toys.training(), Terms(), name="toy", method="local", seed=0), ["z"])
+        audit(Run(None, toys.method("local"), toys.clients(), toys.training(), FederationConfig(), name="toy", method="local", seed=0), ["z"])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike import Terms
+from unalike import FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.base.ledger import FREE
@@ -91,13 +91,13 @@ def test_same_seed_same_bytes_another_seed_others(name, toys, tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
     """Stopped after a round, in the middle of one, before the first checkpoint and after the last round, and resumed each time."""
-    terms = Terms(participation=0.7, dropout=0.1, quorum=0)
-    whole = toys.execute(tmp_path / "whole", toys.method(name), toys.clients(4), rounds=4, terms=terms, workers=workers)
+    federation = FederationConfig(participation=0.7, dropout=0.1, quorum=0)
+    whole = toys.execute(tmp_path / "whole", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers)
     for event, count in (("call", 1), ("round", 2), ("call", 2), ("round", 3), ("call", 3)):
         with pytest.raises(Stopped):
-            toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, terms=terms, workers=workers,
+            toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers,
                          watch=stop_at(event, count))
-    cut = toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, terms=terms, workers=workers)
+    cut = toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers)
     same = ("clients", "bytes", "clock", "failures", "metrics", "rounds")
     assert {key: cut[key] for key in same} == {key: whole[key] for key in same}
     assert (tmp_path / "cut" / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
@@ -152,18 +152,18 @@ def test_nan_is_named_and_left_out(name, toys, tmp_path):
 
 def test_nan_breaks_a_quorum_of_all(name, toys, tmp_path):
     with pytest.raises(QuorumError, match=r"2 of 3 clients replied, the quorum is 3\. b: .*(nan|NaN)"):
-        toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), terms=Terms(quorum=1.0))
+        toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), federation=FederationConfig(quorum=1.0))
 
 
 def test_survives_dropouts(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=6, terms=Terms(dropout=0.3, quorum=0))
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=6, federation=FederationConfig(dropout=0.3, quorum=0))
     reasons = {failure["reason"] for failure in results["failures"]}
     assert results["rounds"] == 6 and reasons == {"dropped out"}
     assert all(entry["value"] is not None for entry in results["clients"].values())
 
 
 def test_survives_partial_participation(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(4), rounds=6, terms=Terms(participation=0.75))
+    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(4), rounds=6, federation=FederationConfig(participation=0.75))
     rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
     for round in range(2, 6) if not ALGORITHMS[name].asynchronous else ():     # in the first they get acquainted, in the last they leave
         called = {client for number, client, _, operation, *_ in rows if int(number) == round and operation not in FREE}
@@ -174,7 +174,7 @@ def test_survives_partial_participation(name, toys, tmp_path):
 @pytest.mark.parametrize("why", ["slow", "far"])
 def test_survives_a_late_client(name, why, toys, tmp_path):
     late = toys.client("b", **({"speed": 1e-3} if why == "slow" else {"latency": 100.0}))
-    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), late, toys.client("c")], terms=Terms(deadline=60.0))
+    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), late, toys.client("c")], federation=FederationConfig(deadline=60.0))
     assert results["rounds"] == 3 and {failure["client"] for failure in results["failures"]} == {"b"}
     assert all(reason.startswith("late: ") for reason in named(results, "b"))
     assert {failure["round"] for failure in results["failures"]} >= {1, 2, 3}, "who is late once may come again"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike import Privacy, Terms
+from unalike import Privacy, FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.report import write
@@ -31,7 +31,7 @@ def toys(toys, name):
 @pytest.fixture
 def declares(toys, name, tmp_path):
     """Skips a method that declares nothing, once it is seen to be refused."""
-    if toys.private().exposes() is not None:
+    if toys.private().privacy_problem() is not None:
         with pytest.raises(UserError, match=r"^1 problem in toy\n  privacy   "):
             toys.execute(tmp_path / "refused", toys.private(), toys.clients(), privacy=NOISY)
         pytest.skip("refused")
@@ -66,8 +66,8 @@ def test_with_secret_noise_nothing_is_measured(name, toys, declares, tmp_path):
 
 
 def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):
-    terms = Terms(participation=0.7, dropout=0.1, quorum=0)
-    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(4), rounds=3, terms=terms, privacy=NOISY,
+    federation = FederationConfig(participation=0.7, dropout=0.1, quorum=0)
+    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(4), rounds=3, federation=federation, privacy=NOISY,
                                              watch=watch)
 
     def stop(event, **facts):

@@ -10,9 +10,9 @@ import torch
 
 from unalike.base.errors import UserError
 from unalike.base.message import copy, size
-from unalike.core.client import VERSION, Card
+from unalike.core.client import VERSION, ClientInfo
 from unalike.core.federation import Arrival, Failure, Federation, QuorumError
-from unalike.core.participation import Terms
+from unalike.core.participation import FederationConfig
 from unalike.methods.averaging import mean_states
 from unalike.training.loop import Training
 
@@ -21,11 +21,11 @@ class FakeEngine:
     """Answers at once by `answer(client, operation, body)`; a reply takes `takes(client)` seconds. A string "!why" is a failure."""
 
     def __init__(self, clients="abcd", answer=lambda client, operation, body: client, takes=lambda client: 1.0, **about):
-        self.told = {c: Card(id=c, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about) for c in clients}
+        self.told = {c: ClientInfo(id=c, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about) for c in clients}
         self.answer, self.takes = answer, takes
         self.now, self.queue, self.count, self.log = 0.0, [], itertools.count(), []
 
-    def cards(self):
+    def infos(self):
         return self.told
 
     def send(self, messages):
@@ -69,8 +69,8 @@ class FakeEngine:
         return [(client, message["operation"], message["body"]) for client, message in self.log]
 
 
-def federation(engine=None, **terms):
-    return Federation(engine or FakeEngine(), Training(rounds=50), Terms(**terms))
+def federation(engine=None, **federation):
+    return Federation(engine or FakeEngine(), Training(rounds=50), FederationConfig(**federation))
 
 
 # at the door
@@ -124,7 +124,7 @@ class Clock(FakeEngine):
 def test_a_real_clock_ends_a_call_at_the_deadline():
     fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
     replies = fed.call("train")
-    assert list(replies) == ["a", "b", "d"] and not fed.flying
+    assert list(replies) == ["a", "b", "d"] and not fed.in_flight
     assert str(replies.failures["c"]) == "c failed in train, round 0: late: the deadline is 3 s" and not replies.failures["c"].lasting
     assert fed.clock == 3.0 and list(fed.call("train", clients=["a"])) == ["a"]
 
@@ -146,7 +146,7 @@ def test_a_lost_message_is_no_endless_wait():
     fed.engine.send = lambda messages: {client: 256 for client in messages}
     assert "lost" in fed.call("train", quorum=0).failures["a"].reason
     with pytest.raises(RuntimeError, match="the engine lost what a, b were asked"):
-        list(fed.drive(lambda client: ("visit", {}), lambda replies: {}))
+        list(fed.run_async(lambda client: ("visit", {}), lambda replies: {}))
 
 
 @pytest.mark.parametrize("spoil", [lambda reply: reply.pop("body"), lambda reply: reply.update(failure=["no", "sentence"])])
@@ -237,7 +237,7 @@ def test_a_failure_is_named_and_lasts():
     assert str(replies.failures["b"]) == "b failed in train, round 1: its disk is full" and replies.failures["b"].lasting
     assert ("failure", {"round": 1, "client": "b", "operation": "train", "reason": "its disk is full", "lasting": True}) in events
     fed.begin(2)
-    assert fed.here == fed.everyone == ["a", "c", "d"]
+    assert fed.here == fed.clients == ["a", "c", "d"]
     fed.call("train")
     fed.call("train", clients=["a", "b"])
     fed.call("train", each={"b": {}, "c": {}})
@@ -265,8 +265,8 @@ def test_too_few_replies_end_the_run_with_names_and_reasons():
     (0.5, 2, True), (0.5, 3, False), (1.0, 0, True), (1.0, 1, False), (0.0, 4, True), (0.75, 1, True)])
 def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
     answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c
-    for terms, asked in ((quorum, None), (1, quorum)):           # by the terms, or by the call
-        fed = federation(FakeEngine(answer=answer), quorum=terms)
+    for federation, asked in ((quorum, None), (1, quorum)):           # by the terms, or by the call
+        fed = federation(FakeEngine(answer=answer), quorum=federation)
         if holds:
             assert len(fed.call("train", quorum=asked)) == 4 - failing
         else:
@@ -287,7 +287,7 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
     replies = fed.call("train")
     assert list(replies) == ["a", "c", "d"] and replies.failures["b"].reason == "late: 9 s, the deadline is 2.5 s"
     assert fed.clock == fed.engine.now == 2.5
-    assert fed.here == ["a", "c", "d"] and fed.everyone == list("abcd")
+    assert fed.here == ["a", "c", "d"] and fed.clients == list("abcd")
     fed.begin(2)
     assert fed.here == list("abcd")
     fed.call("align")
@@ -297,7 +297,7 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
 def test_looking_on_takes_no_simulated_time_and_nobody_is_late_for_it():
     fed = federation(FakeEngine(takes=lambda c: 9.0), deadline=2.5)
     fed.begin(1)
-    assert list(fed.call("evaluate", clients=fed.everyone)) == list("abcd") and fed.clock == fed.engine.now == 0.0
+    assert list(fed.call("evaluate", clients=fed.clients)) == list("abcd") and fed.clock == fed.engine.now == 0.0
 
 
 # who takes part
@@ -326,7 +326,7 @@ def test_at_least_one_takes_part_and_only_they_are_called():
     assert list(fed.call("train")) == fed.here
     absent = next(c for c in "abcd" if c not in fed.here)
     assert dict(fed.call("align", each={absent: {}})) == {}
-    assert list(fed.call("evaluate", clients=fed.everyone)) == list("abcd")
+    assert list(fed.call("evaluate", clients=fed.clients)) == list("abcd")
 
 
 def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
@@ -343,7 +343,7 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
         gone.append(out)
     assert gone[0] == gone[1] and not fed.quarantined
     assert 0.15 < sum(map(len, gone[0])) / 1000 < 0.25
-    assert len(fed.call("evaluate", clients=fed.everyone)) == 20
+    assert len(fed.call("evaluate", clients=fed.clients)) == 20
 
 
 def test_dropouts_count_against_the_quorum():
@@ -365,7 +365,7 @@ def test_rounds_go_on_after_the_last_finished_one():
                                    {"deadline": math.inf}, {"quorums": 1}, {"evaluations": 0}])
 def test_terms_that_cannot_be_are_refused(wrong):
     with pytest.raises(UserError):
-        Terms(**wrong)
+        FederationConfig(**wrong)
 
 
 # nobody waits
@@ -379,7 +379,7 @@ def driven(fed, asks=1, rest=True):
         came.append((fed.clock, {c: (fed.visits[c] + 1, n) for c, n in replies.items()}))
         return {c: ("work", {"n": n + 1}) for c, n in replies.items() if n < asks}
 
-    return came, fed.drive(lambda client: ("work", {"n": 1}), take, rest)
+    return came, fed.run_async(lambda client: ("work", {"n": 1}), take, rest)
 
 
 def finish(fed, drive):
@@ -393,10 +393,10 @@ def echo(client, operation, body):
     return body.get("n", operation)
 
 
-def pace(rounds=2, engine=None, **terms):
+def pace(rounds=2, engine=None, **federation):
     """a needs 1 s, b 2 s, c 2.5 s for each answer."""
     engine = engine or FakeEngine("abc", echo, {"a": 1.0, "b": 2.0, "c": 2.5}.get)
-    return Federation(engine, Training(rounds=rounds), Terms(**terms))
+    return Federation(engine, Training(rounds=rounds), FederationConfig(**federation))
 
 
 def test_replies_come_in_the_order_of_the_clock_and_together_where_they_coincide():
@@ -425,7 +425,7 @@ def test_a_visit_may_have_several_questions_and_carries_its_number():
 
 def test_questions_of_different_kinds():
     fed = pace(rounds=1, engine=FakeEngine("ab", lambda c, o, b: o))
-    finish(fed, fed.drive(lambda c: ("weigh", {}), lambda replies: {c: ("train", {}) for c, o in replies.items() if o == "weigh"}))
+    finish(fed, fed.run_async(lambda c: ("weigh", {}), lambda replies: {c: ("train", {}) for c, o in replies.items() if o == "weigh"}))
     assert fed.engine.called == [("a", "weigh", {}), ("b", "weigh", {}), ("a", "train", {}), ("b", "train", {})]
     assert {o for *_, o in fed.ledger.rows} == {"weigh", "train"}
 
@@ -438,7 +438,7 @@ def test_a_failure_while_driving_leaves_the_others_alone():
         seen.append((sorted(replies), sorted(replies.failures)))
         return {}
 
-    finish(fed, fed.drive(lambda client: ("work", {}), take))
+    finish(fed, fed.run_async(lambda client: ("work", {}), take))
     assert seen == [(["a", "b", "c"], []), (["a", "c"], ["b"]), (["a", "c"], [])]
     assert list(fed.quarantined) == ["b"] and fed.finished == 3
 
@@ -471,10 +471,10 @@ def test_participation_is_how_many_are_visited_at_a_time():
     most = []
 
     def invite(client):
-        most.append(len({sent.client for sent in fed.flying.values()} | {client}))
+        most.append(len({sent.client for sent in fed.in_flight.values()} | {client}))
         return "work", {"n": 1}
 
-    finish(fed, fed.drive(invite, lambda replies: {}))
+    finish(fed, fed.run_async(invite, lambda replies: {}))
     assert max(most) <= 3 and set(fed.visits.values()) == {4}
 
 
@@ -487,23 +487,23 @@ def test_a_call_between_instants_takes_nobody_elses_reply():
     came, drive = driven(fed)
     for number in drive:
         fed.finished = number
-        assert dict(fed.call("evaluate", clients=fed.everyone, quorum=1.0)) == {c: "evaluate" for c in "abc"}
+        assert dict(fed.call("evaluate", clients=fed.clients, quorum=1.0)) == {c: "evaluate" for c in "abc"}
     assert came == expected
 
 
 @pytest.mark.parametrize("terms", [{}, {"participation": 0.5}, {"dropout": 0.3}, {"deadline": 2.2}])
 @pytest.mark.parametrize("rest", [True, False])
-def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(terms, rest):
-    plain = pace(4, **terms)
+def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation, rest):
+    plain = pace(4, **federation)
     expected, drive = driven(plain, 2, rest)
     last = finish(plain, drive)
     for stop in range(1, last + 1):
-        first = pace(4, **terms)
+        first = pace(4, **federation)
         came, drive = driven(first, 2, rest)
         for first.finished in drive:
             if first.finished >= stop:
                 break
-        second = pace(4, **terms)
+        second = pace(4, **federation)
         second.remember(copy(first.memory()))
         second.ledger = first.ledger                          # which the run keeps, in a file of its own
         again, drive = driven(second, 2, rest)
@@ -531,7 +531,7 @@ def test_memory_comes_back_whole():
 
 def test_evaluations_are_spread_over_the_rounds():
     fed = federation(evaluations=10)
-    fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone)
+    fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.clients)
     events = []
     fed.record = lambda event, **facts: events.append(facts["round"]) if event == "evaluation" else None
     for _ in fed.rounds():

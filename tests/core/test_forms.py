@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.signatures import Shape, declared, look, outline, unlike
+from unalike.core.signatures import Shape, declared, look, tensor_spec, unlike
 
 
 class Told(TypedDict):
@@ -78,9 +78,9 @@ def test_an_axis_that_nothing_measures_is_the_authors_mistake():
 def test_a_signature_declares():
     def update(self, parameters: dict[str, Tensor], epoch: int, deep: bool = False) -> Told: ...
 
-    def each(sides: list, own: list[int]) -> list[Rows]: ...
+    def each(programs: list, own: list[int]) -> list[Rows]: ...
 
-    def untold(self, anything, more=1): ...
+    def unanswered_measurements(self, anything, more=1): ...
 
     each.together = True
     assert declared(update).request({"parameters": {}, "epoch": 1}, {}, "update") is None
@@ -88,7 +88,7 @@ def test_a_signature_declares():
     assert "update.epoch is a word" in declared(update).request({"parameters": {}, "epoch": "1"}, {}, "update")
     assert declared(each).request({"own": 1}, {}, "each") is None and declared(each).reply(torch.zeros(2, 3), SIZES, "it") is None
     assert "shape (2, 3)" in declared(each).reply(torch.zeros(3, 3), SIZES, "it")
-    assert declared(untold).request({"anything": []}, {}, "untold") is None and declared(untold).reply(object(), {}, "it") is None
+    assert declared(unanswered_measurements).request({"anything": []}, {}, "untold") is None and declared(unanswered_measurements).reply(object(), {}, "it") is None
 
 
 @pytest.mark.parametrize("reply", [
@@ -96,7 +96,7 @@ def test_a_signature_declares():
     {"w": {"a": torch.zeros(2, 3, dtype=torch.int64)}}, {"w": [torch.zeros(2, 3)]}, {"w": {"b": torch.zeros(2, 3)}}, {"w": 5.0},
 ])
 def test_a_reply_is_like_what_was_sent_under_its_name(reply):
-    sent = outline({"w": {"a": torch.zeros(2, 3)}, "epoch": 3})
+    sent = tensor_spec({"w": {"a": torch.zeros(2, 3)}, "epoch": 3})
     assert unlike(reply, sent).startswith("its w have other names or shapes than those it was sent")
     for fine in ({"w": {"a": torch.ones(2, 3, dtype=torch.float16)}}, {"w": None}, {"other": torch.zeros(1)}, torch.zeros(1), None):
         assert unlike(fine, sent) is None

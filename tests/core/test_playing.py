@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from unalike.training.cuda_graphs import Passes, Played, captured, kind_of, memory
+from unalike.training.cuda_graphs import GraphedForward, GraphedFunction, captured, kind_of, memory
 
 leaf = torch.ones(1, requires_grad=True)
 
@@ -45,7 +45,7 @@ def recordings(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, fake)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device="cpu": zeros(*size))
-    monkeypatch.setattr(Played, "shared", None)
+    monkeypatch.setattr(GraphedFunction, "shared", None)
     return now, living
 
 
@@ -61,7 +61,7 @@ def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
     assert captured(lambda: "given", memory())[1] == "given" and now == ["usual"]
 
 
-@pytest.mark.parametrize("kind", [Played, lambda function: Passes(function, [leaf])])
+@pytest.mark.parametrize("kind", [GraphedFunction, lambda function: GraphedForward(function, [leaf])])
 def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
     """A second run in the process can record after everything of the first is gone; and so can passes that were forgotten."""
     living = recordings[1]
@@ -70,5 +70,5 @@ def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
         first.kept["shapes"] = first._record([torch.ones(1)], tree_flatten([0])[1])
         assert first.kept["shapes"] is not None
         first.forget()
-    assert len(living) == (Played.shared is not None), "what is forgotten gives its memory back, but for what all share"
+    assert len(living) == (GraphedFunction.shared is not None), "what is forgotten gives its memory back, but for what all share"
     assert kind(lambda x: x * leaf)._record([torch.ones(1)], tree_flatten([0])[1]) is not None

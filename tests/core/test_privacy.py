@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm, normaltest
 
-from unalike import FedAvg, FedMuscle, Privacy, Terms, sends
+from unalike import FedAvg, FedMuscle, Privacy, FederationConfig, sends
 from unalike.base.errors import UserError
 from unalike.base.randomness import stream
 from unalike.core.privacy import epsilon, noise_for, secret_normal
@@ -133,14 +133,14 @@ def test_without_the_library_one_sentence(monkeypatch, toys, tmp_path):
 
 # the door
 
-def side(toys, **privacy):
-    made = FedAvg.Side(toys.client("a"), FedAvg(), toys.training(), 0)
+def program(toys, **privacy):
+    made = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
     made.privacy = Privacy(**privacy)
     return made
 
 
 def test_what_is_sent_lies_around_what_was_received(toys):
-    client = side(toys, noise=0, bound=0.01)
+    client = program(toys, noise=0, bound=0.01)
     given = {name: tensor + 1 for name, tensor in client.model.state_dict().items()}
     reply = client.perform("update", 1, 0, {"parameters": given})
     assert far(reply["parameters"], given) == pytest.approx(0.01) and far(client.model.state_dict(), given) > 0.02
@@ -149,7 +149,7 @@ def test_what_is_sent_lies_around_what_was_received(toys):
 
 
 def test_what_comes_without_parameters_is_clipped_around_the_first_weights(toys):
-    class Early(FedAvg.Side):
+    class Early(FedAvg.Program):
         @sends("parameters")
         def update(self):
             self.learn()
@@ -165,21 +165,21 @@ def test_what_comes_without_parameters_is_clipped_around_the_first_weights(toys)
 
 
 def test_first_weights_are_not_told_once_there_is_something_learnt(toys):
-    client = side(toys, noise=1)
+    client = program(toys, noise=1)
     first = client.perform("begin", 0, 0, {})
     client.perform("update", 1, 0, {"parameters": first})
     with pytest.raises(ValueError, match="before anything was learnt"):
         client.perform("begin", 1, 0, {})
     client.perform("receive", 2, 0, {"parameters": first})
-    again = side(toys, noise=1)
+    again = program(toys, noise=1)
     again.restore(client.state())
     with pytest.raises(ValueError, match="before anything was learnt"):
         again.perform("begin", 1, 0, {})
 
 
 def test_every_turn_has_its_own_noise(toys):
-    given = {name: tensor.clone() for name, tensor in side(toys, noise=1).model.state_dict().items()}
-    sent = [side(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"] for turn in (0, 0, 1)]
+    given = {name: tensor.clone() for name, tensor in program(toys, noise=1).model.state_dict().items()}
+    sent = [program(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"] for turn in (0, 0, 1)]
     assert far(sent[0], sent[1]) == 0 and far(sent[0], sent[2]) > 1
 
 
@@ -191,16 +191,16 @@ def test_secret_noise_gives_another_end_every_time(toys, tmp_path):
 
 @pytest.mark.parametrize("operation", ["evaluate", "embed", "appraise"])
 def test_a_client_with_secret_noise_does_not_answer_what_noise_does_not_cover(operation, toys):
-    body = {"appraise": {"parameters": side(toys, noise=1).model.state_dict(), "common": False}}.get(operation, {})
-    answered = side(toys, noise=1).perform(operation, 1, 0, body) if operation != "embed" else {"of": "clients that cluster"}
+    body = {"appraise": {"parameters": program(toys, noise=1).model.state_dict(), "common": False}}.get(operation, {})
+    answered = program(toys, noise=1).perform(operation, 1, 0, body) if operation != "embed" else {"of": "clients that cluster"}
     assert answered, "noise from the seed is a simulation's: the server could take it off again"
     with pytest.raises(ValueError, match=f"{operation} tells of a client's data as they are"):
-        side(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
+        program(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
 
 
 def test_a_client_with_secret_noise_tells_the_size_of_its_model_but_no_hash(toys):
-    assert side(toys, noise=1).perform("describe", 1, 0, {})["hash"]
-    told = side(toys, noise=1, entropy="secret").perform("describe", 1, 0, {})
+    assert program(toys, noise=1).perform("describe", 1, 0, {})["hash"]
+    told = program(toys, noise=1, entropy="secret").perform("describe", 1, 0, {})
     assert told["hash"] is None and told["parameters"] > 0
 
 
@@ -224,7 +224,7 @@ def test_a_row_is_a_release(toys, tmp_path):
 
 def test_replies_that_come_too_late_were_sent_all_the_same(toys, tmp_path):
     there = [toys.client("a"), toys.client("b", speed=1e-3), toys.client("c")]
-    results = toys.execute(tmp_path / "run", FedAvg(), there, rounds=3, privacy=Privacy(noise=1), terms=Terms(deadline=60.0))
+    results = toys.execute(tmp_path / "run", FedAvg(), there, rounds=3, privacy=Privacy(noise=1), federation=FederationConfig(deadline=60.0))
     late = [f for f in results["failures"] if f["client"] == "b" and f["operation"] == "update"]
     assert results["clients"]["b"]["privacy"]["releases"] == len(late) == 3
     assert results["clients"]["a"]["privacy"]["releases"] == 3
@@ -267,7 +267,7 @@ def test_what_a_client_does_again_in_another_process_is_counted_again(toys, tmp_
 
     def dies(engine, *given):
         arrivals = receive(engine, *given)
-        if any(arrival.client == "b" and engine.host.sides["b"].round == 2 for arrival in arrivals) and not engine.repeated:
+        if any(arrival.client == "b" and engine.host.programs["b"].round == 2 for arrival in arrivals) and not engine.repeated:
             engine.repeated = [("b", "update"), ("b", "describe")]
         return arrivals
 

@@ -1,4 +1,4 @@
-"""Batches cover every row once, optimisers do what torch's plain ones do, and a loss that is no number stops the training."""
+"""Batches cover every row once, optimizers do what torch's plain ones do, and a loss that is no number stops the training."""
 
 import math
 
@@ -16,11 +16,11 @@ from unalike.training.loop import (
     Diverged,
     Recorded,
     Stack,
-    Tape,
+    GraphedStep,
     Training,
     batches,
     move,
-    optimiser_for,
+    build_optimizer,
     remeasure,
     step,
     train,
@@ -66,28 +66,28 @@ def regression(dtype=torch.float64):
     ("adam", lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, fused=False, foreach=False)),
     ("sgd", lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.1, momentum=0.9, fused=False, foreach=False)),
 ])
-def test_optimisers_do_what_torchs_plain_ones_do(name, plain):
+def test_optimizers_do_what_torchs_plain_ones_do(name, plain):
     ours, theirs = regression(), regression()
-    training = Training(optimiser=name, rate=0.01, weight_decay=0.1, momentum=0.9)
-    optimisers = optimiser_for(list(ours[0].parameters()), training), plain(list(theirs[0].parameters()))
+    training = Training(optimizer=name, rate=0.01, weight_decay=0.1, momentum=0.9)
+    optimizers = build_optimizer(list(ours[0].parameters()), training), plain(list(theirs[0].parameters()))
     for _ in range(15):
-        for (_, loss), optimiser in zip((ours, theirs), optimisers, strict=True):
-            step(loss(torch.arange(20)), optimiser)
+        for (_, loss), optimizer in zip((ours, theirs), optimizers, strict=True):
+            step(loss(torch.arange(20)), optimizer)
     for a, b in zip(ours[0].parameters(), theirs[0].parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_a_rate_of_its_own_comes_before_the_trainings():
-    made = optimiser_for([nn.Parameter(torch.zeros(2))], Training(rate=0.5), rate=0.125)
+    made = build_optimizer([nn.Parameter(torch.zeros(2))], Training(rate=0.5), rate=0.125)
     assert made.param_groups[0]["lr"] == 0.125
 
 
 def test_the_loop_is_the_plain_loop():
     """Two epochs in batches of 8: as written out by hand."""
     (model, loss), (other, other_loss) = regression(), regression()
-    training = Training(optimiser="sgd", rate=0.05, weight_decay=0.0)
+    training = Training(optimizer="sgd", rate=0.05, weight_decay=0.0)
     orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]
-    mean = train(model, 20, Tape(model, loss), optimiser_for(list(model.parameters()), training), orders(), 8)
+    mean = train(model, 20, GraphedStep(model, loss), build_optimizer(list(model.parameters()), training), orders(), 8)
     total = 0.0
     for order in orders():
         for index in torch.randperm(20, generator=order).split(8):
@@ -106,46 +106,46 @@ def test_the_loop_is_the_plain_loop():
 def test_training_learns_and_leaves_the_model_in_training_mode():
     model, loss = regression()
     model.eval()
-    optimiser = optimiser_for(list(model.parameters()), Training(rate=0.05))
-    first = train(model, 20, Tape(model, loss), optimiser, [stream(0, 1)], 8)
-    last = train(model, 20, Tape(model, loss), optimiser, [stream(0, e) for e in range(40)], 8)
+    optimizer = build_optimizer(list(model.parameters()), Training(rate=0.05))
+    first = train(model, 20, GraphedStep(model, loss), optimizer, [stream(0, 1)], 8)
+    last = train(model, 20, GraphedStep(model, loss), optimizer, [stream(0, e) for e in range(40)], 8)
     assert last < first / 3 and model.training
 
 
 def test_batch_statistics_survive_a_last_batch_of_one():
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     x = torch.randn(9, 2, generator=stream(0, "x"))
-    optimiser = optimiser_for(list(model.parameters()), Training())
-    assert math.isfinite(train(model, 9, Tape(model, lambda i: model(x[i]).square().mean()), optimiser, [stream(0)], 4))
+    optimizer = build_optimizer(list(model.parameters()), Training())
+    assert math.isfinite(train(model, 9, GraphedStep(model, lambda i: model(x[i]).square().mean()), optimizer, [stream(0)], 4))
 
 
 def test_gradients_are_clipped_to_a_norm():
     weight = nn.Parameter(torch.tensor([0.0, 0.0], dtype=torch.float64))
-    optimiser = torch.optim.SGD([weight], lr=1.0)
-    step((weight * torch.tensor([300.0, 400.0])).sum(), optimiser, clip=1.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    step((weight * torch.tensor([300.0, 400.0])).sum(), optimizer, clip=1.0)
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64))     # 3-4-5, to length 1
     weight.grad = torch.tensor([0.1, 0.0], dtype=torch.float64)
-    move(optimiser, clip=1.0)                                                                        # short ones stay as they are
+    move(optimizer, clip=1.0)                                                                        # short ones stay as they are
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.7, -0.8], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
     model, loss = regression()
-    optimiser = optimiser_for(list(model.parameters()), Training(rate=0.25))
+    optimizer = build_optimizer(list(model.parameters()), Training(rate=0.25))
     with pytest.raises(Diverged, match=r"training loss became (nan|inf); lower training.rate \(now 0.25\)"):
-        train(model, 20, Tape(model, lambda index: loss(index) * bad), optimiser, [stream(0)], 8)
+        train(model, 20, GraphedStep(model, lambda index: loss(index) * bad), optimizer, [stream(0)], 8)
 
 
 def test_a_rate_far_too_high_diverges():
     model, loss = regression(torch.float32)
-    optimiser = optimiser_for(list(model.parameters()), Training(optimiser="sgd", rate=1e9))
+    optimizer = build_optimizer(list(model.parameters()), Training(optimizer="sgd", rate=1e9))
     with pytest.raises(Diverged):
-        train(model, 20, Tape(model, loss), optimiser, [stream(0, e) for e in range(9)], 4)
+        train(model, 20, GraphedStep(model, loss), optimizer, [stream(0, e) for e in range(9)], 4)
 
 
 @pytest.mark.parametrize("wrong", [
-    {"rounds": 0}, {"epochs": 0}, {"batch": -1}, {"rate": 0}, {"weight_decay": -1}, {"momentum": 1.0}, {"clip": 0}, {"optimiser": "lion"},
+    {"rounds": 0}, {"epochs": 0}, {"batch": -1}, {"rate": 0}, {"weight_decay": -1}, {"momentum": 1.0}, {"clip": 0}, {"optimizer": "lion"},
     {"epoch": 3}, {"rounds": 1.5}, {"rate": math.nan}, {"rate": math.inf}, {"clip": math.nan}])
 def test_a_budget_that_cannot_be_is_refused(wrong):
     with pytest.raises(UserError):
@@ -181,7 +181,7 @@ def test_a_stack_does_what_each_would_do_alone():
     models = [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double() for _ in range(3)]
     x, y = torch.randn(3, 6, 5, dtype=torch.float64), torch.randn(3, 6, 3, dtype=torch.float64)
     loss = lambda model, x, y: (model(x) - y).square().mean()
-    for training in (Training(), Training(clip=0.05), Training(optimiser="sgd", momentum=0.9)):
+    for training in (Training(), Training(clip=0.05), Training(optimizer="sgd", momentum=0.9)):
         given = [{name: p.detach().clone() for name, p in model.named_parameters()} for model in models]
         stack = Stack(models[0], given, training)
         for _ in range(4):
@@ -189,9 +189,9 @@ def test_a_stack_does_what_each_would_do_alone():
         for i, after in enumerate(stack.unstack()):
             model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double()
             model.load_state_dict(given[i])
-            optimiser = optimiser_for(list(model.parameters()), training)
+            optimizer = build_optimizer(list(model.parameters()), training)
             for _ in range(4):
-                step(loss(model, x[i], y[i]), optimiser, training.clip)
+                step(loss(model, x[i], y[i]), optimizer, training.clip)
             assert all(torch.allclose(p, after[name], rtol=1e-9) for name, p in model.named_parameters())
 
 
@@ -201,15 +201,15 @@ def test_played_steps_are_those_that_were_run():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).cuda().double()
         x, y = torch.randn(20, 1, 8, 8, device="cuda", dtype=torch.float64), torch.randint(3, (20,), device="cuda")
-        tape = Tape(model, lambda x, y: nn.functional.cross_entropy(model(x), y), records)
+        tape = GraphedStep(model, lambda x, y: nn.functional.cross_entropy(model(x), y), records)
         losses = []
-        for visit in range(3):                     # a fresh optimiser each time, and parameters that came from elsewhere
+        for visit in range(3):                     # a fresh optimizer each time, and parameters that came from elsewhere
             with torch.no_grad():
                 for p in model.parameters():
                     p.add_(0.01 * visit)
             tape.begin()
-            optimiser = optimiser_for(list(model.parameters()), Training())
-            losses.append(train(model, 20, lambda i: tape(x[i], y[i]), optimiser, [stream(0, e) for e in range(4)], 8))
+            optimizer = build_optimizer(list(model.parameters()), Training())
+            losses.append(train(model, 20, lambda i: tape(x[i], y[i]), optimizer, [stream(0, e) for e in range(4)], 8))
         assert bool(tape.played.kept) == records and all(kept is not None for kept in tape.played.kept.values())
         return losses, model.state_dict()
 
@@ -221,7 +221,7 @@ def test_played_steps_are_those_that_were_run():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU only")
 def test_a_loss_that_looks_at_values_is_run_each_time():
     model = nn.Linear(4, 1).cuda()
-    tape = Tape(model, lambda x: model(x).sum() * (1.0 if x.sum() > 0 else 2.0))
+    tape = GraphedStep(model, lambda x: model(x).sum() * (1.0 if x.sum() > 0 else 2.0))
     x = torch.ones(3, 4, device="cuda")
     losses = [float(tape(x)) for _ in range(6)]
     assert len(set(losses)) == 1 and list(tape.played.kept.values()) == [None] and torch.randn(2, device="cuda").isfinite().all()

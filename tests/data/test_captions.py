@@ -14,12 +14,12 @@ from unalike.runs import prepare
 from unalike.scenarios import build, read
 
 
-def jpegs(count, side):
+def jpegs(count, program):
     from PIL import Image
     made = []
     for i in range(count):
         out = io.BytesIO()
-        Image.new("RGB", (side, side), (20 * i, 0, 0)).save(out, "JPEG")
+        Image.new("RGB", (program, program), (20 * i, 0, 0)).save(out, "JPEG")
         made.append(np.frombuffer(out.getvalue(), np.uint8))
     return {"jpeg": np.concatenate(made), "off": np.cumsum([0, *map(len, made)]), "names": np.array([f"{i}.jpg" for i in range(count)])}
 
@@ -124,6 +124,6 @@ def test_a_metric_that_has_no_value_is_told_before_the_work(folder, tmp_path):
 
 
 def test_generated_images_differ_and_are_the_same_again():
-    x = load_dataset("generated", count=3, side=16).x
-    assert x.shape == (3, 3, 16, 16) and torch.equal(x, load_dataset("generated", count=3, side=16).x)
+    x = load_dataset("generated", count=3, program=16).x
+    assert x.shape == (3, 3, 16, 16) and torch.equal(x, load_dataset("generated", count=3, program=16).x)
     assert len({image.numpy().tobytes() for image in x}) == 3 and x.float().std() > 20

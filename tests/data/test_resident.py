@@ -7,7 +7,7 @@ import torch
 
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.core.algorithm import ClientSide
+from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
 from unalike.data import Lazy, Tensors
 from unalike.data.resident import Resident, resident
@@ -58,15 +58,15 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options
         def model():
             return (hides if hidden else EfficientNetLite)((3, 32, 32), weights="none", adapters=2, **options)
         client = Client("ada", model, Classification(3), train=(x, y), test=(x, y))
-        side = ClientSide(client, FedAvg(), Training(batch=4), 0)
-        side.learn(range(2))
-        return side
+        program = ClientProgram(client, FedAvg(), Training(batch=4), 0)
+        program.learn(range(2))
+        return program
     plain, kept = trained(True), trained(False)
     assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, Resident)
     for a, b in zip(plain.model.parameters(), kept.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert plain.evaluate() == kept.evaluate() and kept.row().shape == (1, 3, 32, 32)
-    assert kept.client.card() == plain.client.card()
+    assert kept.client.info() == plain.client.info()
 
 
 @pytest.mark.parametrize("name, options, x", [
@@ -74,11 +74,11 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options
     ("gru", {"words": 20, "embedding": 4, "width": 4, "length": 3}, torch.arange(96).view(12, 8).int() % 30 + 90)])
 def test_images_are_resized_and_words_numbered_once(name, options, x):
     client = Client("ada", partial(build_encoder, name, tuple(x.shape[1:]), options), Classification(3), train=(x, torch.arange(12) % 3))
-    side = ClientSide(client, FedAvg(), Training(batch=4), 0)
-    assert isinstance(side.client.train, Resident)
-    encoder, rows = side.model.encoder.eval(), torch.arange(5)
-    torch.testing.assert_close(encoder(side.client.train.rows(rows)[0]), encoder(x[:5]))
-    plain = ClientSide(Client("ben", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8}), Classification(3),
+    program = ClientProgram(client, FedAvg(), Training(batch=4), 0)
+    assert isinstance(program.client.train, Resident)
+    encoder, rows = program.model.encoder.eval(), torch.arange(5)
+    torch.testing.assert_close(encoder(program.client.train.rows(rows)[0]), encoder(x[:5]))
+    plain = ClientProgram(Client("ben", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8}), Classification(3),
                               train=(torch.rand(4, 3, 16, 16), torch.arange(4) % 3)), FedAvg(), Training(), 0)
     assert isinstance(plain.client.train, Tensors), "a trunk that does nothing is not asked"
 
@@ -86,24 +86,24 @@ def test_images_are_resized_and_words_numbered_once(name, options, x):
 def test_public_pictures_are_no_larger_than_a_clients_own():
     """With a frozen trunk and without; what is no picture of its kind, or smaller, stays. What it tells of the public set is as it was."""
     draw = torch.Generator().manual_seed(0)
-    pictures = lambda rows, channels, side: torch.randint(256, (rows, channels, side, side), dtype=torch.uint8, generator=draw)
+    pictures = lambda rows, channels, program: torch.randint(256, (rows, channels, program, program), dtype=torch.uint8, generator=draw)
     own, public = pictures(4, 3, 32), pictures(5, 3, 64)
     client = Client("ada", partial(build_encoder, "efficientnet", (3, 32, 32), {"stage": 6, "weights": "none", "adapters": 2}),
                     Classification(2), train=(own, torch.arange(4) % 2), public=public)
-    seen = client.place_public(public)
-    assert torch.equal(seen, client.place(sized(public, (32, 32)))) and float((seen.mean() - client.place(public).mean()).abs()) < 0.01
-    assert float(seen.std()) < 0.6 * float(client.place(public).std()), "every pixel counts, or noise would be left"
+    seen = client.public_to_device(public)
+    assert torch.equal(seen, client.to_device(sized(public, (32, 32)))) and float((seen.mean() - client.to_device(public).mean()).abs()) < 0.01
+    assert float(seen.std()) < 0.6 * float(client.to_device(public).std()), "every pixel counts, or noise would be left"
     encoder = client.encoder(0)
     kept = client.beside(encoder)
     assert isinstance(kept.public, Resident)
     torch.testing.assert_close(kept.public.rows(torch.arange(5))[0], encoder.trunk(seen))
-    assert kept.card() == client.card() and client.card().public_shape == "(3, 64, 64)"
+    assert kept.info() == client.info() and client.info().public_shape == "(3, 64, 64)"
     for other in (pictures(5, 3, 16), pictures(5, 24, 64), pictures(5, 1, 64)):
-        assert torch.equal(client.place_public(other), client.place(other))
-    assert client.place_public(pictures(2, 3, 64)[:, :, :, :20]).shape == (2, 3, 32, 20), "no side is longer than its own, none made longer"
+        assert torch.equal(client.public_to_device(other), client.to_device(other))
+    assert client.public_to_device(pictures(2, 3, 64)[:, :, :, :20]).shape == (2, 3, 32, 20), "no side is longer than its own, none made longer"
     words = torch.arange(60).view(5, 12)
-    assert client.place_public({"image": public, "text": words})["text"] is words
-    assert client.place_public({"image": public})["image"].shape == (5, 3, 32, 32)
+    assert client.public_to_device({"image": public, "text": words})["text"] is words
+    assert client.public_to_device({"image": public})["image"].shape == (5, 3, 32, 32)
 
 
 def test_what_a_trunk_has_enlarged_stays_so():
@@ -112,15 +112,15 @@ def test_what_a_trunk_has_enlarged_stays_so():
     own, public = torch.rand(4, 3, 16, 16, generator=draw), torch.rand(5, 3, 24, 24, generator=draw)
     client = Client("ada", partial(build_encoder, "resnet18", (3, 16, 16), {"base": 8, "size": 32}), Classification(2),
                     train=(own, torch.arange(4) % 2), public=public)
-    side = FedMuscle.Side(client, FedMuscle(), Training(), 0)
-    seen = side.public_rows(torch.arange(5))
-    assert isinstance(side.public, Resident) and seen.shape == (5, 3, 32, 32)
+    program = FedMuscle.Program(client, FedMuscle(), Training(), 0)
+    seen = program.public_rows(torch.arange(5))
+    assert isinstance(program.public, Resident) and seen.shape == (5, 3, 32, 32)
     torch.testing.assert_close(seen, sized(sized(public, (16, 16)), (32, 32)))
-    assert side.public_rows(torch.arange(5), as_came=True).shape == (5, 3, 16, 16)
+    assert program.public_rows(torch.arange(5), as_came=True).shape == (5, 3, 16, 16)
 
 
 def test_pictures_among_modalities_are_no_larger_either():
     own = {"image": torch.rand(4, 3, 16, 16), "sound": torch.rand(4, 6)}
     client = Client("ada", torch.nn.Identity(), Classification(2), train=(own, torch.arange(4) % 2))
-    seen = client.place_public({"image": torch.rand(5, 3, 32, 32), "sound": torch.rand(5, 6), "text": torch.zeros(5, 3, 20, 20)})
+    seen = client.public_to_device({"image": torch.rand(5, 3, 32, 32), "sound": torch.rand(5, 6), "text": torch.zeros(5, 3, 20, 20)})
     assert {name: tuple(part.shape[1:]) for name, part in seen.items()} == {"image": (3, 16, 16), "sound": (6,), "text": (3, 20, 20)}

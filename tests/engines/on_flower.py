@@ -20,8 +20,8 @@ from unalike.cross_silo import flower_deploy as deploy
 from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.client_endpoint import terms
 from unalike.cross_silo.remote_run import follow
-from unalike.engines.remote import AwayEngine, greet
-from unalike.runs.run import make_side
+from unalike.engines.remote import RemoteEngine, greet
+from unalike.runs.run import build_program
 
 
 def federation(folder, ids="ab"):
@@ -59,14 +59,14 @@ server = ServerApp()
 def main(grid, context):
     """The server's program of `smallest`: who is there, the terms, and one operation."""
     line = flower.FlowerLine(grid, 1)
-    cards, refused = greet(line, ABOUT, 120.0)
+    infos, refused = greet(line, ABOUT, 120.0)
     agreed = terms(toys.method("local"), "local", toys.training(), 0, False, None)
-    engine = AwayEngine(line, "smallest", "clients", cards, {"about": ABOUT, "terms": agreed}, timeout=120.0)
+    engine = RemoteEngine(line, "smallest", "clients", infos, {"about": ABOUT, "terms": agreed}, timeout=120.0)
     engine.load(0, 0.0, [])
     engine.send({"a": {"operation": "train", "number": 1, "round": 1, "turn": 0, "body": {}}})
     heard, = engine.receive({1})
     line.close()
-    told = {"cards": list(cards), "refused": refused, "reply": heard.reply, "size": heard.size}
+    told = {"cards": list(infos), "refused": refused, "reply": heard.reply, "size": heard.size}
     (Path(context.run_config["folder"]) / "partial").write_text(json.dumps(told))
     (Path(context.run_config["folder"]) / "partial").rename(Path(context.run_config["folder"]) / "line.json")
 
@@ -84,7 +84,7 @@ def smallest(folder):
         return json.loads((folder / "line.json").read_text())
 
     told = within(folder, do, ids="a")
-    by_hand = make_side(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
+    by_hand = build_program(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
     reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.work}
     return {**told, "same": told["reply"] == reply, "right_size": told["size"] == size(reply),
             "kept": (folder / "flower" / "clients" / "a" / "unalike" / "smallest" / "checkpoints" / "clients" / "a").exists()}

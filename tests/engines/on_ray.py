@@ -27,7 +27,7 @@ from unalike.core.privacy import Privacy
 from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
-from unalike.runs.run import make_side
+from unalike.runs.run import build_program
 
 torch.set_num_threads(1)
 SAME = ("clients", "bytes", "failures", "metrics", "rounds")
@@ -47,7 +47,7 @@ class Slow(FedMuscle):
     batch: int = 8
     seconds: float = 0.3
 
-    class Side(FedMuscle.Side):
+    class Program(FedMuscle.Program):
         @operation
         def train(self):
             time.sleep(self.algorithm.seconds)
@@ -151,7 +151,7 @@ def frozen(folder):
     """An actor stopped: the client it was busy with is answered for in time, the other goes on, and both are where they were."""
     local, training = toys.method("local"), toys.training()
     message = lambda number, operation: {"operation": operation, "number": number, "round": 1, "turn": 0, "body": {}}
-    engine = RayEngine(toys.clients(2), partial(make_side, local, training, 0, False, None), folder, actors=2)
+    engine = RayEngine(toys.clients(2), partial(build_program, local, training, 0, False, None), folder, actors=2)
     try:
         engine.load(0, 0.0, [])
         engine.send({"a": message(1, "train"), "b": message(2, "train")})
@@ -169,7 +169,7 @@ def frozen(folder):
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
         again, = engine.receive({5})
-        by_hand = make_side(local, training, 0, False, None, toys.clients(1)[0])
+        by_hand = build_program(local, training, 0, False, None, toys.clients(1)[0])
         by_hand.perform("train", 1, 0, {})
         return {"heard": len(heard), "failure": replies["a"].get("failure"), "other": "body" in replies["b"], "took": took,
                 "same": again.reply["body"] == by_hand.describe()}

@@ -12,10 +12,10 @@ from unalike.algorithms import ALGORITHMS
 from unalike.base.message import decode, encode
 from unalike.core.client import VERSION
 from unalike.core.privacy import Privacy
-from unalike.cross_silo.client_endpoint import Site
-from unalike.cross_silo.remote_run import AwayRun, follow, serve
+from unalike.cross_silo.client_endpoint import ClientEndpoint
+from unalike.cross_silo.remote_run import RemoteRun, follow, serve
 from unalike.engines.process import EngineError
-from unalike.engines.remote import AwayEngine, greet
+from unalike.engines.remote import RemoteEngine, greet
 from unalike.runs.audit import of_member
 from unalike.runs.export import trained
 from unalike.runs.run_folder import Folder
@@ -29,7 +29,7 @@ class Direct:
 
     def __init__(self, folder, ids="abc", forgets=False, **options):
         self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
-        self.sites = {id: Site(file, id) for id, file in self.files.items()}
+        self.sites = {id: ClientEndpoint(file, id) for id, file in self.files.items()}
         self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
         self.passed = Counter()                                    # bytes, by client, what was asked, where, and which way
 
@@ -43,7 +43,7 @@ class Direct:
     def ask(self, client, do, data, run, place, timeout, rest=None):
         self.asked.append((client, do))
         self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
-        site = Site(self.files[client], client, resident=False) if self.forgets else self.sites[client]
+        site = ClientEndpoint(self.files[client], client, resident=False) if self.forgets else self.sites[client]
         return self.pool.submit(self.answered, site, client, do, data, run, place, rest)
 
     def answered(self, site, client, do, data, run, place, rest):
@@ -166,7 +166,7 @@ def test_a_run_that_never_gets_anywhere_is_given_up(tmp_path):
 def test_a_server_that_was_given_up_saves_nothing_any_more(tmp_path):
     folder = organisations.prepared(tmp_path / "away", "fedavg")
     folder.write_json("attempt.json", 1)
-    old = AwayRun(folder, Direct(tmp_path / "sites"), 30.0)
+    old = RemoteRun(folder, Direct(tmp_path / "sites"), 30.0)
     folder.write_json("attempt.json", 2)
     with pytest.raises(EngineError, match="another server has taken this run over"):
         old.go()
@@ -182,9 +182,9 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
             return self.asked.count(("a", "save")) == 2 and self.asked[-1][1] != "save"
 
     with pytest.raises(EngineError):
-        AwayRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).go()
+        RemoteRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).go()
     whole.files.pop("a")
-    results = AwayRun(folder, whole, 30.0).go()
+    results = RemoteRun(folder, whole, 30.0).go()
     assert results["rounds"] == 4 and set(results["clients"]) == {"b", "c"}
     assert [(f["client"], f["reason"]) for f in results["failures"]] == [("a", "left the federation")]
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
@@ -196,17 +196,17 @@ def test_another_version_is_refused_with_one_sentence(tmp_path):
     reply = decode(line.sites["a"].answer("hello", encode({"version": other, "about": ABOUT})))
     assert reply == {"failure": f"this client speaks version {VERSION} of the protocol, the server {other}: install the same unalike"}
     line.sites["a"].hello = lambda **asked: {"version": other, "card": {"what": "a later version says"}}
-    cards, refused = greet(line, ABOUT, 5.0)
-    assert list(cards) == ["b", "c"]
+    infos, refused = greet(line, ABOUT, 5.0)
+    assert list(infos) == ["b", "c"]
     assert refused == {"a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"}
 
 
 def test_a_site_is_who_its_certificate_says(tmp_path):
     line = Direct(tmp_path)
-    line.sites["a"] = Site(line.files["b"], None)
-    cards, refused = greet(line, ABOUT, 5.0)
-    assert list(cards) == ["b", "c"] and refused == {"a": "a is not b"}
-    told = decode(Site(line.files["b"], "a").answer("hello", encode({"version": VERSION, "about": ABOUT})))
+    line.sites["a"] = ClientEndpoint(line.files["b"], None)
+    infos, refused = greet(line, ABOUT, 5.0)
+    assert list(infos) == ["b", "c"] and refused == {"a": "a is not b"}
+    told = decode(ClientEndpoint(line.files["b"], "a").answer("hello", encode({"version": VERSION, "about": ABOUT})))
     assert 'describes client "b", but this site is known as "a"' in told["failure"]
 
 
@@ -277,9 +277,9 @@ def test_who_does_not_answer_has_failed(tmp_path):
 
 def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
     line = Direct(tmp_path)
-    cards, _ = greet(line, ABOUT, 5.0)
-    engine = AwayEngine(line, "r", "clients", cards, {}, timeout=5.0)
-    assert engine.receive({7}) == [] and engine.pending() == [] and engine.cards() is cards
+    infos, _ = greet(line, ABOUT, 5.0)
+    engine = RemoteEngine(line, "r", "clients", infos, {}, timeout=5.0)
+    assert engine.receive({7}) == [] and engine.pending() == [] and engine.infos() is infos
 
 
 def test_folders_are_runs(tmp_path):

@@ -7,8 +7,8 @@ import torch
 
 from unalike.algorithms import Local
 from unalike.base.message import decode, encode
-from unalike.core.algorithm import ClientSide
-from unalike.core.operations import operation, question
+from unalike.core.algorithm import ClientProgram
+from unalike.core.operations import operation, query
 from unalike.engines.host import Host, operations
 from unalike.engines.store import Store
 from unalike.training.loop import Training
@@ -18,10 +18,10 @@ class Counter:
     """A side that counts; what must survive is in `memory`."""
 
     def __init__(self, client):
-        self.client, self.memory, self.work, self.round, self.seed, self.shadows = client, {"n": 0}, 0.0, 0, 0, []
+        self.client, self.memory, self.work, self.round, self.seed, self.fold_replicas = client, {"n": 0}, 0.0, 0, 0, []
         self.secret = "not for the server"
 
-    perform, leaving, privacy, learnt = ClientSide.perform, ClientSide.leaving, None, False
+    perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
 
     @operation
     def add(self, by=1):
@@ -29,11 +29,11 @@ class Counter:
         self.work += 10 * by
         return self.memory["n"]
 
-    @question
+    @query
     def ask(self):
         return [self.memory["n"], self.round]
 
-    @question
+    @query
     def draw(self):
         return torch.rand(3)
 
@@ -58,12 +58,12 @@ def made():
 
 
 def host(folder, made=None, clients="abc", alive=256):
-    def side(client):
+    def program(client):
         if made is not None:
             made.append(client.id)
         return Counter(client)
 
-    return Host([SimpleNamespace(id=c, card=lambda c=c: c) for c in clients], side, Store(folder), alive)
+    return Host([SimpleNamespace(id=c, info=lambda c=c: c) for c in clients], program, Store(folder), alive)
 
 
 def message(operation, number, round=1, turn=0, **body):
@@ -72,7 +72,7 @@ def message(operation, number, round=1, turn=0, **body):
 
 def test_sides_are_built_when_first_called(tmp_path, made):
     there = host(tmp_path, made)
-    assert there.cards() == {"a": "a", "b": "b", "c": "c"} and made == []
+    assert there.infos() == {"a": "a", "b": "b", "c": "c"} and made == []
     assert there.handle("b", message("add", 1, by=3)) == {"number": 1, "body": 3, "work": 30.0}
     assert there.handle("b", message("ask", 2, round=4)) == {"number": 2, "body": [3, 4], "work": 0.0}
     assert made == ["b"]
@@ -99,7 +99,7 @@ def test_a_repeated_message_is_harmless_though_its_client_was_spilled(tmp_path):
     there = host(tmp_path, alive=1)
     first = there.handle("a", message("add", 1))
     there.handle("b", message("add", 2))
-    assert "a" not in there.sides and there.handle("a", message("add", 1)) == first
+    assert "a" not in there.programs and there.handle("a", message("add", 1)) == first
     assert there.handle("a", message("ask", 3))["body"][0] == 1
 
 
@@ -189,7 +189,7 @@ def test_the_idlest_are_spilled_and_come_back(tmp_path, made):
     there = host(tmp_path, made, "abcd", alive=2)
     for number, client in enumerate("abcabcd" * 3):
         there.handle(client, message("add", number))
-        assert len(there.sides) <= 2
+        assert len(there.programs) <= 2
     assert [there.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [6, 6, 6, 3]
     assert len(made) > 8
     there.save(1)
@@ -219,14 +219,14 @@ def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
     assert there.handle("a", message("ask", 12))["body"][0] == 2
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd"])
-def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimiser):
-    """Weights, buffers and optimiser states, float64, exactly; sgd has momentum."""
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
+    """Weights, buffers and optimizer states, float64, exactly; sgd has momentum."""
     ends = {}
     for alive in (1, 256):
-        training = Training(rounds=3, batch=8, rate=0.02, optimiser=optimiser, momentum=0.9)
+        training = Training(rounds=3, batch=8, rate=0.02, optimizer=optimizer, momentum=0.9)
         method, clients = Local(), toys.clients(3)
-        there = Host(clients, lambda c, m=method, t=training: m.Side(c, m, t, 0), Store(tmp_path / str(alive)), alive)
+        there = Host(clients, lambda c, m=method, t=training: m.Program(c, m, t, 0), Store(tmp_path / str(alive)), alive)
         number = 0
         for round in (1, 2, 3):
             for _ in range(2):
@@ -235,5 +235,5 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimiser):
                     assert "failure" not in there.handle(client.id, message("train", number, round))
             there.save(round)
         ends[alive] = {c.id: there.handle(c.id, message("describe", 100 + i))["body"]["hash"] for i, c in enumerate(clients)}
-        assert len(there.sides) == min(alive, 3)
+        assert len(there.programs) == min(alive, 3)
     assert ends[1] == ends[256]

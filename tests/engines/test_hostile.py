@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unalike import Privacy, Terms
+from unalike import Privacy, FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.message import MessageError, broken, decode, encode
 from unalike.core.engine import Arrival, Sent
@@ -75,14 +75,14 @@ def scrambled(data, draw):
 
 def at_the_door(toys, name, folder, privacy=None):
     """A server of a method that has heard each operation once: message sent, reply, sizes of its axes."""
-    made = Run(None, toys.method(name), toys.clients(), toys.training(rounds=1), Terms(), name="toy", method=name, seed=0, privacy=privacy)
+    made = Run(None, toys.method(name), toys.clients(), toys.training(rounds=1), FederationConfig(), name="toy", method=name, seed=0, privacy=privacy)
     engine = made.engine(folder / "clients", privacy=privacy)
-    fed = Federation(engine, made.training, made.terms, 0, evaluator=made.algorithm.evaluate, declared=made.declared, lengths=made.lengths,
+    fed = Federation(engine, made.training, made.federation, 0, evaluator=made.algorithm.evaluate, declared=made.declared, lengths=made.lengths,
                      counts=made.releases if privacy else None)
     heard, open_ = {}, fed._open
 
     def listen(arrival, past=None, sizes=None):
-        sent = fed.flying[arrival.reply["number"]]
+        sent = fed.in_flight[arrival.reply["number"]]
         heard.setdefault(sent.operation, (sent, copy.deepcopy(arrival.reply), sizes))
         return open_(arrival, past, sizes)
 
@@ -115,7 +115,7 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
     except MessageError:
         return                                      # nobody could send it
     read_ = read(data, honest["number"], 2**20)
-    fed.flying[honest["number"]] = Sent(sent.client, sent.operation, sent.round, sent.at, sent.like)
+    fed.in_flight[honest["number"]] = Sent(sent.client, sent.operation, sent.round, sent.at, sent.like)
     got = fed._open(Arrival(sent.client, 0.0, len(data), read_), sizes=sizes)
     if isinstance(got, Failure):
         assert got.client == sent.client and len(got.reason) <= 500 and "\n" not in got.reason
@@ -142,7 +142,7 @@ def test_no_request_touches_a_client_that_is_not_what_the_operation_declares(doo
     reply = decode(host.answer("a", data, 2**20))
     assert isinstance(reply["number"], int) and ("failure" in reply) != ("body" in reply)
     if "failure" in reply:
-        assert {name: tensor.tolist() for name, tensor in host.sides["a"].model.state_dict().items()} == before
+        assert {name: tensor.tolist() for name, tensor in host.programs["a"].model.state_dict().items()} == before
     else:
         host.forget()
         host.handle("a", message_of("describe", 1))
@@ -157,9 +157,9 @@ def message_of(operation, number, **body):
 def requests(toys, tmp_path_factory):
     """A client of FedAvg in a host, some things it may be asked, and its parameters."""
     method, training = toys.method("fedavg"), toys.training()
-    host = Host(toys.clients(1), lambda client: method.Side(client, method, training, 0), Store(tmp_path_factory.mktemp("asked")))
+    host = Host(toys.clients(1), lambda client: method.Program(client, method, training, 0), Store(tmp_path_factory.mktemp("asked")))
     host.handle("a", message_of("describe", 1))
-    parameters = {name: tensor.clone() for name, tensor in host.sides["a"].model.state_dict().items()}
+    parameters = {name: tensor.clone() for name, tensor in host.programs["a"].model.state_dict().items()}
     honest = [message_of("receive", 2, parameters=parameters), message_of("shape", 3), message_of("begin", 4),
               message_of("evaluate", 5, common=False)]
     return host, honest, {name: tensor.tolist() for name, tensor in parameters.items()}
@@ -196,7 +196,7 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
 def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
     """`c` is the largest."""
     some = lambda: [toys.client("a"), toys.client("b"), toys.client("c", model=lambda: torch.nn.Linear(6, 300))]
-    results = toys.execute(tmp_path / "run", toys.method("fedavg"), some(), rounds=2, terms=Terms(**quota))
+    results = toys.execute(tmp_path / "run", toys.method("fedavg"), some(), rounds=2, federation=FederationConfig(**quota))
     failure, = results["failures"]
     assert failure["client"] == "c" and says in failure["reason"] and results["clients"]["a"]["value"] is not None
 
@@ -204,7 +204,7 @@ def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
     with pytest.raises(QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"):
-        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, terms=Terms(message_bytes=1000))
+        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, federation=FederationConfig(message_bytes=1000))
 
 
 @pytest.mark.parametrize("name, operation", [("fedmuscle", "represent"), ("fedmuscle", "align"), ("fedavg", "update"),

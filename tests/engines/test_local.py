@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from unalike.base.message import BLOCK, MessageError, encode, size
-from unalike.core.algorithm import ClientSide
-from unalike.core.client import Card
-from unalike.core.federation import Federation, Terms
-from unalike.core.operations import operation, question
+from unalike.core.algorithm import ClientProgram
+from unalike.core.client import ClientInfo
+from unalike.core.federation import Federation, FederationConfig
+from unalike.core.operations import operation, query
 from unalike.engines import local
 from unalike.engines import process as worker
 from unalike.engines.local import LocalEngine
@@ -20,14 +20,14 @@ from unalike.engines.process import EngineError
 from unalike.training.loop import Training
 
 
-class Side:
+class Program:
     """Keeps a sum; work and replies of any size on demand."""
 
     def __init__(self, client):
         self.client, self.total, self.work, self.round = client, torch.zeros(2, dtype=torch.float64), 0.0, 0
-        self.seed, self.shadows = 0, []
+        self.seed, self.fold_replicas = 0, []
 
-    perform, leaving, privacy, learnt = ClientSide.perform, ClientSide.leaving, None, False
+    perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
 
     @operation
     def add(self, x, work=0.0):
@@ -35,19 +35,19 @@ class Side:
         self.work += work
         return {"total": self.total, "from": self.client.id, "round": self.round}
 
-    @question
+    @query
     def ask(self):
         return self.total
 
-    @question
+    @query
     def big(self, numbers):
         return torch.zeros(numbers)
 
-    @question
+    @query
     def odd(self):
         return object()
 
-    @question
+    @query
     def spoil(self, x):
         x.fill_(-1)
         return x
@@ -60,7 +60,7 @@ class Side:
     def die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    @question
+    @query
     def sleep(self):
         time.sleep(60)
 
@@ -72,8 +72,8 @@ class Side:
 
 
 def person(id, **about):
-    card = Card(id=id, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about)
-    return SimpleNamespace(id=id, device="cpu", card=lambda: card)
+    info = ClientInfo(id=id, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about)
+    return SimpleNamespace(id=id, device="cpu", info=lambda: info)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def engine(tmp_path):
 
     def make(clients="abcde", workers=0, **options):
         clients = [person(c) if isinstance(c, str) else c for c in clients]
-        made.append(LocalEngine(clients, Side, tmp_path / f"{len(made)}", workers, **options))
+        made.append(LocalEngine(clients, Program, tmp_path / f"{len(made)}", workers, **options))
         return made[-1]
 
     yield make
@@ -110,7 +110,7 @@ def conversation(engine):
         for what, body in (("add", {"x": torch.full((round * 50,), 0.5), "work": 100.0 * round}), ("ask", {}), ("big", {"numbers": 1000}),
                            ("odd", {}), ("nothing", {})):
             messages = {}
-            for client in engine.cards():
+            for client in engine.infos():
                 number += 1
                 messages[client] = message(what, number, round, **body)
             sizes = engine.send(messages)
@@ -158,7 +158,7 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
     monkeypatch.setattr(worker.Worker, "_receive", counted)
     totals = []
     for workers in (0, 2):
-        fed = Federation(engine(workers=workers), Training(rounds=1), Terms())
+        fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig())
         fed.begin(1)
         fed.call("add", x=torch.randn(100), each={"a": {"work": 5.0}, "c": {"x": torch.zeros(2, 2, dtype=torch.bool)}})
         fed.call("big", numbers=777)
@@ -264,7 +264,7 @@ def test_clients_can_follow_the_server_to_either_of_its_snapshots(engine):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
-    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), Terms())
+    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), FederationConfig())
     fed.begin(1)
     replies = fed.call("big", each={c: {"numbers": 5000 if c == "b" else 5} for c in "abcde"})
     assert list(replies) == list("acde")
@@ -274,14 +274,14 @@ def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_message_over_the_limit_is_refused_by_name(engine, workers):
-    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), Terms())
+    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), FederationConfig())
     with pytest.raises(MessageError, match="over the limit of 2,048"):
         fed.call("add", x=torch.zeros(5000))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failures_of_a_client_are_its_own(engine, workers):
-    fed = Federation(engine(workers=workers), Training(rounds=1), Terms(quorum=0))
+    fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig(quorum=0))
     failed = fed.call("fail", clients=["a"]).failures
     assert failed["a"].reason == "its labels are gone"
     assert fed.call("odd", clients=["b"]).failures["b"].reason.startswith("body is a object; a message carries")
@@ -333,7 +333,7 @@ def test_a_save_that_fails_is_told(engine, tmp_path):
 
 def test_large_messages_do_not_wait_for_each_other(engine):
     """Far larger than a pipe holds, both ways and to several clients of one process."""
-    fed = Federation(engine(workers=1), Training(rounds=1), Terms())
+    fed = Federation(engine(workers=1), Training(rounds=1), FederationConfig())
     replies = fed.call("spoil", x=torch.ones(300_000))
     assert len(replies) == 5 and all(float(x.sum()) == -300_000 for x in replies.values())
     assert fed.ledger.total("up") > 5 * size(torch.ones(300_000)) - 5 * BLOCK

@@ -41,8 +41,8 @@ def test_class_correlation_gradient_is_equation_14():
 def test_fusion_contrast_is_equation_3_term_by_term():
     h, z = draw()
     sim = [[cosine_similarity(h[i], z[j], dim=0) / 0.3 for j in range(7)] for i in range(7)]
-    terms = [-(sim[i][i].exp() / sum(sim[i][j].exp() for j in range(7) if j != i)).log() for i in range(7)]
-    torch.testing.assert_close(fusion_contrast(h, z, 0.3), torch.stack(terms).mean(), rtol=1e-12, atol=1e-12)
+    federation = [-(sim[i][i].exp() / sum(sim[i][j].exp() for j in range(7) if j != i)).log() for i in range(7)]
+    torch.testing.assert_close(fusion_contrast(h, z, 0.3), torch.stack(federation).mean(), rtol=1e-12, atol=1e-12)
 
 
 def test_reconstruction_is_equation_2_and_its_mean_over_features():
@@ -101,9 +101,9 @@ def test_rows_of_weight_zero_count_for_nothing(name, kept):
     weights = (torch.arange(7) < kept).double()
     filled = torch.where(weights[:, None] > 0, h, 1e3 * draw(seed=1)[0])
     torch.testing.assert_close(loss(filled, z, weights), loss(h[:kept], z[:kept]), rtol=1e-12, atol=1e-12)
-    for side in (0, 1):
-        slope = grad(loss, argnums=side)(filled, z, weights)
-        alone = grad(loss, argnums=side)(h[:kept], z[:kept])
+    for program in (0, 1):
+        slope = grad(loss, argnums=program)(filled, z, weights)
+        alone = grad(loss, argnums=program)(h[:kept], z[:kept])
         torch.testing.assert_close(slope[:kept], alone, rtol=1e-12, atol=1e-12)
         assert (slope[kept:] == 0).all()
 
@@ -123,7 +123,7 @@ def test_rows_that_are_left_out_may_lie_anywhere_and_be_zero(name):
 @pytest.mark.parametrize("name", LOSSES)
 def test_clients_of_different_size_in_one_stack_equal_clients_one_by_one(name):
     loss = LOSSES[name]
-    h, z = (torch.stack(side) for side in zip(*(draw(seed=seed) for seed in range(4))))
+    h, z = (torch.stack(program) for program in zip(*(draw(seed=seed) for seed in range(4))))
     sizes = [7, 5, 2, 1]
     weights = (torch.arange(7) < torch.tensor(sizes)[:, None]).double()
     together, slopes = vmap(loss)(h, z, weights), vmap(grad(loss))(h, z, weights)

@@ -108,11 +108,11 @@ def test_relaxed_contrast_is_its_definition():
     cosines = rows @ rows.mT
     costs, pushed = [], []
     for i in range(7):
-        kin = [cosines[i, j] for j in range(7) if j != i and y[j] == y[i]]
+        group_key = [cosines[i, j] for j in range(7) if j != i and y[j] == y[i]]
         foreign = sorted((cosines[i, j] for j in range(7) if y[j] != y[i]), reverse=True)[:2]
-        far = min(kin)
+        far = min(group_key)
         costs.append(-(far / 0.1).exp().div((far / 0.1).exp() + sum((c / 0.1).exp() for c in foreign)).log())
-        pushed += [(c - 0.1) / 0.1 for c in kin if c > 0.1]
+        pushed += [(c - 0.1) / 0.1 for c in group_key if c > 0.1]
     by_hand = sum(costs) / 7 + sum(pushed) / max(len(pushed), 1)
     assert pushed and torch.allclose(relaxed_contrast(z, y[:, None] == torch.arange(3), 0.1, 0.1), by_hand)
 

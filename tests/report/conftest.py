@@ -27,7 +27,7 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
         "name": scenario,
         "summary": "Clients with different models and tasks share one public set of digits.",
         "algorithm": {"name": algorithm, "peers": 3, "temperature": 0.2, **(fields or {})},
-        "training": {"rounds": ROUNDS, "epochs": 1, "optimiser": {"name": "sgd", "rate": 0.01}, **(training or {})},
+        "training": {"rounds": ROUNDS, "epochs": 1, "optimizer": {"name": "sgd", "rate": 0.01}, **(training or {})},
         "federation": {"sample": 1.0, **(federation or {})},
         "clients": [{"id": client.encode(errors="replace").decode(), "model": its[0], "task": its[1]} for client, its in clients.items()],
         "seed": seed,
@@ -35,8 +35,8 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
-    cards = {client: {"task": its[1], "metric": its[2]} for client, its in clients.items()}
-    events = [{"event": "start", "scenario": scenario, "algorithm": algorithm, "seed": seed, "clients": cards}]
+    infos = {client: {"task": its[1], "metric": its[2]} for client, its in clients.items()}
+    events = [{"event": "start", "scenario": scenario, "algorithm": algorithm, "seed": seed, "clients": infos}]
     ledger = ["round,client,direction,operation,messages,bytes"]
     for at in range(1, ROUNDS + 1):
         grown = 1 - math.exp(-at / 2.5)

@@ -64,9 +64,9 @@ def test_equal_runs_do_not_differ(make):
 def test_settings_that_differ_make_groups(make):
     paths = [make("a", fields={"mu": 0.1}), make("b", fields={"mu": 1.0}), make("c", algorithm="fedavg")]
     assert [group["label"] for group in compare(paths)["groups"]] == ["fedmuscle mu=0.1", "fedmuscle mu=1.0", "fedavg"]
-    paths = [make("d"), make("e", training={"optimiser": {"name": "sgd", "rate": 0.1}}), make("f", federation={"sample": 0.5})]
+    paths = [make("d"), make("e", training={"optimizer": {"name": "sgd", "rate": 0.1}}), make("f", federation={"sample": 0.5})]
     labels = [group["label"] for group in compare(paths)["groups"]]
-    assert labels[1] == "fedmuscle training.optimiser.rate=0.1 federation.sample=1.0" and len(set(labels)) == 3
+    assert labels[1] == "fedmuscle training.optimizer.rate=0.1 federation.sample=1.0" and len(set(labels)) == 3
     paths = [make("g", federation={"task": {}}), make("h", federation={"task": {"criterion": "focal"}})]
     assert [its["fields"] for its in compare(paths)["groups"]] == [{"federation.task.criterion": told} for told in (None, "focal")]
 

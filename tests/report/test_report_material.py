@@ -49,8 +49,8 @@ def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
 
 def test_visits_follow_each_other_and_quick_clients_come_first(make):
     folder = make()
-    cards = {"slow": {"speed": 1.0}, "quick": {"speed": 2.0}}
-    lines = [{"event": "start", "clients": cards}]
+    infos = {"slow": {"speed": 1.0}, "quick": {"speed": 2.0}}
+    lines = [{"event": "start", "clients": infos}]
     for client, pace in (("slow", 4), ("quick", 2)):
         for visit in range(1, 4):
             lines += [{"event": "arrival", "client": client, "round": visit, "operation": name, "at": pace * visit - early}

@@ -24,7 +24,7 @@ HOSTILE = {
 }
 PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over the rounds|What the method wrote down|What was sent
 Who was visited when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
-commit abc1234|optimiser:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
+commit abc1234|optimizer:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
 over all clients""".replace("\n", "|").split("|")
 TWO = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unalike import Terms
+from unalike import FederationConfig
 from unalike.base.errors import UserError
 from unalike.engines.store import Store
 from unalike.methods.averaging import Averaging
@@ -17,7 +17,7 @@ class Passing(Averaging):
     """Each client's update is mixed in as it comes; it then goes on from the mixture."""
 
     def serve(self, fed):
-        self.acquaint(fed)
+        self.register_clients(fed)
         models, group = fed.state["models"], fed.state["group"]
 
         def take(replies):
@@ -27,7 +27,7 @@ class Passing(Averaging):
                                          for name, tensor in reply["parameters"].items()}
             return {}
 
-        yield from fed.drive(lambda client: ("update", {"parameters": models[group[client]]}), take)
+        yield from fed.run_async(lambda client: ("update", {"parameters": models[group[client]]}), take)
 
 
 class Stopped(BaseException):
@@ -42,7 +42,7 @@ def go(toys, folder, stop=None, evaluations=10, rounds=3, speeds=(1000.0, 310.0,
         if event == "round" and facts["round"] == stop:
             raise Stopped
 
-    return toys.execute(folder, Passing(), clients, terms=Terms(evaluations=evaluations), watch=watch, rounds=rounds, **options)
+    return toys.execute(folder, Passing(), clients, federation=FederationConfig(evaluations=evaluations), watch=watch, rounds=rounds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,6 @@ def test_what_is_on_disk_in_the_end_is_the_final_model(toys, whole, tmp_path):
     results = go(toys, tmp_path / "end")
     store = Store(tmp_path / "end" / "checkpoints" / "clients")
     for client, entry in results["clients"].items():
-        side = Passing.Side(toys.client(client), Passing(), toys.training(), 0)
-        side.restore(store.newest(client))
-        assert side.describe()["hash"] == entry["hash"]
+        program = Passing.Program(toys.client(client), Passing(), toys.training(), 0)
+        program.restore(store.newest(client))
+        assert program.describe()["hash"] == entry["hash"]

@@ -6,21 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike import Averaging, AveragingSide, FedAvg, FedMuscle, Local, MultiLabel, Terms
+from unalike import Averaging, AveragingProgram, FedAvg, FedMuscle, Local, MultiLabel, FederationConfig
 from unalike.base.errors import UserError
 from unalike.core.algorithm import digest
 from unalike.engines.local import LocalEngine
 
 
-@pytest.mark.parametrize("terms", [Terms(), Terms(participation=0.4, quorum=0), Terms(dropout=0.5, quorum=0)])
-def test_local_training_gains_nothing_over_itself(toys, tmp_path, terms):
+@pytest.mark.parametrize("terms", [FederationConfig(), FederationConfig(participation=0.4, quorum=0), FederationConfig(dropout=0.5, quorum=0)])
+def test_local_training_gains_nothing_over_itself(toys, tmp_path, federation):
     """With dropout layers, batch statistics, and rounds that some clients miss."""
-    results = toys.execute(tmp_path / "run", Local(), toys.clients(4), terms=terms, rounds=5, alone=True)
+    results = toys.execute(tmp_path / "run", Local(), toys.clients(4), federation=federation, rounds=5, alone=True)
     assert {c: entry["gain"] for c, entry in results["clients"].items()} == dict.fromkeys("abcd", 0.0)
 
 
 def test_looking_on_more_often_changes_no_dropout_mask(toys, tmp_path):
-    often, seldom = (toys.execute(tmp_path / str(n), Local(), toys.clients(), terms=Terms(evaluations=n), rounds=4) for n in (4, 1))
+    often, seldom = (toys.execute(tmp_path / str(n), Local(), toys.clients(), federation=FederationConfig(evaluations=n), rounds=4) for n in (4, 1))
     assert toys.hashes(often) == toys.hashes(seldom)
 
 
@@ -31,14 +31,14 @@ def test_another_client_changes_nothing_for_those_who_do_not_hear_of_it(toys, tm
 
 def test_alone_starts_where_averaging_starts(toys, tmp_path, monkeypatch):
     firsts = {}
-    train = AveragingSide.train
+    train = AveragingProgram.train
 
     def look(self):
         firsts.setdefault(self.client.id, digest(self.model))
         return train(self)
 
     look.operation = "changes"
-    monkeypatch.setattr(AveragingSide, "train", look)
+    monkeypatch.setattr(AveragingProgram, "train", look)
     toys.execute(tmp_path / "run", FedAvg(), [toys.client(c) for c in "abc"], rounds=1, alone=True)
     assert len(set(firsts.values())) == 1 and len(firsts) == 3
 
@@ -47,11 +47,11 @@ def test_everyone_leaves_with_the_model_after_local_epochs(toys, tmp_path):
     """Also who misses the last round."""
     for keep in ("local", "aligned"):
         fed = toys.federation(tmp_path / keep, FedMuscle(peers=1, width=8, batch=8, keep=keep), toys.clients(4),
-                              terms=Terms(participation=0.5), rounds=4)
+                              federation=FederationConfig(participation=0.5), rounds=4)
         for finished in FedMuscle(peers=1, width=8, batch=8, keep=keep).serve(fed):
             fed.finished = finished
-        settled = {c for c, side in fed.engine.host.sides.items() if "settled" in side.memory}
-        assert settled == (set(fed.engine.host.sides) if keep == "local" else set())
+        settled = {c for c, program in fed.engine.host.programs.items() if "settled" in program.memory}
+        assert settled == (set(fed.engine.host.programs) if keep == "local" else set())
 
 
 def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
@@ -71,22 +71,22 @@ def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
 
 def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
     method, training = FedAvg(), toys.training()
-    engine = LocalEngine([toys.client("a")], lambda c: method.Side(c, method, training, 0), tmp_path)
-    sent = {name: tensor.clone() for name, tensor in method.Side(toys.client("a"), method, training, 0).model.state_dict().items()}
+    engine = LocalEngine([toys.client("a")], lambda c: method.Program(c, method, training, 0), tmp_path)
+    sent = {name: tensor.clone() for name, tensor in method.Program(toys.client("a"), method, training, 0).model.state_dict().items()}
     engine.send({"a": {"operation": "receive", "number": 1, "round": 1, "turn": 0, "body": {"parameters": sent}}})
     before = {name: tensor.clone() for name, tensor in sent.items()}
     for tensor in sent.values():
         tensor.zero_()
     engine.receive()
-    assert toys.apart({"a": engine.host.sides["a"].model.state_dict()}, {"a": before}) == 0
+    assert toys.apart({"a": engine.host.programs["a"].model.state_dict()}, {"a": before}) == 0
 
 
 def test_personal_averaging_keeps_its_models_on_disk(toys, tmp_path):
     class Personal(Averaging):
-        personal = True
+        personalised = True
 
         def evaluate(self, fed):
-            return fed.call("evaluate", clients=fed.everyone, quorum=0)
+            return fed.call("evaluate", clients=fed.clients, quorum=0)
 
         def finish(self, fed):
             pass
@@ -104,8 +104,8 @@ def test_public_sets_in_another_order_are_refused(toys, tmp_path):
 def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys):
     """Where rounds are missed, too, and where models draw random numbers: a client that keeps its own has lost nothing."""
     clients = [toys.client(id, model=toys.noisy) for id in "abc"]
-    terms = Terms(participation=0.7, dropout=0.3, quorum=0)
-    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, terms=terms)
+    federation = FederationConfig(participation=0.7, dropout=0.3, quorum=0)
+    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, federation=federation)
     assert {its["kept"] for its in told["clients"].values()} == {"alone"}       # a tie
     assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
     assert told["safeguard"] == {"delta": 0, "losers": 0}

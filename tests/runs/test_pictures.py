@@ -17,8 +17,8 @@ class Pictured(Averaging):
 
     def evaluate(self, fed):
         if self.keeps:
-            fed.keep("two things", points=torch.rand(700, 3, generator=torch.Generator().manual_seed(fed.round)), classes=torch.arange(700))
-            fed.keep("weights", matrix=np.eye(100), rows=[f"c{i}" for i in range(100)], columns=["same"] * 100)
+            fed.log_figure("two things", points=torch.rand(700, 3, generator=torch.Generator().manual_seed(fed.round)), classes=torch.arange(700))
+            fed.log_figure("weights", matrix=np.eye(100), rows=[f"c{i}" for i in range(100)], columns=["same"] * 100)
         return super().evaluate(fed)
 
 

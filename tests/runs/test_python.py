@@ -98,7 +98,7 @@ def test_settings_of_another_kind(tmp_path, toys, options, says):
     (lambda: Training(rounds=0, raet=1), "2 problems in Training\n  rounds   must be at least 1, got 0.\n"
                                          "  raet     There is no field \"raet\". Did you mean \"rate\"?"),
     (lambda: Training(rate=True), "1 problem in Training\n  rate   must be a number, got True."),
-    (lambda: unalike.Terms(participation=2), "1 problem in Terms\n  participation   must be at most 1, got 2."),
+    (lambda: unalike.FederationConfig(participation=2), "1 problem in Terms\n  participation   must be at most 1, got 2."),
     (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing.")])
 def test_settings_are_checked_where_they_are_made(made, says):
     with pytest.raises(UserError) as told:
@@ -153,7 +153,7 @@ def test_a_name_never_leads_out_of_the_folder_of_runs():
 
 
 def test_models_are_called_by_what_they_are(toys):
-    named = lambda model: toys.client("a", model=model).card().model
+    named = lambda model: toys.client("a", model=model).info().model
     models = (nn.Linear(6, 8), toys.noisy, lambda: nn.Linear(6, 8), toys.partial(nn.Linear, 6, 8), nn.Identity)
     assert [named(model) for model in models] == ["Linear", "noisy", "Linear", "Linear", "Identity"]
 
@@ -167,7 +167,7 @@ def test_a_dataset_that_cannot_be_read_is_told_with_its_client(tmp_path, toys, w
 
 def test_a_card_reads_its_data_once(toys):
     client = toys.client("a", train=Broken(1))
-    assert client.card() == client.card()
+    assert client.info() == client.info()
 
 
 # what comes back
@@ -262,7 +262,7 @@ def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
 @pytest.mark.parametrize("changed, says", [
     ({"training": Training(rounds=2, batch=8)}, "training.rounds was 1, is 2"), ({"safeguard": True}, "safeguard was False, is True"),
     ({"alone": True}, "alone was False, is True"), ({"seed": 1}, "seed was 0, is 1"),
-    ({"terms": unalike.Terms(quorum=0)}, "federation.quorum was 0.5, is 0.0")])
+    ({"terms": unalike.FederationConfig(quorum=0)}, "federation.quorum was 0.5, is 0.0")])
 def test_resume_names_what_changed(tmp_path, toys, changed, says):
     go(tmp_path, Local(), toys.clients())
     assert go(tmp_path, Local(), toys.clients(), resume=True, workers=2)["rounds"] == 1, "who computes it does not matter"
@@ -299,23 +299,23 @@ def test_alone_is_shared_between_methods_only_where_nothing_differs(toys, tmp_pa
     class Milder(FedAvg):
         half: float = 0.5
 
-        class Side(FedAvg.Side):
+        class Program(FedAvg.Program):
             def task_loss(self, x, y):
                 return self.algorithm.half * super().task_loss(x, y)
 
     class Louder(FedAvg):
-        class Side(FedAvg.Side):
+        class Program(FedAvg.Program):
             def loss(self, x, y):
                 return 2 * super().loss(x, y)
 
     class Softer(FedAvg):
-        class Side(FedAvg.Side):
+        class Program(FedAvg.Program):
             def build(self, encoder):
                 return super().build(nn.Sequential(*encoder, nn.Dropout(0.5)))
 
     def key(algorithm):
         clients = [toys.client("a", model=lambda: nn.Sequential(nn.Linear(6, 8)))]
-        made = Run(None, algorithm, clients, toys.training(), unalike.Terms(), name="toy", method="toy", seed=0, cache=True)
+        made = Run(None, algorithm, clients, toys.training(), unalike.FederationConfig(), name="toy", method="toy", seed=0, cache=True)
         return made.cached({"a": {"hash": "first"}})
 
     stronger = Milder()

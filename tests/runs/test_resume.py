@@ -172,12 +172,12 @@ def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
     assert toys.hashes(pieces("cut")) == toys.hashes(whole)
 
 
-@pytest.mark.parametrize("optimiser", [{"optimiser": "sgd", "momentum": 0.9}, {"optimiser": "adam", "clip": 0.5}, {"optimiser": "adamw"}])
-def test_optimisers_go_on_where_they_were(optimiser, pieces, toys):
-    whole = pieces("whole", **optimiser)
+@pytest.mark.parametrize("optimizer", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adam", "clip": 0.5}, {"optimizer": "adamw"}])
+def test_optimizers_go_on_where_they_were(optimizer, pieces, toys):
+    whole = pieces("whole", **optimizer)
     with pytest.raises(Cut):
-        pieces("cut", watch=stop_after(3), **optimiser)
-    assert toys.hashes(pieces("cut", **optimiser)) == toys.hashes(whole)
+        pieces("cut", watch=stop_after(3), **optimizer)
+    assert toys.hashes(pieces("cut", **optimizer)) == toys.hashes(whole)
 
 
 def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):

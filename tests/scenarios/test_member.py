@@ -40,7 +40,7 @@ data: {train: train.npz, public: public.npz}
 def test_a_client_of_shipped_parts_and_files(home):
     made = member(write(home, SOUND))
     assert made.id == "st-mary" and made.task.labels == ("a", "b", "c") and len(made.train) == len(made.public) == 12
-    assert made.encoder(0).width == 8 and made.card().model == "mlp"
+    assert made.encoder(0).width == 8 and made.info().model == "mlp"
 
 
 def test_a_client_with_code_of_its_own(home):
@@ -50,7 +50,7 @@ def test_a_client_with_code_of_its_own(home):
 
 def test_a_factory_is_told_of_the_run(home):
     made = member(write(home, "factory: MINE:make\noptions: {id: ada}\n"), {"algorithm": "fedavg"})
-    assert made.id == "ada" and made.card().model == "fedavg"
+    assert made.id == "ada" and made.info().model == "fedavg"
 
 
 def test_a_client_of_a_scenario(home):

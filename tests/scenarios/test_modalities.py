@@ -24,7 +24,7 @@ def scenario(seed=0, **group):
 
 
 def owned(**about):
-    return [client.card().modalities for client in build.clients(scenario(**about))]
+    return [client.info().modalities for client in build.clients(scenario(**about))]
 
 
 @pytest.mark.parametrize("ratio, counts", [((1, 1, 1), (4, 4, 4)), ((0, 1, 1), (0, 6, 6)), ((1, 1, 0), (6, 6, 0)), ((2, 0, 1), (8, 0, 4))])
@@ -48,7 +48,7 @@ def test_what_a_client_holds_is_what_is_scored():
     client = build.clients(scenario(mix={"single": 1}))[0]
     assert isinstance(client.task, Clustering) and len(client.test) == len(client.train)
     x, _ = client.train.rows(torch.arange(2))
-    assert set(x) == set(client.card().modalities) and len(x) == 1
+    assert set(x) == set(client.info().modalities) and len(x) == 1
 
 
 @pytest.mark.parametrize("group, sentence", [({"mix": {}}, "above 0"), ({"modalities": ["smell"]}, "no modality"),
@@ -72,13 +72,13 @@ def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
 
 def test_of_a_single_modality_nothing_is_missing():
     client = build.clients(scenario(missing=0.5, mix={"full": 1, "single": 1}))[-1]
-    assert len(client.card().modalities) == 1 and all(client.train.x[f"{name}?"].all() for name in client.card().modalities)
+    assert len(client.info().modalities) == 1 and all(client.train.x[f"{name}?"].all() for name in client.info().modalities)
 
 
 def test_pooled_is_one_client_with_everyones_rows_and_modalities():
     told = scenario(mix={"full": 1, "single": 1})
     apart, (together,) = build.clients(told), build.clients(told.model_copy(update={"pooled": True}))
-    assert together.card().modalities == ("left", "right", "spectrum") and len(together.train) == sum(len(c.train) for c in apart)
+    assert together.info().modalities == ("left", "right", "spectrum") and len(together.train) == sum(len(c.train) for c in apart)
     at = 0
     for client in apart:
         x, y = client.train.rows(torch.arange(len(client.train)))

@@ -9,11 +9,11 @@ from unalike.data import DATASETS, Table
 from unalike.scenarios import build, read
 
 
-def pictures(first, side, rows=60, channels=3):
+def pictures(first, program, rows=60, channels=3):
     """A dataset whose pictures are all of one brightness: their number, from `first` on."""
     def load(folder=None) -> Table:
         numbers = torch.arange(first, first + rows, dtype=torch.uint8)
-        return Table(x=numbers.reshape(-1, 1, 1, 1).expand(-1, channels, side, side).contiguous(), train=torch.arange(rows - 10),
+        return Table(x=numbers.reshape(-1, 1, 1, 1).expand(-1, channels, program, program).contiguous(), train=torch.arange(rows - 10),
                      test=torch.arange(rows - 10, rows), targets={"thing": torch.arange(rows) % 2},
                      tasks={"thing": Classification(("even", "odd"))})
 

@@ -16,11 +16,11 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientSide, Embedded, State
+from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
 from unalike.core.federated_clustering import judged
 from unalike.core.federation import Ask, Federation, Replies
-from unalike.core.operations import operation, question, sends, together
-from unalike.core.signatures import Shape, outline
+from unalike.core.operations import operation, query, sends, together
+from unalike.core.signatures import Shape, tensor_spec
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
 from unalike.models.model import Model
@@ -51,7 +51,7 @@ class AFMCC(Algorithm):
     """
 
     asynchronous: ClassVar[bool] = True
-    mixes: ClassVar[bool] = True
+    requires_identical_models: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
     alpha: Weight = 0.01                                          # weight of the contrast
@@ -71,15 +71,15 @@ class AFMCC(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         self.begin(fed)
-        yield from fed.drive(lambda client: self.invite(fed, client), lambda replies: self.take(fed, replies), self.rest)
+        yield from fed.run_async(lambda client: self.invite(fed, client), lambda replies: self.take(fed, replies), self.rest)
 
     def begin(self, fed: Federation) -> None:
         """One client with as many modalities as anyone has trains first; everybody starts where it ends."""
         if "models" in fed.state:
             return
-        firsts = sorted(fed.cards, key=lambda c: -len(fed.cards[c].modalities))
+        firsts = sorted(fed.infos, key=lambda c: -len(fed.infos[c].modalities))
         start = next(reply[c] for c in firsts if (reply := fed.call("pretrain", clients=[c], quorum=float(c == firsts[-1]))))
-        count = len(fed.cards)
+        count = len(fed.infos)
         fed.state |= {"models": {name: torch.stack([t] * count) for name, t in start.items()},       # (clients, ...) each
                       "shares": torch.full((count, count), 1 / count, dtype=torch.float64)}
 
@@ -88,17 +88,17 @@ class AFMCC(Algorithm):
         models = fed.state["models"]
         if self.weights == "uniform":
             return "visit", {"parameters": self.mixtures(fed, [client])[client]}
-        own = list(fed.cards).index(client)
+        own = list(fed.infos).index(client)
         if self.exchange == "paper":
             return "choose", {"models": models, "own": own}
-        usable = tuple(f"encoder.encoders.{name}." for name in fed.cards[client].modalities)
+        usable = tuple(f"encoder.encoders.{name}." for name in fed.infos[client].modalities)
         return "weigh", {"models": {name: t for name, t in models.items() if name.startswith(usable)}, "own": own}
 
     def take(self, fed: Federation, replies: Replies) -> dict[str, Ask]:
         """Weights found: send the mixture. Trained: keep the model."""
-        place = {client: i for i, client in enumerate(fed.cards)}
-        known = outline({name: each[0] for name, each in fed.state["models"].items()})
-        for client in [c for c, reply in replies.items() if "parameters" in reply and outline(reply["parameters"]) != known]:
+        place = {client: i for i, client in enumerate(fed.infos)}
+        known = tensor_spec({name: each[0] for name, each in fed.state["models"].items()})
+        for client in [c for c, reply in replies.items() if "parameters" in reply and tensor_spec(reply["parameters"]) != known]:
             fed.refuse(client, "visit", "its parameters have other names or shapes than the federation's")
             del replies[client]
         for client, reply in replies.items():           # all of this instant first: they count for everyone's next message
@@ -111,29 +111,29 @@ class AFMCC(Algorithm):
 
     def mixtures(self, fed: Federation, clients: list[str]) -> dict[str, Parameters]:
         """Everyone's latest models, weighted for each of these clients (eq. 6)."""
-        place = {client: i for i, client in enumerate(fed.cards)}
+        place = {client: i for i, client in enumerate(fed.infos)}
         shares = fed.state["shares"][[place[client] for client in clients]]
         mixed = {name: mix(shares, models) for name, models in fed.state["models"].items()}
         return {client: {name: tensor[i] for name, tensor in mixed.items()} for i, client in enumerate(clients)}
 
     def finish(self, fed: Federation) -> None:
-        fed.call("receive", clients=fed.everyone, quorum=0,
-                 each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()})
+        fed.call("receive", clients=fed.clients, quorum=0,
+                 each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()})
 
     def evaluate(self, fed: Federation) -> Replies:
         """Both protocols on the fused features of everyone; each client's share of the first one."""
-        fed.keep("aggregation weights", matrix=fed.state["shares"], rows=list(fed.cards), columns=list(fed.cards))
-        return judged(fed, fed.call("appraise", clients=fed.everyone, quorum=0, each={
-            c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.everyone).items()}), self.starts)
+        fed.log_figure("aggregation weights", matrix=fed.state["shares"], rows=list(fed.infos), columns=list(fed.infos))
+        return judged(fed, fed.call("appraise", clients=fed.clients, quorum=0, each={
+            c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()}), self.starts)
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         """Weights of eq. 6 are found on a client's own data, and would have to be told."""
-        return super().exposes() if self.weights == "uniform" else (
+        return super().privacy_problem() if self.weights == "uniform" else (
             "weights made from private data would leave the clients; set algorithm.weights to uniform")
 
     # the client
 
-    class Side(ClientSide):
+    class Program(ClientProgram):
         algorithm: "AFMCC"
         passing = False         # the model is the server's to keep, and comes again with the next message
 
@@ -149,46 +149,46 @@ class AFMCC(Algorithm):
             steps = self.algorithm.pretraining
             return descend([self], [dict(self.model.state_dict())], steps, turns=min(5, max(1, steps // len(self.subsets()))))[0]
 
-        @question
+        @query
         @together
-        def weigh(sides: "list[AFMCC.Side]", models: list[Parameters], own: list[int]) -> list[Weighed]:
+        def weigh(programs: "list[AFMCC.Program]", models: list[Parameters], own: list[int]) -> list[Weighed]:
             """How much each model counts here."""
-            distances = deviations(sides, models, own)
-            return [{"shares": side.shares(each)} for side, each in zip(sides, distances, strict=True)]
+            distances = deviations(programs, models, own)
+            return [{"shares": program.shares(each)} for program, each in zip(programs, distances, strict=True)]
 
         @operation
         def choose(self, models: Parameters, own: int) -> Chosen:
             """Weigh, mix and train: all models came."""
             shares = self.shares(deviations([self], [models], [own])[0])
             mixed = {name: mix(torch.tensor([shares], dtype=torch.float64), each)[0] for name, each in models.items()}
-            return {"shares": shares, "parameters": AFMCC.Side.visit([self], [mixed])[0]["parameters"]}
+            return {"shares": shares, "parameters": AFMCC.Program.visit([self], [mixed])[0]["parameters"]}
 
         @operation
         @together
         @sends(parameters="parameters")
-        def visit(sides: "list[AFMCC.Side]", parameters: list[Parameters]) -> list[Visited]:
+        def visit(programs: "list[AFMCC.Program]", parameters: list[Parameters]) -> list[Visited]:
             """Train from the mixture."""
-            for side in sides:
-                side.passing = True
-            turns = sides[0].algorithm.steps
-            return [{"parameters": after} for after in descend(sides, parameters, turns * len(sides[0].subsets()), turns)]
+            for program in programs:
+                program.passing = True
+            turns = programs[0].algorithm.steps
+            return [{"parameters": after} for after in descend(programs, parameters, turns * len(programs[0].subsets()), turns)]
 
         @operation
         @together
-        def train(sides: "list[AFMCC.Side]") -> list[None]:
+        def train(programs: "list[AFMCC.Program]") -> list[None]:
             """A visit without the others."""
-            first, how = sides[0], sides[0].algorithm
+            first, how = programs[0], programs[0].algorithm
             steps = how.steps * len(first.subsets()) + (how.pretraining if first.round == 1 else 0)
-            for side, after in zip(sides, descend(sides, [dict(s.model.state_dict()) for s in sides], steps, how.steps), strict=True):
-                side.model.load_state_dict(after)
-            return [None] * len(sides)
+            for program, after in zip(programs, descend(programs, [dict(s.model.state_dict()) for s in programs], steps, how.steps), strict=True):
+                program.model.load_state_dict(after)
+            return [None] * len(programs)
 
         @operation
         def receive(self, parameters: Parameters) -> None:
             self.model.load_state_dict(parameters)
             self.passing = False
 
-        @question
+        @query
         def appraise(self, parameters: Parameters) -> Embedded:
             """Fused features of given parameters, and the labels, for the server to cluster and score."""
             encoder = self.autoencoder
@@ -202,7 +202,7 @@ class AFMCC(Algorithm):
             return None if self.passing else super().state()
 
         def subsets(self) -> list[tuple[str, ...]]:
-            names = self.client.card().modalities
+            names = self.client.info().modalities
             return [subset for size in range(1, len(names) + 1) for subset in combinations(names, size)]
 
         def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
@@ -238,36 +238,36 @@ class AFMCC(Algorithm):
             return (sign * self.algorithm.sharpness * distance / distance.mean().clamp_min(1e-12)).softmax(0).tolist()
 
 
-def descend(sides: list[AFMCC.Side], parameters: list[Parameters], steps: int, turns: int) -> list[Parameters]:
-    """Gradient steps from these parameters with a fresh optimiser, `turns` of them on each fusion set in turn, over all rows of a
+def descend(programs: list[AFMCC.Program], parameters: list[Parameters], steps: int, turns: int) -> list[Parameters]:
+    """Gradient steps from these parameters with a fresh optimizer, `turns` of them on each fusion set in turn, over all rows of a
     client or batches of them."""
-    first, subsets, batch = sides[0], sides[0].subsets(), sides[0].training.batch
+    first, subsets, batch = programs[0], programs[0].subsets(), programs[0].training.batch
     losses = [first.objective(subsets[at // turns % len(subsets)]) for at in range(steps)]
     first.model.train()
-    for side in sides:
-        side.work += steps * min(len(side.client.train), batch)
-    if all(len(side.client.train) <= batch for side in sides):
-        after, ends = whole(sides, parameters, losses, turns)
+    for program in programs:
+        program.work += steps * min(len(program.client.train), batch)
+    if all(len(program.client.train) <= batch for program in programs):
+        after, ends = whole(programs, parameters, losses, turns)
     else:
         stack, ends = Stack(first.model, parameters, first.training), torch.zeros(())
-        draws = [stream(side.seed, "batches", side.client.id, side.round) for side in sides]
+        draws = [stream(program.seed, "batches", program.client.id, program.round) for program in programs]
         for loss in losses:
-            picked = [torch.randperm(len(side.client.train), generator=draw)[:batch].to(first.client.device)
-                      for side, draw in zip(sides, draws, strict=True)]
-            ends = stack.step(loss, padded([{name: rows[few] for name, rows in side.rows().items()}
-                                            for side, few in zip(sides, picked, strict=True)]))
+            picked = [torch.randperm(len(program.client.train), generator=draw)[:batch].to(first.client.device)
+                      for program, draw in zip(programs, draws, strict=True)]
+            ends = stack.step(loss, padded([{name: rows[few] for name, rows in program.rows().items()}
+                                            for program, few in zip(programs, picked, strict=True)]))
         after = stack.unstack()
     if not bool(ends.isfinite().all()):          # one of several: they are asked again one by one, and it is named then
         raise Diverged(f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.rate")
     return after
 
 
-def whole(sides: list[AFMCC.Side], parameters: list[Parameters], losses: list[Callable], turns: int) -> tuple[list[Parameters], Tensor]:
+def whole(programs: list[AFMCC.Program], parameters: list[Parameters], losses: list[Callable], turns: int) -> tuple[list[Parameters], Tensor]:
     """The steps on all rows. On a GPU they are recorded when the same clients come together a second time, and played from then on."""
-    first, key = sides[0], (*(side.client.id for side in sides), len(losses), turns)
+    first, key = programs[0], (*(program.client.id for program in programs), len(losses), turns)
     if key in first.recorded and (recorded := first.recorded[key]) is not None:
         return recorded.play(parameters)
-    x = padded([side.rows() for side in sides])
+    x = padded([program.rows() for program in programs])
     stack = Stack(first.model, parameters, first.training)
     if key in first.recorded and sum(kept is not None for kept in first.recorded.values()) < RECORDS:
         first.recorded[key] = recorded = Recorded(stack, losses, x)
@@ -280,15 +280,15 @@ def whole(sides: list[AFMCC.Side], parameters: list[Parameters], losses: list[Ca
     return stack.unstack(), ends
 
 
-def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]) -> Tensor:
+def deviations(programs: list[AFMCC.Program], models: list[Parameters], own: list[int]) -> Tensor:
     """(clients, models): how far the codes of each model lie from a client's fused features under its own model, mean over the
     client's modalities; of all clients and models at once."""
-    x = padded([side.rows() for side in sides])
+    x = padded([program.rows() for program in programs])
     mine = torch.tensor(own, device=next(iter(x.values())).device)
     codes = {}
     with torch.no_grad():
         for name, rows in modalities(x).items():
-            encoder, prefix = sides[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
+            encoder, prefix = programs[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
             keys = [key for key in models[0] if key.startswith(prefix)]
             known = [{key.removeprefix(prefix): model[key].to(rows) for key in keys} for model in models]
             each = torch.func.vmap(partial(torch.func.functional_call, encoder), (0, None))       # all models on one client's rows
@@ -297,10 +297,10 @@ def deviations(sides: list[AFMCC.Side], models: list[Parameters], own: list[int]
                 codes[name] = torch.func.vmap(each)(stacked, rows.flatten(2))                      # (clients, models, rows, width)
             else:                                                       # as quick, and no model is copied
                 codes[name] = torch.stack([each(own, its) for own, its in zip(known, rows.flatten(2), strict=True)])
-        h = fuse({name: z[torch.arange(len(sides), device=z.device), mine] for name, z in codes.items()}, x)     # (clients, rows, width)
+        h = fuse({name: z[torch.arange(len(programs), device=z.device), mine] for name, z in codes.items()}, x)     # (clients, rows, width)
         far = [((z - h[:, None]) * x[name + MARK][:, None, :, None]).flatten(2).norm(dim=-1) for name, z in codes.items()]
-    for side in sides:
-        side.work += len(side.client.train) * len(next(iter(models[0].values()))) / 3
+    for program in programs:
+        program.work += len(program.client.train) * len(next(iter(models[0].values()))) / 3
     return torch.stack(far).mean(0).double().cpu()
 
 

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question
+from unalike.core.operations import operation, query
 from unalike.core.signatures import Shape
-from unalike.methods.public_data import CELLS, Unlabelled, UnlabelledSide, agreed
+from unalike.methods.public_data import CELLS, PublicTraining, PublicTrainingProgram, agreed
 
 Votes = (Annotated[Tensor, Shape("public_rows", "labels", whole=True)]
          | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS, whole=True)])
 
 
 @dataclass
-class CoFED(Unlabelled):
+class CoFED(PublicTraining):
     """Co-training by votes."""
 
     margin: float = 0.3            # by which a guess must be ahead to be told
@@ -34,15 +34,15 @@ class CoFED(Unlabelled):
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         told = dict(fed.call("vote"))
-        yes, no = ({client: (votes == side).to(torch.int8) for client, votes in told.items()} for side in (1, -1))
+        yes, no = ({client: (votes == program).to(torch.int8) for client, votes in told.items()} for program in (1, -1))
         stands = lambda votes, client: (agreed(fed, votes, client) > self.majority).to(torch.int8)
         each: dict[str, dict[str, Value]] = {client: {"votes": stands(yes, client) - stands(no, client)} for client in told}
         return dict(fed.call("learn_votes", each=each)) if each else {}
 
-    class Side(UnlabelledSide):
+    class Program(PublicTrainingProgram):
         algorithm: "CoFED"
 
-        @question
+        @query
         def vote(self) -> Votes:
             """For each public row and label: 1 it is there, -1 it is not (where there may be several), 0 I would not say."""
             def at(output: Tensor) -> tuple[Tensor]:
@@ -58,7 +58,7 @@ class CoFED(Unlabelled):
         @operation
         def learn_votes(self, votes: Tensor) -> float | None:
             """A row of which several classes are said is left out, as is a label said to be there and not to be."""
-            votes = self.client.place(votes)
+            votes = self.client.to_device(votes)
             if self.several:
                 y, rows = self.only((votes > 0).to(self.client.dtype), votes != 0)
             else:

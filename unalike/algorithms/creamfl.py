@@ -19,10 +19,10 @@ from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends, steady
+from unalike.core.operations import operation, query, sends, graph_safe
 from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
-from unalike.methods.public_data import Unlabelled, UnlabelledSide
+from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 from unalike.models.model import Model
 from unalike.tasks import Retrieval
 
@@ -41,7 +41,7 @@ class Told(TypedDict, total=False):
 
 
 @dataclass
-class CreamFL(Unlabelled):
+class CreamFL(PublicTraining):
     """Defaults are the authors'; width, batch, temperatures of the Muscle loss are FedMuscle's."""
 
     tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "retrieval")
@@ -68,7 +68,7 @@ class CreamFL(Unlabelled):
             if self.contrast != "none":
                 known = own(fed, "tell") if fed.server is not None else fed.state.get("known", {})
             replies = fed.call("update", known=known)
-            fed.note("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
+            fed.log_metrics("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
             told: dict[str, Views] = dict(replies)
             goals: Views = {}
             if self.contrast == "cream" or (fed.server is None and self.contrast == "muscle"):
@@ -82,10 +82,10 @@ class CreamFL(Unlabelled):
                 own(fed, "absorb", goals=goals, peers=peers)
             yield round
 
-    def refuses(self, client: Client) -> str | None:
+    def client_problem(self, client: Client) -> str | None:
         if client.task.name == "retrieval" and not isinstance(client.train.shape, dict):
             return "retrieval is between an image and its text, it holds one of them: give it both, by name"
-        return super().refuses(client)
+        return super().client_problem(client)
 
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
         return super().figures(fed, metrics) | ({"server": own(fed, "evaluate")} if fed.server is not None else {})
@@ -93,7 +93,7 @@ class CreamFL(Unlabelled):
     def server_results(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
         return None if fed.server is None else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
 
-    class Side(UnlabelledSide):
+    class Program(PublicTrainingProgram):
         """A client's half, and the server's own model too: it trains on public pairs as on any data."""
 
         algorithm: "CreamFL"
@@ -111,7 +111,7 @@ class CreamFL(Unlabelled):
             loss = self.learn()
             return {**self.tell(), "loss": loss}
 
-        @question
+        @query
         def tell(self) -> Views:
             """Its representations of the public set, by kind."""
             self.model.eval()
@@ -122,10 +122,10 @@ class CreamFL(Unlabelled):
 
         def draw_near(self, known: Views) -> None:
             """A walk through the public set on which its representations are drawn to what is known."""
-            known, before = self.client.place(known), self.tell() if self.algorithm.contrast == "cream" else {}
+            known, before = self.client.to_device(known), self.tell() if self.algorithm.contrast == "cream" else {}
             self.study(self.farness, lambda rows: (self.public_rows(rows), of(known, rows), of(before, rows)))
 
-        @steady
+        @graph_safe
         def farness(self, x: Tensor | dict, known: Views, before: Views) -> Tensor:
             """Local contrastive regularisation: near its own kind as known, far from where it was; and each row to the other kind's."""
             how, total = self.algorithm, []
@@ -143,8 +143,8 @@ class CreamFL(Unlabelled):
         def absorb(self, goals: Views, peers: list[Tensor]) -> float | None:
             """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
             those of some clients, drawn anew for each batch; without either it is a walk like any other."""
-            draws, goals = stream(self.seed, "peers", self.round), self.client.place(goals)
-            told = [self.client.place(peer) for peer in peers]
+            draws, goals = stream(self.seed, "peers", self.round), self.client.to_device(goals)
+            told = [self.client.to_device(peer) for peer in peers]
 
             def given(rows: Tensor) -> tuple:
                 here = rows.to(self.client.device)
@@ -153,7 +153,7 @@ class CreamFL(Unlabelled):
 
             return self.study(self.unlearnt, given) if goals or peers or isinstance(self.client.task, Retrieval) else None
 
-        @steady
+        @graph_safe
         def unlearnt(self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]) -> Tensor:
             """How far the server's representations are from what clients told, and its pairs from each other."""
             how, task, views = self.algorithm, self.client.task, self.views(x)

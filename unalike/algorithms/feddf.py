@@ -6,18 +6,18 @@ Those of one architecture, task and label set first go on from the mean of their
 from dataclasses import dataclass
 
 from unalike.core.federation import Federation
-from unalike.methods.distillation import OpinionSide, teach
-from unalike.methods.group_averaging import AlikeSide, unite
-from unalike.methods.public_data import Unlabelled
+from unalike.methods.distillation import DistillationProgram, teach
+from unalike.methods.group_averaging import GroupAveragingProgram, unite
+from unalike.methods.public_data import PublicTraining
 
 
 @dataclass
-class FedDF(Unlabelled):
+class FedDF(PublicTraining):
     """Ensemble distillation, done by each client for its own model."""
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         unite(fed)
         return teach(fed)
 
-    class Side(AlikeSide, OpinionSide):
+    class Program(GroupAveragingProgram, DistillationProgram):
         algorithm: "FedDF"

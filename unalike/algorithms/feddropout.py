@@ -7,12 +7,12 @@ from torch import Tensor
 
 from unalike.base.randomness import stream
 from unalike.core.federation import Federation
-from unalike.methods.submodels import Narrowing
+from unalike.methods.submodels import SubmodelMethod
 from unalike.models.submodels import count
 
 
 @dataclass
-class FedDropout(Narrowing):
+class FedDropout(SubmodelMethod):
     """Of each layer as many units as the client can train."""
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:

@@ -7,23 +7,23 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.methods.submodels import Narrowing
+from unalike.methods.submodels import SubmodelMethod
 from unalike.models.submodels import count, first
 
 
 @dataclass
-class FedDSE(Narrowing):
+class FedDSE(SubmodelMethod):
     """Every so many rounds a client gets the whole model, whose bytes count, and scores each unit by its mean activation."""
 
     every: Annotated[int, Field(ge=1)] = 10
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         return "FedDSE's clients tell how much their data excite each unit, which nothing protects"
 
-    def acquaint(self, fed: Federation) -> None:
-        super().acquaint(fed)
+    def register_clients(self, fed: Federation) -> None:
+        super().register_clients(fed)
         known = fed.state.setdefault("excitement", {})
-        due = [c for c in fed.here if c in fed.state["group"] and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every]
+        due = [c for c in fed.active if c in fed.state["group"] and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every]
         known |= {c: {"round": fed.round, "of": [units[:, 0] for units in told]} for c, told in self.excitement(fed, due).items()}
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import Prompts, tokens
 from unalike.models.vlm import VisionLanguage
 
@@ -14,7 +14,7 @@ SCALE = 20.0                    # of cosines, whatever the model's own is
 
 
 @dataclass
-class FedDualCoOp(Prompting):
+class FedDualCoOp(PromptTuning):
     """Patches are weighed by how much they speak for the label. Left out: the attention layer of CLIP that DualCoOp takes out to get
     patches; here they are the model's own."""
 

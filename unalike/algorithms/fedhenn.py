@@ -13,10 +13,10 @@ from torch import Tensor
 
 from unalike.core.algorithm import Algorithm
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends
+from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.losses.kernels import cka
-from unalike.methods.public_data import PublicSide, check_batch
+from unalike.methods.public_data import PublicDataProgram, check_batch
 
 
 @dataclass
@@ -34,13 +34,13 @@ class FedHeNN(Algorithm):
         for round in fed.rounds():
             if kernels := list(fed.call("kernel", sizes={"rows": len(fed.public(self.batch).batches(round)[0])}).values()):
                 mean = torch.stack([kernel.to(kernels[0]) for kernel in kernels]).mean(0)
-                fed.note("train_loss", dict(fed.call("follow", kernel=mean)))
+                fed.log_metrics("train_loss", dict(fed.call("follow", kernel=mean)))
             yield round
 
-    class Side(PublicSide):
+    class Program(PublicDataProgram):
         algorithm: "FedHeNN"
 
-        @question
+        @query
         @sends("rows")
         def kernel(self) -> Annotated[Tensor, Shape("rows", "rows")]:
             """(l, l): cosines of the representations of this round's rows."""

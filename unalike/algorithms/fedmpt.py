@@ -15,11 +15,11 @@ from torch.nn.functional import normalize
 
 from unalike.base.errors import UserError
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import question
+from unalike.core.operations import query
 from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
 from unalike.methods.averaging import Parameters
-from unalike.methods.prompt_tuning import Prompting, PromptingSide
+from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
 from unalike.models.conditions import SHIPPED, read
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
@@ -35,7 +35,7 @@ class Explained(TypedDict):
 
 
 @dataclass
-class FedMPT(Prompting):
+class FedMPT(PromptTuning):
     """Its ablation: prompts, adapters, transport and gate can each be switched off (Table 4)."""
 
     mean: Literal["uniform", "samples"] = "uniform"         # eq. 13
@@ -79,16 +79,16 @@ class FedMPT(Prompting):
     def evaluate(self, fed: Federation) -> Replies:
         """And two pictures from one client's test images: which conditions fire for which label, and where the surest label was seen."""
         replies = super().evaluate(fed)
-        for client in [c for c in fed.everyone if c in fed.state["group"]][:1]:
+        for client in [c for c in fed.clients if c in fed.state["group"]][:1]:
             for told in fed.call("explain", clients=[client], quorum=0, each=self.messages(fed, [client]),
                                  sizes={"named": len(self.named)}).values():
-                labels = fed.cards[client].labels
-                fed.keep("conditions by label", matrix=told["fired"], rows=list(labels), columns=list(self.named))
-                fed.keep("places of the surest label", matrix=told["places"])
+                labels = fed.infos[client].labels
+                fed.log_figure("conditions by label", matrix=told["fired"], rows=list(labels), columns=list(self.named))
+                fed.log_figure("places of the surest label", matrix=told["places"])
         return replies
 
-    class Side(PromptingSide):
-        @question
+    class Program(PromptTuningProgram):
+        @query
         def explain(self, parameters: Parameters) -> Explained:
             """Of the first test images: the mean weight of each condition by label (labels, conditions), and the plan of the label that is
             surest, as a map (rows, columns)."""
@@ -99,11 +99,11 @@ class FedMPT(Prompting):
             self.model.load_state_dict(parameters, strict=False)
             x, y = data.labelled(torch.arange(min(len(data), SHOWN)))
             with torch.no_grad():
-                x, model = self.client.place(x), self.model.eval()
+                x, model = self.client.to_device(x), self.model.eval()
                 logits, told = model(x), model.explain(x)
             self.model.load_state_dict(own, strict=False)
             image, label = divmod(int(logits.argmax()), logits.shape[1])
-            there = (self.client.place(y) == 1).to(logits.dtype)
+            there = (self.client.to_device(y) == 1).to(logits.dtype)
             return {"fired": there.mT @ told["fired"] / there.sum(0)[:, None].clamp(min=1), "places": told["plan"][image, ..., label]}
 
 

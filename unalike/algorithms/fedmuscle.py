@@ -24,11 +24,11 @@ from unalike.core.signatures import Shape
 from unalike.losses import anchored_loss, consistent_lower
 from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
-from unalike.methods.distillation import OpinionSide, teach
-from unalike.methods.group_averaging import OPEN, AlikeSide, train_united, unite
-from unalike.methods.shared_subspace import JointSide, meet
+from unalike.methods.distillation import DistillationProgram, teach
+from unalike.methods.group_averaging import OPEN, GroupAveragingProgram, train_united, unite
+from unalike.methods.shared_subspace import SharedSubspaceProgram, meet
 from unalike.models.model import Model
-from unalike.training.cuda_graphs import Passes, Played
+from unalike.training.cuda_graphs import GraphedForward, GraphedFunction
 from unalike.training.loop import draws, move, step
 
 Temperature = float | list[list[float]]
@@ -49,10 +49,10 @@ class Aligned(TypedDict):
 
 @dataclass
 class FedMuscle(Algorithm):
-    """Defaults are the paper's. E, R and the optimiser are the scenario's `training`."""
+    """Defaults are the paper's. E, R and the optimizer are the scenario's `training`."""
 
     evaluates: ClassVar[bool] = True
-    guardable: ClassVar[bool] = True
+    supports_safeguard: ClassVar[bool] = True
 
     peers: int = 3                                                   # M
     width: int = 256                                                 # d
@@ -76,7 +76,7 @@ class FedMuscle(Algorithm):
     align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
     opinion_rate: float | None = None                                # None: as alignment's
     decay: bool = False                                              # both grow gentler from round to round, along a cosine to 0
-    optimisers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
+    optimizers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
     keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
@@ -92,11 +92,11 @@ class FedMuscle(Algorithm):
             (public_rows < self.batch, "batch",
              f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
             *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
-            (not (self.optimisers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimiser, got {self.local}."),
+            (not (self.optimizers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimizer, got {self.local}."),
             (self.absent == OPEN and self.heads == "own", "absent", "open is for shared heads: set algorithm.heads to shared or epoch."),
             (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
-            (self.decay and self.optimisers == "one" and self.align_rate is None, "decay",
-             "one optimiser leaves no rate of alignment to decay: set algorithm.align_rate, or optimisers two."),
+            (self.decay and self.optimizers == "one" and self.align_rate is None, "decay",
+             "one optimizer leaves no rate of alignment to decay: set algorithm.align_rate, or optimizers two."),
             (paper and self.drawn(self.peers, self.batch), "exchange",
              f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."),
             (paper and (self.loss != "muscle" or self.sync == "epoch"), "exchange", 'paper is for loss "muscle", sync "batch" only.'),
@@ -115,9 +115,9 @@ class FedMuscle(Algorithm):
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         return "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong" if (
-            self.absent == OPEN) else super().exposes()
+            self.absent == OPEN) else super().privacy_problem()
 
     def company(self) -> str:
         return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
@@ -128,23 +128,23 @@ class FedMuscle(Algorithm):
         train, spares = "train" if self.local == 1 else "train_gently", self.absent == OPEN
         for round in fed.rounds():
             if self.start == "joint":
-                fed.note("joint_fit", meet(fed, self.width))
-            fed.note("train_loss", train_united(fed, train, spares) if self.heads == "epoch" else dict(fed.call(train)))
+                fed.log_metrics("joint_fit", meet(fed, self.width))
+            fed.log_metrics("train_loss", train_united(fed, train, spares) if self.heads == "epoch" else dict(fed.call(train)))
             fed.evaluate("after local")
-            if self.keep == "local" and (round == fed.training.rounds or fed.terms.partial):     # who misses the last round leaves, too
+            if self.keep == "local" and (round == fed.training.rounds or fed.federation.partial):     # who misses the last round leaves, too
                 fed.call("settle")
             if self.heads != "own":                                                 # who leaves now leaves with its own
                 unite(fed, spares)
             for epoch in range(self.passes):
-                fed.note(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
+                fed.log_metrics(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
             if self.opinions != "own":
-                fed.note("public_loss", teach(fed, self.opinions == "several"))
+                fed.log_metrics("public_loss", teach(fed, self.opinions == "several"))
             fed.evaluate("after alignment")
             yield round
 
     def finish(self, fed: Federation) -> None:
         if self.keep == "local":
-            fed.call("leave", clients=fed.everyone, quorum=0)
+            fed.call("leave", clients=fed.clients, quorum=0)
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss. Who has aligned answers with the next batch."""
@@ -177,11 +177,11 @@ class FedMuscle(Algorithm):
         """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out. Who
         is judged only listens, where the others are enough."""
         if self.choice == "relevance":
-            relevance = fed.state.setdefault("relevance", {c: {} for c in fed.cards})
+            relevance = fed.state.setdefault("relevance", {c: {} for c in fed.infos})
             for (a, b), alike in alikeness(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
         drawn, silent = {}, self.judged(fed)                            # or shadows hear, from peers, of labels they must not know
-        speak = [c for c in views if c not in silent] if len(fed.cards) - len(silent) > self.peers - self.own else list(views)
+        speak = [c for c in views if c not in silent] if len(fed.infos) - len(silent) > self.peers - self.own else list(views)
         for client in views:
             others = [c for c in speak if c != client]
             if self.choice == "relevance":
@@ -193,7 +193,7 @@ class FedMuscle(Algorithm):
 
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor, its peers and itself as one: numbers, or matrices whose row 0 is the anchor."""
-        order = [list(fed.cards).index(c) for c in (client, *peers, *[client] * self.own)]
+        order = [list(fed.infos).index(c) for c in (client, *peers, *[client] * self.own)]
         pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given
         upper = pick(self.temperature)
         if self.lower_temperature != "consistent":
@@ -248,11 +248,11 @@ class FedMuscle(Algorithm):
 
     def judged(self, fed: Federation) -> set[str]:
         """With the safeguard: who has shared neither head nor opinion, and so has shadows."""
-        return set(fed.cards) - set(fed.state.get(UNJUDGED, [])) if fed.guarded else set()
+        return set(fed.infos) - set(fed.state.get(UNJUDGED, [])) if fed.guarded else set()
 
     # the client
 
-    class Side(AlikeSide, OpinionSide, JointSide):
+    class Program(GroupAveragingProgram, DistillationProgram, SharedSubspaceProgram):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
         graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
@@ -277,11 +277,11 @@ class FedMuscle(Algorithm):
         @sends("rows")
         def align(self, epoch: int, batch: int, gradient: Tensor) -> Views:
             """Backward from the gradient the server found, one step; then the next batch, so that each costs one call."""
-            (optimiser := self.learner("align")).zero_grad(set_to_none=True)
+            (optimizer := self.learner("align")).zero_grad(set_to_none=True)
             z = self.recall(epoch, batch)
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
-            move(optimiser, self.training.clip)
+            move(optimizer, self.training.clip)
             del z                                           # while a graph lives, a GPU cannot record the way back to its parameters
             return self.following(epoch, batch)
 
@@ -329,10 +329,10 @@ class FedMuscle(Algorithm):
                 self.memory[UNJUDGED] = settled[UNJUDGED]
 
         @cached_property
-        def passes(self) -> Passes:
+        def passes(self) -> GraphedForward:
             """Representations of rows; a GPU plays them where each pass is the same."""
             learning = [p for p in self.model.parameters() if p.requires_grad]
-            return Passes(self.model.represent, learning, RECORDS and not draws(self.model.train()))
+            return GraphedForward(self.model.represent, learning, RECORDS and not draws(self.model.train()))
 
         def following(self, epoch: int, batch: int) -> Tensor:
             """The batch after this one; no rows after the last."""
@@ -372,17 +372,17 @@ class FedMuscle(Algorithm):
             """For what is learnt from the public set: as gentle as the round is to be."""
             how, rate = self.algorithm, self.algorithm.opinion_rate if name == "public" else None
             rate = rate or how.align_rate
-            if how.optimisers == "one" and rate is None:
-                return self.optimiser()
+            if how.optimizers == "one" and rate is None:
+                return self.optimizer()
             rate = rate or self.training.rate * (1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE)
-            optimiser = self.optimiser(name, rate)
-            for group in optimiser.param_groups if how.decay else ():
+            optimizer = self.optimizer(name, rate)
+            for group in optimizer.param_groups if how.decay else ():
                 group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
-            return optimiser
+            return optimizer
 
 
 @cache
-def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -> Played:
+def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -> GraphedFunction:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
     def of(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
@@ -390,7 +390,7 @@ def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -
         each = torch.func.vmap(contrast)(anchors, others, *draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
-    return Played(of, RECORDS)
+    return GraphedFunction(of, RECORDS)
 
 
 def like(z: Tensor, temperature: Any) -> Any:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import operation, sends, steady
+from unalike.core.operations import operation, sends, graph_safe
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
-from unalike.methods.averaging import Averaging, AveragingSide, Parameters, Update
+from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
 from unalike.models.model import Model
 from unalike.tasks import MultiLabel
 
@@ -58,9 +58,9 @@ class FedNCA(Averaging):
         super().note(fed, replies)
         for name, said in NOTED.items():
             if told := {client: reply["collapse"][name] for client, reply in replies.items() if name in (reply["collapse"] or {})}:
-                fed.note(said, told)
+                fed.log_metrics(said, told)
 
-    class Side(AveragingSide):
+    class Program(AveragingProgram):
         algorithm: "FedNCA"
 
         def build(self, encoder: nn.Module) -> Model:
@@ -72,7 +72,7 @@ class FedNCA(Averaging):
             head = ClassHead(classes, self.encoder_width(encoder), how.heads if how.disentangle else 0, how.scale, how.etf == "trainable")
             return Model(encoder, nn.Identity(), head, dense=sees)
 
-        @steady
+        @graph_safe
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             """Sums over a sample's classes, means over the batch."""
             how, task, head = self.algorithm, self.client.task, self.model.head
@@ -98,9 +98,9 @@ class FedNCA(Averaging):
             x, y = data.labelled(torch.arange(min(len(data), LOOKED_AT)))
             self.model.eval()
             with torch.no_grad():
-                f = head.features(self.model.features(self.client.place(x)))
+                f = head.features(self.model.features(self.client.to_device(x)))
             self.model.train()
-            return collapse(f, head.prototypes, self.client.place(y))
+            return collapse(f, head.prototypes, self.client.to_device(y))
 
 
 class ClassHead(nn.Module):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from unalike.methods.averaging import Averaging, AveragingSide
+from unalike.methods.averaging import Averaging, AveragingProgram
 
 
 @dataclass
@@ -13,7 +13,7 @@ class FedProx(Averaging):
 
     mu: float = 0.01
 
-    class Side(AveragingSide):
+    class Program(AveragingProgram):
         algorithm: "FedProx"
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:

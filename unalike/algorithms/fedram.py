@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.losses.transport import sinkhorn
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import START, Verdict, still
 from unalike.models.vlm import VisionLanguage
 
 
 @dataclass
-class FedRAM(Prompting):
+class FedRAM(PromptTuning):
     """Left out: its adapter sits beside the last layers of a ViT and sees neighbours by their attention, ours is on what the eye gives; its
     texts are of many templates, ours of one, with an adapter of their own."""
 

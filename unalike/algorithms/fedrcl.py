@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unalike.core.algorithm import Algorithm
 from unalike.core.operations import operation, sends
 from unalike.losses.contrastive import relaxed_contrast
-from unalike.methods.averaging import Averaging, AveragingSide, Parameters, Update
+from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
 from unalike.tasks import Classification, MultiLabel
 
 
@@ -38,13 +38,13 @@ class FedRCL(Averaging):
     def by_label(self) -> bool:
         return False
 
-    class Side(AveragingSide):
+    class Program(AveragingProgram):
         algorithm: "FedRCL"
 
         @operation
         @sends(parameters="parameters", samples="open")
         def update(self, parameters: Parameters) -> Update:
-            """As in averaging, but with an optimiser that is kept: most have nobody to be averaged with."""
+            """As in averaging, but with an optimizer that is kept: most have nobody to be averaged with."""
             self.receive(parameters)
             self.passing = True
             loss = self.learn()

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.methods.submodels import Narrowing
+from unalike.methods.submodels import SubmodelMethod
 from unalike.models.submodels import count
 
 
 @dataclass
-class FedRolex(Narrowing):
+class FedRolex(SubmodelMethod):
     """In round t a layer of n units sends those from t mod n on, around the end (eq. 4)."""
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:

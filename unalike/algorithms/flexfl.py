@@ -8,23 +8,23 @@ from torch import Tensor
 
 from unalike.core.federation import Federation
 from unalike.methods.averaging import Parameters
-from unalike.methods.submodels import Narrowing
+from unalike.methods.submodels import SubmodelMethod
 from unalike.models.channel_groups import Width
 from unalike.models.submodels import extract, first
 
 
 @dataclass
-class FlexFL(Narrowing):
+class FlexFL(SubmodelMethod):
     """A layer's share is s = 1 - APoZ ln(P) / ln(max P), P its parameters and APoZ how often its units give nothing, asked of the clients
     once; shares are scaled until a submodel has as many parameters as at its client's ratio. Larger submodels count more in the mean."""
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         return "FlexFL's clients tell how often their data leave each unit idle, which nothing protects"
 
-    def acquaint(self, fed: Federation) -> None:
-        super().acquaint(fed)
+    def register_clients(self, fed: Federation) -> None:
+        super().register_clients(fed)
         shares = fed.state.setdefault("shares", {})
-        due = [c for c in fed.here if c in fed.state["group"] and fed.state["group"][c] not in shares]
+        due = [c for c in fed.active if c in fed.state["group"] and fed.state["group"][c] not in shares]
         found = self.excitement(fed, due)
         for group in dict.fromkeys(fed.state["group"][c] for c in found):
             told = [found[c] for c in found if fed.state["group"][c] == group]

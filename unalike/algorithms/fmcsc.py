@@ -20,7 +20,7 @@ from unalike.core.federation import Federation
 from unalike.core.operations import operation
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
-from unalike.methods.averaging import Averaging, AveragingSide, Parameters
+from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
 from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
 
@@ -43,7 +43,7 @@ class FMCSC(Averaging):
     """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch=256; AFMCC's Table 3c adds constraint=0.01."""
 
     tasks: ClassVar[tuple[str, ...]] = ("clustering",)
-    mixes: ClassVar[bool] = True
+    requires_identical_models: ClassVar[bool] = True
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
     pretraining: Epochs = 250          # epochs of each client, one after another
@@ -54,10 +54,10 @@ class FMCSC(Averaging):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            self.acquaint(fed)
+            self.register_clients(fed)
             models, group = fed.state["models"], fed.state["group"]
-            owned = {c: set(group[c].split(",")) for c in fed.here}
-            within = {c: {name: model for name, model in models.items() if set(name.split(",")) <= owned[c]} for c in fed.here}
+            owned = {c: set(group[c].split(",")) for c in fed.active}
+            within = {c: {name: model for name, model in models.items() if set(name.split(",")) <= owned[c]} for c in fed.active}
             replies = fed.call("update", each={c: {"models": given} for c, given in within.items()})
             for name in models:
                 told = {c: reply for c, reply in replies.items() if name in reply["models"]}
@@ -66,24 +66,24 @@ class FMCSC(Averaging):
                     even = 0.0 if sum(weights.values()) else 1.0
                     made = {c: reply["models"][name] for c, reply in told.items()}
                     models[name] = self.merge(made, {c: w + even for c, w in weights.items()})
-            fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
+            fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
             yield round
 
-    def acquaint(self, fed: Federation) -> None:
+    def register_clients(self, fed: Federation) -> None:
         """Pretraining goes from client to client, those with most views first; a model for each set of views begins where it ends."""
         if "models" in fed.state:
             return
-        start = fed.relay("pretrain", sorted(fed.everyone, key=lambda c: -len(fed.cards[c].modalities)))
-        group = {c: ",".join(card.modalities) for c, card in fed.cards.items()}
+        start = fed.relay("pretrain", sorted(fed.clients, key=lambda c: -len(fed.infos[c].modalities)))
+        group = {c: ",".join(info.modalities) for c, info in fed.infos.items()}
         fed.state |= {"group": group, "models": {name: start for name in dict.fromkeys(group.values())}}
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         return "FMCSC's clients tell how much their views have in common, and hand pretrained models on, which nothing protects"
 
     def alone(self, fed: Federation) -> None:
         """Where the others begin is the work of all: alone, a client pretrains itself."""
 
-    class Side(AveragingSide):
+    class Program(AveragingProgram):
         algorithm: "FMCSC"
         given: Parameters | None = None         # while it trains: the model it was sent
         own: Parameters = {}                    # while it teaches: its own model
@@ -98,7 +98,7 @@ class FMCSC(Averaging):
         def pretrain(self, given: Parameters) -> Parameters:
             self.receive(given)
             self.passing = True
-            self.learn(range(self.algorithm.pretraining), self.optimiser(fresh=True), self.task_loss)
+            self.learn(range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss)
             return self.shared()
 
         @operation
@@ -107,14 +107,14 @@ class FMCSC(Averaging):
             mine = ",".join(modalities(self.rows()))
             self.receive(models[mine])
             self.passing, self.given = True, models[mine]
-            loss = self.learn(optimiser=self.optimiser(fresh=True))
+            loss = self.learn(optimizer=self.optimizer(fresh=True))
             self.own = {name: tensor.clone() for name, tensor in self.shared().items()}
             made, weights = {mine: self.own}, {mine: self.information(models[mine], tuple(modalities(self.rows())))}
             for name, model in models.items():
                 if name != mine:
                     self.receive(model)
                     self.seen = tuple(name.split(","))
-                    self.learn(range(self.algorithm.teaching), self.optimiser(fresh=True), self.lesson)
+                    self.learn(range(self.algorithm.teaching), self.optimizer(fresh=True), self.lesson)
                     made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
                     weights[name] = self.information(model, self.seen)
             self.receive(self.own)
@@ -124,7 +124,7 @@ class FMCSC(Averaging):
         @operation
         def train(self) -> float:
             if self.round == 1:
-                self.learn(range(self.algorithm.pretraining), self.optimiser(fresh=True), self.task_loss)
+                self.learn(range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss)
             return self.learn(loss=self.loss)
 
         def information(self, sent: Parameters, views: tuple[str, ...]) -> float:

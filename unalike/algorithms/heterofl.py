@@ -5,18 +5,18 @@ from typing import Any
 
 from torch import Tensor
 
-from unalike.methods.submodels import Narrowing, NarrowingSide
+from unalike.methods.submodels import SubmodelMethod, SubmodelProgram
 from unalike.models.model import Model
 
 
 @dataclass
-class HeteroFL(Narrowing):
+class HeteroFL(SubmodelMethod):
     """With its two aids. Clients are measured with the submodel they trained, so it is scaled and has its batch statistics then too."""
 
     scaler: bool = True         # what a narrowed layer gives is divided by the submodel's width, so that widths agree in scale (sec. 3.2)
     masked: bool = True         # sec. 3.3
 
-    class Side(NarrowingSide):
+    class Program(SubmodelProgram):
         algorithm: "HeteroFL"
 
         def made(self, units: Any) -> Model:

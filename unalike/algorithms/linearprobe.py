@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.vlm import VisionLanguage
 
 
 @dataclass
-class LinearProbe(Prompting):
+class LinearProbe(PromptTuning):
     """What labels alone teach; `fedavg` on the same model adds a hidden layer, and looks at every image anew."""
 
     def by_label(self) -> bool:

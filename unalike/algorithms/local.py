@@ -12,10 +12,10 @@ from unalike.core.federation import Federation
 class Local(Algorithm):
     """Each client trains on its own data; nothing but the order to do so travels."""
 
-    guardable: ClassVar[bool] = True
+    supports_safeguard: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            fed.note("train_loss", dict(fed.call("train")))
+            fed.log_metrics("train_loss", dict(fed.call("train")))
             yield round

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import Prompts, Verdict, tokens
 from unalike.models.vlm import VisionLanguage
 
 
 @dataclass
-class PromptFL(Prompting):
+class PromptFL(PromptTuning):
     """One context for all labels, against the whole image. Left out: nothing; its softmax over classes is the task's loss here."""
 
     tokens: int = 4

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
-from unalike.methods.public_data import Unlabelled, UnlabelledSide
+from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 
 
 @dataclass
-class PseudoLabel(Unlabelled):
+class PseudoLabel(PublicTraining):
     """Nothing but orders travels."""
 
-    guardable: ClassVar[bool] = True
+    supports_safeguard: ClassVar[bool] = True
 
     steps: int = 5           # in which the trusted share grows: 20 % each
 
@@ -38,7 +38,7 @@ class PseudoLabel(Unlabelled):
         """
         return math.ceil(self.steps * round / max(rounds - 1, 1)) / self.steps
 
-    class Side(UnlabelledSide):
+    class Program(PublicTrainingProgram):
         algorithm: "PseudoLabel"
 
         @operation

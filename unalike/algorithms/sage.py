@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends, steady
+from unalike.core.operations import operation, query, sends, graph_safe
 from unalike.data.views import view
-from unalike.methods.public_data import Opinion, Unlabelled, UnlabelledSide, agreed
+from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingProgram, agreed
 
 
 @dataclass
-class SAGE(Unlabelled):
+class SAGE(PublicTraining):
     """Where its own guess is sure, lambda y_own + (1 - lambda) y_all, lambda = exp(-kappa |c_own - c_all|); else y_all."""
 
     threshold: float = 0.95        # confidence from which a guess is sure; where neither is, nothing is learnt
@@ -33,10 +33,10 @@ class SAGE(Unlabelled):
         told = dict(fed.call("opinion"))
         return dict(fed.call("match", each={c: {"others": agreed(fed, told, c)} for c in told})) if told else {}
 
-    class Side(UnlabelledSide):
+    class Program(PublicTrainingProgram):
         algorithm: "SAGE"
 
-        @question
+        @query
         @sends("rows")
         def opinion(self) -> Opinion:
             return self.look(lambda output: (self.cells(self.probabilities(output)),))[0]
@@ -44,7 +44,7 @@ class SAGE(Unlabelled):
         @operation
         def match(self, others: Tensor) -> float | None:
             """Guess on a weak view, learn on a strong one."""
-            how, told = self.algorithm, self.client.place(others)
+            how, told = self.algorithm, self.client.to_device(others)
 
             def given(rows: Tensor) -> tuple:
                 x = self.public_rows(rows, as_came=True)
@@ -54,7 +54,7 @@ class SAGE(Unlabelled):
             self.work += len(self.public) * how.passes / 3
             return self.study(self.matched, given)
 
-        @steady
+        @graph_safe
         def matched(self, weak: Tensor | dict, strong: Tensor | dict, others: Tensor) -> Tensor:
             with torch.no_grad():
                 own = self.probabilities(self.model(weak))

@@ -9,18 +9,18 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, steady
+from unalike.core.operations import operation, graph_safe
 from unalike.data.views import view
 from unalike.losses.contrastive import nt_xent
-from unalike.methods.public_data import Unlabelled, UnlabelledSide
+from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 from unalike.models.model import Model
 
 
 @dataclass
-class SimCLR(Unlabelled):
+class SimCLR(PublicTraining):
     """Nothing but orders travels."""
 
-    guardable: ClassVar[bool] = True
+    supports_safeguard: ClassVar[bool] = True
 
     temperature: float = 0.5
     width: int = 128               # of what is compared
@@ -34,7 +34,7 @@ class SimCLR(Unlabelled):
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         return dict(fed.call("contrast"))
 
-    class Side(UnlabelledSide):
+    class Program(PublicTrainingProgram):
         algorithm: "SimCLR"
 
         def build(self, encoder: nn.Module) -> Model:
@@ -52,7 +52,7 @@ class SimCLR(Unlabelled):
             self.work += len(self.public) * self.algorithm.passes           # each row is seen twice
             return self.study(self.apart, given)
 
-        @steady
+        @graph_safe
         def apart(self, one: Tensor | dict, other: Tensor | dict) -> Tensor:
             return nt_xent(self.compared(one), self.compared(other), self.algorithm.temperature)
 

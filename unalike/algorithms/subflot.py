@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.core.operations import steady
+from unalike.core.operations import graph_safe
 from unalike.matching import Matcher
 from unalike.methods.averaging import Parameters
-from unalike.methods.submodels import Carried, Narrowing, NarrowingSide, as_was
+from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram, as_was
 from unalike.models.submodels import levelled, renumbered, strengths
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -21,7 +21,7 @@ AT_ONCE = 8         # clients matched together
 
 
 @dataclass
-class SubFLOT(Narrowing):
+class SubFLOT(SubmodelMethod):
     """OTP: what a client is sent is the server's model carried over to the neurons of its last upload, mixed with that upload.
     SAR: it is held near that while it trains, the more the narrower it is: task loss + lambda rho ||W - W_sent||^2.
     OTA: uploads are carried over to the neurons of the server's model, and averaged.
@@ -112,7 +112,7 @@ class SubFLOT(Narrowing):
     def matcher(self, fed: Federation) -> Matcher:
         return fed.scratch.setdefault("matcher", Matcher(self.inputs, self.solver))
 
-    class Side(NarrowingSide):
+    class Program(SubmodelProgram):
         algorithm: "SubFLOT"
 
         def __init__(self, *given: Any):
@@ -123,8 +123,8 @@ class SubFLOT(Narrowing):
         def learn(self, *args: Any, **options: Any) -> float:
             """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
             root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
-            if len(args) < 2 and options.get("optimiser") is None:
-                options["optimiser"] = self.optimiser()         # made before: divided, parameters come in another order
+            if len(args) < 2 and options.get("optimizer") is None:
+                options["optimizer"] = self.optimizer()         # made before: divided, parameters come in another order
             with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
                 begun = self.flat().detach()
                 self.begun = self.begun.copy_(begun) if self.begun.shape == begun.shape else begun      # in place: it may be recorded
@@ -143,7 +143,7 @@ class SubFLOT(Narrowing):
         def drift(self) -> Tensor:
             return (self.flat() - self.begun).square().sum()
 
-        @steady
+        @graph_safe
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             hold = self.algorithm.penalty * self.rho
             return super().loss(x, y) + hold * self.drift() if hold else super().loss(x, y)

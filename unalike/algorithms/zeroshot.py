@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from unalike.methods.prompt_tuning import Prompting
+from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import Verdict
 from unalike.models.vlm import VisionLanguage
 
 
 @dataclass
-class ZeroShot(Prompting):
+class ZeroShot(PromptTuning):
     """Cosine of the whole image with `template`. The gain and bias that are learnt leave the images of a label in their order, so mAP is
     what the frozen model has."""
 

@@ -35,7 +35,7 @@ def seconds(study: Study, rounds: int, how: str) -> float:
         host = engine.host
         if how == "one by one":
             host.handle_all = lambda messages: {client: host.handle(client, message) for client, message in messages.items()}
-        fed, moments = Federation(engine, run.training, run.terms, run.seed), []
+        fed, moments = Federation(engine, run.training, run.federation, run.seed), []
         try:
             afmcc.RECORDS = records if "recorded" in how else 0
             for number in algorithm.serve(fed):

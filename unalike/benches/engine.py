@@ -14,17 +14,17 @@ from unalike.algorithms.fedavg import FedAvg
 from unalike.base.randomness import stream
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.participation import Terms
+from unalike.core.participation import FederationConfig
 from unalike.data import Tensors
 from unalike.models import CNN
 from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training.loop import Training, batches, optimiser_for
+from unalike.training.loop import Training, batches, build_optimizer
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
-TRAINING = Training(rounds=8, epochs=2, batch=16, optimiser="sgd", rate=0.05, weight_decay=0.0)
+TRAINING = Training(rounds=8, epochs=2, batch=16, optimizer="sgd", rate=0.05, weight_decay=0.0)
 
 
 def run(quick: bool = False) -> dict:
@@ -58,12 +58,12 @@ def clients() -> list[Client]:
 def engine(made: list[Client], training: Training, workers: int) -> float:
     """Seconds of the rounds alone: starting processes and building models come before."""
     folder = Path(tempfile.mkdtemp())
-    terms = Terms(participation=0.1)
-    run = Run(Folder(folder), FedAvg(), made, training, terms, name="bench", method="fedavg", seed=0, workers=workers, alone=False)
+    federation = FederationConfig(participation=0.1)
+    run = Run(Folder(folder), FedAvg(), made, training, federation, name="bench", method="fedavg", seed=0, workers=workers, alone=False)
     carrier = run.engine(run.folder.clients)
     try:
-        fed = Federation(carrier, training, terms, 0)
-        fed.call("describe", clients=fed.everyone)
+        fed = Federation(carrier, training, federation, 0)
+        fed.call("describe", clients=fed.clients)
         return timed(lambda: run.serve(fed, lambda: 0.0))
     finally:
         carrier.close()
@@ -80,13 +80,13 @@ def by_hand(made: list[Client], training: Training) -> None:
         for i in picks:
             model.load_state_dict(shared)
             model.train()
-            optimiser = optimiser_for(list(model.parameters()), training)
+            optimizer = build_optimizer(list(model.parameters()), training)
             x, y = made[i].train.x, made[i].train.y
             for epoch in range(training.epochs):
                 for rows in batches(SAMPLES, training.batch, stream(0, "order", made[i].id, number, epoch)):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-                    optimiser.step()
+                    optimizer.step()
             states.append({name: t.clone() for name, t in model.state_dict().items()})
         shared = {name: torch.stack([s[name] for s in states]).mean(0) for name in shared}
 

@@ -32,25 +32,25 @@ def run(study: Study) -> dict:
     device = study.device
     with tempfile.TemporaryDirectory() as folder:
         shaped(Path(folder), study.quick)
-        side = 32 if study.quick else 224
+        program = 32 if study.quick else 224
         draw = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (BATCH, 3, side, side), dtype=torch.uint8, generator=draw)
+        x = torch.randint(256, (BATCH, 3, program, program), dtype=torch.uint8, generator=draw)
         y = (torch.rand(BATCH, len(LABELS), generator=draw) < 0.1).float()
-        client = Client("bench", partial(build_encoder, "clip", (3, side, side), {"model": folder}), MultiLabel(LABELS, "asymmetric"),
+        client = Client("bench", partial(build_encoder, "clip", (3, program, program), {"model": folder}), MultiLabel(LABELS, "asymmetric"),
                         train=Tensors(x, y), device=device)
         method = FedMPT()
-        made = method.Side(client, method, Training(optimiser="sgd"), 0)
-    x, y, optimiser = client.place(x), client.place(y), made.optimiser()
+        made = method.Program(client, method, Training(optimizer="sgd"), 0)
+    x, y, optimizer = client.to_device(x), client.to_device(y), made.optimizer()
     model: Any = made.model
 
     tape = made.tape(made.loss)
 
     def played(given: Any) -> None:
         tape(given, y)
-        move(optimiser)
+        move(optimizer)
 
     def called(given: Any) -> None:
-        step(made.loss(given, y), optimiser)
+        step(made.loss(given, y), optimizer)
 
     def milliseconds(way: Callable[[Any], None], given: Any) -> float:
         wait(device)

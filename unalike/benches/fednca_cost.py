@@ -9,7 +9,7 @@ import torch
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fednca import FedNCA
 from unalike.benches import Study
-from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client
 from unalike.data import Tensors
 from unalike.models import build_encoder
@@ -22,7 +22,7 @@ ENCODER = ("efficientnet", {"stage": 7, "size": 192, "weights": "none"})       #
 
 
 def run(study: Study) -> dict:
-    """Milliseconds of a step without the optimiser, medians of interleaved turns, and the median ratio."""
+    """Milliseconds of a step without the optimizer, medians of interleaved turns, and the median ratio."""
     device = study.device
     name, options, shape = ("cnn", {"channels": [32, 64, 64], "width": 64}, (3, 16, 16)) if study.quick else (*ENCODER, SHAPE)
     draw = torch.Generator().manual_seed(0)
@@ -31,22 +31,22 @@ def run(study: Study) -> dict:
     model = partial(build_encoder, name, shape, options)
     client = Client("bench", model, MultiLabel(label_names(LABELS)), train=Tensors(x, y), device=device)
     methods: list[Algorithm] = [FedAvg(), FedNCA()]
-    sides = [method.Side(client, method, Training(), 0) for method in methods]
-    x, y = client.place(x), client.place(y)
+    programs = [method.Program(client, method, Training(), 0) for method in methods]
+    x, y = client.to_device(x), client.to_device(y)
 
-    def seconds(side: ClientSide) -> float:
-        for p in side.model.parameters():
+    def seconds(program: ClientProgram) -> float:
+        for p in program.model.parameters():
             p.grad = None
         wait(device)
         begun = time.perf_counter()
-        side.loss(x, y).backward()
+        program.loss(x, y).backward()
         wait(device)
         return time.perf_counter() - begun
 
     turns = 5 if study.quick else 30
     for _ in range(3):
-        [seconds(side) for side in sides]                   # warm up
-    plain, ours = zip(*([seconds(side) for side in sides] for _ in range(turns)))
+        [seconds(program) for program in programs]                   # warm up
+    plain, ours = zip(*([seconds(program) for program in programs] for _ in range(turns)))
     return {"batch": BATCH, "plain_ms": 1e3 * median(plain), "fednca_ms": 1e3 * median(ours),
             "ratio": median(b / a for a, b in zip(plain, ours, strict=True)), "ratio_bar": 1.25}
 

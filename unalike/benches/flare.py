@@ -26,7 +26,7 @@ from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.client_endpoint import terms
 from unalike.cross_silo.remote_run import Tail
 from unalike.data import Tensors
-from unalike.engines.remote import AwayEngine, greet
+from unalike.engines.remote import RemoteEngine, greet
 from unalike.models import MLP
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
@@ -113,9 +113,9 @@ class Timer:
         made.replace(self.out.with_suffix(".pid"))
         line = flare.job_line()
         about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
-        cards, _ = greet(line, about, 60.0)
+        infos, _ = greet(line, about, 60.0)
         training = Training()
-        engine = AwayEngine(line, "bench", "clients", cards, {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)})
+        engine = RemoteEngine(line, "bench", "clients", infos, {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)})
         engine.load(0, 0.0, [])
         fed, values, took = Federation(engine, training), torch.randn(SHAPE), []
         for _ in range(self.calls + 20):

@@ -30,7 +30,7 @@ ALIGNED = {  # harder and gentler than shipped
     "align_rate 1e-3": ["align_rate=0.001"], "align_rate 3e-5": ["align_rate=0.00003"],
     "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"], "temperature 0.07": ["temperature=0.07", "lower_temperature=0.05"],
     "local epochs teach all": ["local=1.0"], "local epochs teach heads": ["local=0.0"], "left as aligned": ["keep=aligned"],
-    "heads shared, one optimiser": ["algorithm={name: fedmuscle, heads: shared, optimisers: one}"],
+    "heads shared, one optimizer": ["algorithm={name: fedmuscle, heads: shared, optimizers: one}"],
 }
 
 

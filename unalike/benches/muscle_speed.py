@@ -13,7 +13,7 @@ import torch
 from unalike.algorithms import fedmuscle
 from unalike.benches import Study
 from unalike.core.client import Client
-from unalike.core.federation import Federation, Terms
+from unalike.core.federation import Federation, FederationConfig
 from unalike.data import Tensors
 from unalike.engines.local import LocalEngine
 from unalike.models import build_encoder
@@ -45,21 +45,21 @@ def run(study: Study) -> dict:
 
 def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float], int]:
     """Seconds of a round, of the calls and the loss in it where they are timed apart, and how many shapes of passes were recorded."""
-    side, public, skipped, rounds = (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
+    program, public, skipped, rounds = (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
     draw = torch.Generator().manual_seed(0)
-    images = lambda count: torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=draw)
+    images = lambda count: torch.randint(256, (count, 3, program, program), dtype=torch.uint8, generator=draw)
     shared, clients = Tensors(images(public)), []
     for i, (rows, lite) in enumerate(zip(LABELLED, LITE, strict=True)):
         rows = rows // 10 if study.quick else rows
-        model = partial(build_encoder, "efficientnet", (3, side, side), {"lite": lite, "weights": "none", "adapters": 16})
+        model = partial(build_encoder, "efficientnet", (3, program, program), {"lite": lite, "weights": "none", "adapters": 16})
         held = Tensors(images(rows), torch.arange(rows) % 10)
         clients.append(Client(f"c{i}", model, Classification(label_names(10)), held, public=shared, device=study.device))
     algorithm, training, records = fedmuscle.FedMuscle(), Training(rounds=rounds, epochs=6), fedmuscle.RECORDS
     parts: dict[str, float] = defaultdict(float)
     moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        engine = LocalEngine(clients, lambda client: algorithm.Side(client, algorithm, training, 0), Path(folder))
-        fed: Any = Federation(engine, training, Terms(evaluations=1), 0)
+        engine = LocalEngine(clients, lambda client: algorithm.Program(client, algorithm, training, 0), Path(folder))
+        fed: Any = Federation(engine, training, FederationConfig(evaluations=1), 0)
         if apart:
             fed.call = timed(fed.call, parts)
             vars(algorithm)["pulls"] = timed(algorithm.pulls, parts, "loss")
@@ -71,7 +71,7 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
                 wait()
                 moments.append((time.perf_counter(), dict(parts)))
             assert engine.host is not None
-            played = sum(map(bool, (made for side in engine.host.sides.values() for made in side.passes.kept.values())))
+            played = sum(map(bool, (made for program in engine.host.programs.values() for made in program.passes.kept.values())))
         finally:
             fedmuscle.RECORDS = records
             engine.close()

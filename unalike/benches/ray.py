@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.operations import question
+from unalike.core.operations import query
 from unalike.data import Tensors
 from unalike.engines.ray import RayEngine
 from unalike.models import MLP
-from unalike.runs.run import make_side
+from unalike.runs.run import build_program
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
 from unalike.training.loop import Training
@@ -32,8 +32,8 @@ LARGE = 200 * 10**6             # bytes
 class Echo(Algorithm):
     """Sends back what it got."""
 
-    class Side(ClientSide):
-        @question
+    class Program(ClientProgram):
+        @query
         def echo(self, values: torch.Tensor) -> torch.Tensor:
             return values + 1
 
@@ -45,7 +45,7 @@ def run(quick: bool = False) -> dict:
     made = [Client(id=f"c{i}", model=partial(MLP, (4,), (4,), 4), task=Classification(label_names(2)),
                    train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2)) for i in range(3)]
     with tempfile.TemporaryDirectory() as folder:
-        engine = RayEngine(made, partial(make_side, Echo(), training, 0, False, None), Path(folder) / "clients", actors=3, cpus=0.5)
+        engine = RayEngine(made, partial(build_program, Echo(), training, 0, False, None), Path(folder) / "clients", actors=3, cpus=0.5)
         try:
             engine.load(0, 0.0, [])
             fed = Federation(engine, training)

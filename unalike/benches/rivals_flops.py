@@ -31,7 +31,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     from unalike.core.federation import Federation
     from unalike.engines.local import LocalEngine
     from unalike.scenarios import build
-    from unalike.training.cuda_graphs import Played
+    from unalike.training.cuda_graphs import GraphedFunction
     told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
     found: Counter[str] = Counter()
 
@@ -44,24 +44,24 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 
         return count
 
-    def side(client: Any) -> Any:
-        made: Any = algorithm.Side(client, algorithm, told.training, told.seed)
+    def program(client: Any) -> Any:
+        made: Any = algorithm.Program(client, algorithm, told.training, told.seed)
         made.perform = counted(client.id, made.perform)
         return made
 
-    seen = Played.SEEN
+    seen = GraphedFunction.SEEN
     with tempfile.TemporaryDirectory() as place:
-        engine = LocalEngine(build.clients(told, folder), side, Path(place))
+        engine = LocalEngine(build.clients(told, folder), program, Path(place))
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:
-            Played.SEEN = sys.maxsize                       # what a GPU plays is not counted: nothing is recorded
+            GraphedFunction.SEEN = sys.maxsize                       # what a GPU plays is not counted: nothing is recorded
             fed.finished = next(rounds)
             found.clear()
             with FlopCounterMode(display=False) as everything:
                 next(rounds)
         finally:
-            Played.SEEN = seen
+            GraphedFunction.SEEN = seen
     all_of_it = everything.get_total_flops()
-    each = {client: round(found[client] / 1e6, 3) for client in fed.cards}
+    each = {client: round(found[client] / 1e6, 3) for client in fed.infos}
     return {"clients": round(sum(found.values()) / 1e6, 3), "server": round((all_of_it - sum(found.values())) / 1e6, 3), **each}

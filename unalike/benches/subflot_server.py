@@ -16,7 +16,7 @@ from unalike.methods.submodels import mean_of_held
 from unalike.models.channel_groups import Width
 from unalike.models.classics import ResNet18
 from unalike.models.submodels import extract, first, narrow, renumbered, widths_of
-from unalike.training.loop import Training, optimiser_for, step
+from unalike.training.loop import Training, build_optimizer, step
 
 RATIOS = (1.0, 0.75, 0.5, 0.25)
 ROWS, EPOCHS, BATCH = 1875, 5, 256          # a client's round in the paper: three quarters of a twentieth of CIFAR-10
@@ -55,9 +55,9 @@ def practice(model: nn.Module) -> None:
     """A client's round on rows that mean nothing."""
     device = next(model.parameters()).device
     x, y = torch.randn(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
-    optimiser = optimiser_for(list(model.train().parameters()), Training(optimiser="sgd"))
+    optimizer = build_optimizer(list(model.train().parameters()), Training(optimizer="sgd"))
     for _ in range(EPOCHS * -(-ROWS // BATCH)):
-        step(nn.functional.cross_entropy(model(x), y), optimiser)
+        step(nn.functional.cross_entropy(model(x), y), optimizer)
 
 
 def merged(matcher: Matcher, small: list[Parameters], whole: Parameters, own: list[Width], widths: list[Width]) -> None:

@@ -18,8 +18,8 @@ def show(found: dict[str, Any]) -> None:
         told = found["clients"][clients[0]]
         each = "" if len(clients) == 1 else ", each"
         console.print(Text(f"{', '.join(clients)}{each}: {found['algorithm']}, {found['rounds']} rounds", "bold"))
-        card = [f"{key}{'' if each else f' {value}'}" for key, value in told["card"].items() if value is not None]
-        console.print(Text(f"  At the door: {', '.join(card)}"))
+        info = [f"{key}{'' if each else f' {value}'}" for key, value in told["card"].items() if value is not None]
+        console.print(Text(f"  At the door: {', '.join(info)}"))
         console.print(Padding(table(told["messages"]), (1, 2)))
         spent, measuring = told["bytes"], told["bytes"]["measuring"]
         console.print(f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; to measure what came of it another "

@@ -16,16 +16,16 @@ from unalike.base.message import Value
 from unalike.base.randomness import number, scope, stream
 from unalike.core.client import Client
 from unalike.core.federated_clustering import all_cluster, judged, unfit
-from unalike.core.operations import answerable, operation, question, sends, steady
+from unalike.core.operations import check_answerable, operation, query, sends, graph_safe
 from unalike.core.privacy import PROTECTED, Privacy, Sends
-from unalike.core.safeguard import FOR_WHOM, Kept, safeguard
-from unalike.core.signatures import Shape, entering
-from unalike.data.samples import Samples, unreal
+from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
+from unalike.core.signatures import Shape, validate_request
+from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, width_of
 from unalike.models.submodels import flops
 from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
-from unalike.training.loop import Diverged, Tape, Training, batches, optimiser_for, train
+from unalike.training.loop import Diverged, GraphedStep, Training, batches, build_optimizer, train
 
 if TYPE_CHECKING:
     from unalike.core.federation import Federation, Replies
@@ -56,23 +56,23 @@ class Safeguarded(TypedDict):
     log_loss: dict[str, float]
 
 
-class ClientSide:
+class ClientProgram:
     """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
 
-    Whatever must survive is in `model`, `optimisers` and `memory`; everything else is a cache that may be gone at the next call.
+    Whatever must survive is in `model`, `optimizers` and `memory`; everything else is a cache that may be gone at the next call.
     """
 
     def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
         self.algorithm, self.training, self.seed = algorithm, training, seed
         encoder = client.encoder(seed).to(client.device, client.dtype)
-        self.client = client.beside(encoder)
+        self.client = client.with_cached_features(encoder)
         with scope(seed, "build", client.id):
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}
-        self.optimisers: dict[str, torch.optim.Optimizer] = {}
-        self.shadows: list[ClientSide] = []     # with the safeguard: this side without a fold of its labels, each
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.fold_replicas: list[ClientProgram] = []     # with the safeguard: this side without a fold of its labels, each
         self.privacy: Privacy | None = None     # how replies are protected; the shadows' never leave
-        self.tapes: dict[str, Tape] = {}
+        self.tapes: dict[str, GraphedStep] = {}
         self.learnt = False                     # whether this may be another model than the first
         self.round = 0
         self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
@@ -85,15 +85,15 @@ class ClientSide:
         if not task.labelled and not isinstance(encoder, Autoencoder):
             raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
         if isinstance(encoder, Autoencoder):
-            encoder.check(self.client.card().modalities)
+            encoder.check(self.client.info().modalities)
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
-    @steady
+    @graph_safe
     def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What the method's local training minimises on a batch; y is -1 where a client that clusters has no labels."""
         return self.task_loss(x, y)
 
-    @steady
+    @graph_safe
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
         labelled, encoder = self.client.task.labelled, self.model.encoder
@@ -115,22 +115,22 @@ class ClientSide:
 
     def row(self) -> Any:
         """One sample of the client's, as it came."""
-        return self.client.place(getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0])
+        return self.client.to_device(getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0])
 
     def encoder_width(self, encoder: nn.Module) -> int:
         few = torch.arange(min(2, len(self.client.train)))
-        return width_of(encoder, lambda: self.client.place(self.client.train.rows(few)[0]))
+        return width_of(encoder, lambda: self.client.to_device(self.client.train.rows(few)[0]))
 
-    def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
-        """The optimiser of that name, kept from call to call; or a fresh one that nobody keeps."""
-        if fresh or name not in self.optimisers:
-            made = optimiser_for([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
+    def optimizer(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+        """The optimizer of that name, kept from call to call; or a fresh one that nobody keeps."""
+        if fresh or name not in self.optimizers:
+            made = build_optimizer([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
             if fresh:
                 return made
-            self.optimisers[name] = made
-        return self.optimisers[name]
+            self.optimizers[name] = made
+        return self.optimizers[name]
 
-    def learn(self, epochs: range | None = None, optimiser: torch.optim.Optimizer | None = None,
+    def learn(self, epochs: range | None = None, optimizer: torch.optim.Optimizer | None = None,
               loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
         data, loss = self.held("train"), loss or self.loss
@@ -141,12 +141,12 @@ class ClientSide:
 
         def on(index: Tensor) -> Tensor:
             x, y = self.sampled(index)
-            return tape(self.client.place(x), self.client.place(y))
+            return tape(self.client.to_device(x), self.client.to_device(y))
 
         try:
-            return train(self.model, len(data), on, optimiser or self.optimiser(), orders, self.training.batch, self.training.clip)
+            return train(self.model, len(data), on, optimizer or self.optimizer(), orders, self.training.batch, self.training.clip)
         except Diverged:
-            if (wrong := unreal(data)) is not None:
+            if (wrong := nonfinite_problem(data)) is not None:
                 raise ValueError(wrong) from None
             raise
 
@@ -157,22 +157,22 @@ class ClientSide:
         x, y = data.labelled(index) if self.client.task.labelled else data.rows(index)
         return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
-    def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> Tape:
+    def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> GraphedStep:
         """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
         if not getattr(loss, "steady", False) or torch.device(self.client.device).type != "cuda":
-            return Tape(self.model, loss, records=False)
+            return GraphedStep(self.model, loss, records=False)
         name = loss.__name__
         if name not in self.tapes or self.tapes[name].model is not self.model:
-            self.tapes[name] = Tape(self.model, loss)
+            self.tapes[name] = GraphedStep(self.model, loss)
         self.tapes[name].begin()
         return self.tapes[name]
 
     def rows(self) -> dict[str, Tensor]:
         """All inputs of the client where it computes, by modality, marked; for methods that take them at once."""
         if not hasattr(self, "placed"):
-            if (wrong := unreal(self.client.train)) is not None:
+            if (wrong := nonfinite_problem(self.client.train)) is not None:
                 raise ValueError(wrong)
-            self.placed = marked(self.client.place(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
+            self.placed = marked(self.client.to_device(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
         return self.placed
 
     # what every client can do
@@ -182,7 +182,7 @@ class ClientSide:
         """The round's local epochs on the task alone, or one of them."""
         return self.learn(None if epoch is None else range(epoch, epoch + 1), loss=self.task_loss)
 
-    @question
+    @query
     def evaluate(self, common: bool = False) -> dict[str, float]:
         """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
         if not self.client.task.labelled:
@@ -191,7 +191,7 @@ class ClientSide:
         data = self.held("common" if common else "test")
         return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
 
-    @question
+    @query
     def embed(self) -> Embedded:
         """Features of all samples the client holds, and their labels, -1 where unknown: what clustering is scored by."""
         was = self.model.training
@@ -210,7 +210,7 @@ class ClientSide:
         """Keep the centres that its groups were scored by: the head of the model that it takes home."""
         self.memory["centres"] = centres
 
-    @question
+    @query
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
@@ -221,9 +221,9 @@ class ClientSide:
     @sends()
     def safeguard(self, rounds: list[int]) -> Safeguarded:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
-        kept: Kept = safeguard(self, rounds)
+        kept: Decision = safeguard(self, rounds)
         self.model.load_state_dict(kept.state)
-        self.shadows = []
+        self.fold_replicas = []
         return Safeguarded(kept=kept.name, log_loss=kept.log_loss)
 
     # called and saved by the engine
@@ -234,32 +234,32 @@ class ClientSide:
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
-        answerable(self, name)
-        entering(method, body)
+        check_answerable(self, name)
+        validate_request(method, body)
         self.round, self.learnt = round, self.learnt or method.operation == "changes"
         with scope(self.seed, name, self.client.id, round, turn):
             reply = method(self, **body)
         if method.operation == "changes":
             try:
-                for shadow in self.shadows:
+                for shadow in self.fold_replicas:
                     shadow.perform(name, round, turn, body)
                     self.work, shadow.work = self.work + shadow.work, 0.0
             except (ValueError, RuntimeError):
-                self.shadows = []
+                self.fold_replicas = []
         return self.leaving(name, turn, body, reply)
 
     @classmethod
-    def perform_together(cls, sides: list[Self], name: str, rounds: list[int], turns: list[int],
+    def perform_together(cls, programs: list[Self], name: str, rounds: list[int], turns: list[int],
                          bodies: list[dict[str, Value]]) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
-        for side, body in zip(sides, bodies, strict=True):
-            answerable(side, name)
-            entering(method, body)
-        for side, round in zip(sides, rounds, strict=True):
-            side.round, side.learnt = round, side.learnt or method.operation == "changes"
-        replies = method(sides, **{key: [body[key] for body in bodies] for key in bodies[0]})
-        return [side.leaving(name, turn, body, reply) for side, turn, body, reply in zip(sides, turns, bodies, replies, strict=True)]
+        for program, body in zip(programs, bodies, strict=True):
+            check_answerable(program, name)
+            validate_request(method, body)
+        for program, round in zip(programs, rounds, strict=True):
+            program.round, program.learnt = round, program.learnt or method.operation == "changes"
+        replies = method(programs, **{key: [body[key] for body in bodies] for key in bodies[0]})
+        return [program.leaving(name, turn, body, reply) for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)]
 
     def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
         """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Where noise comes from the seed,
@@ -282,13 +282,13 @@ class ClientSide:
     @cached_property
     def kind(self) -> Hashable:
         """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
-        return (type(self), str(self.client.device), self.client.dtype, self.client.card().modalities,
+        return (type(self), str(self.client.device), self.client.dtype, self.client.info().modalities,
                 tuple((name, tuple(tensor.shape)) for name, tensor in self.model.state_dict().items()))
 
     def state(self) -> State | None:
         """Whatever must survive; None where nothing must."""
-        return {"model": dict(self.model.state_dict()), "memory": self.memory, "shadows": [s.state() for s in self.shadows],
-                "optimisers": {name: _optimiser_state(o) for name, o in self.optimisers.items()}}
+        return {"model": dict(self.model.state_dict()), "memory": self.memory, "shadows": [s.state() for s in self.fold_replicas],
+                "optimizers": {name: _optimizer_state(o) for name, o in self.optimizers.items()}}
 
     def load(self, parameters: dict[str, Tensor]) -> None:
         """Have the model that these are of, whole."""
@@ -298,27 +298,27 @@ class ClientSide:
         self.learnt = True
         self.model.load_state_dict(state["model"], strict=False)      # a method may leave out what comes with every message
         self.memory = state["memory"]
-        self.shadows = self.shadows[:len(state["shadows"])]
-        for shadow, saved in zip(self.shadows, state["shadows"], strict=False):      # none here: it is only looked at, as by `export`
+        self.fold_replicas = self.fold_replicas[:len(state["shadows"])]
+        for shadow, saved in zip(self.fold_replicas, state["shadows"], strict=False):      # none here: it is only looked at, as by `export`
             shadow.restore(saved)
-        self.optimisers = {}
-        for name, saved in state["optimisers"].items():
-            optimiser = self.optimiser(name, rate=saved["rate"])
-            optimiser.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
-                                       "param_groups": optimiser.state_dict()["param_groups"]})
+        self.optimizers = {}
+        for name, saved in state["optimizers"].items():
+            optimizer = self.optimizer(name, rate=saved["rate"])
+            optimizer.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
+                                       "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 @dataclass
 class Algorithm:
     """A method. Its fields are the hyperparameters that are its own, their defaults the paper's."""
 
-    personal: ClassVar[bool] = True        # clients end with models of their own, measured on their own test sets
-    guardable: ClassVar[bool] = False      # the safeguard may judge it: nothing that comes down was made from the client's own labels
+    personalised: ClassVar[bool] = True        # clients end with models of their own, measured on their own test sets
+    supports_safeguard: ClassVar[bool] = False      # the safeguard may judge it: nothing that comes down was made from the client's own labels
     evaluates: ClassVar[bool] = False      # serve() itself says when to measure
     asynchronous: ClassVar[bool] = False   # served by `drive`: there are visits to each client, no rounds of all
-    mixes: ClassVar[bool] = False          # whole models of all clients are mixed: they must have the same parameters
+    requires_identical_models: ClassVar[bool] = False          # whole models of all clients are mixed: they must have the same parameters
     tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "segmentation")     # whom it serves
-    Side: ClassVar[type[ClientSide]] = ClientSide
+    Program: ClassVar[type[ClientProgram]] = ClientProgram
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         """What does not fit this federation: (field, sentence) for each problem."""
@@ -328,17 +328,17 @@ class Algorithm:
         """What does not fit rounds for which so many clients are drawn."""
         return []
 
-    def refuses(self, client: Client) -> str | None:
+    def client_problem(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
         return None if client.task.labelled else unfit(client)
 
     def unjudged(self) -> str | None:
         """Why the safeguard cannot judge it, None: it can."""
-        return None if self.guardable else f"{FOR_WHOM}; {type(self).__name__} is none of them"
+        return None if self.supports_safeguard else f"{FOR_WHOM}; {type(self).__name__} is none of them"
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""
-        kinds = [getattr(getattr(self.Side, name), "sends", {}) for name in dir(self.Side)]
+        kinds = [getattr(getattr(self.Program, name), "sends", {}) for name in dir(self.Program)]
         if any(kind in PROTECTED for each in kinds for kind in ([each] if isinstance(each, str) else each.values())):
             return None
         return f"{type(self).__name__} does not say how anything its clients send could be protected (@sends): leave privacy out"
@@ -351,8 +351,8 @@ class Algorithm:
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
         if all_cluster(fed):
-            judged(fed, fed.call("embed", clients=fed.everyone, quorum=0), shared=False)
-        return fed.call("evaluate", clients=fed.everyone, quorum=0)
+            judged(fed, fed.call("embed", clients=fed.clients, quorum=0), shared=False)
+        return fed.call("evaluate", clients=fed.clients, quorum=0)
 
     def alone(self, fed: "Federation") -> None:
         """What must happen before everybody trains alone, so that they start where they start together."""
@@ -381,7 +381,7 @@ def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
-            meter.add(model(client.place(x)).to(seat), y.to(seat))
+            meter.add(model(client.to_device(x)).to(seat), y.to(seat))
     model.train(was)
     return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
 
@@ -395,6 +395,6 @@ def digest(model: nn.Module) -> str:
     return out.hexdigest()[:32]
 
 
-def _optimiser_state(optimiser: torch.optim.Optimizer) -> State:
-    state = {str(k): {n: v for n, v in entry.items() if v is not None} for k, entry in optimiser.state_dict()["state"].items()}
-    return {"rate": optimiser.param_groups[0]["lr"], "state": state}
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
+    state = {str(k): {n: v for n, v in entry.items() if v is not None} for k, entry in optimizer.state_dict()["state"].items()}
+    return {"rate": optimizer.param_groups[0]["lr"], "state": state}

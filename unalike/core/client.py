@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
 from unalike.data.resident import resident
-from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, sized, unreal
+from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, sized, nonfinite_problem
 from unalike.tasks import TASKS, Task
 
 LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -23,7 +23,7 @@ VERSION = 2     # of the protocol between server and client; a client of another
 
 
 @dataclass(frozen=True)
-class Card:
+class ClientInfo:
     """What a client tells at the door, and all the server knows of it."""
 
     id: str
@@ -125,7 +125,7 @@ class Client:
         parts = [torch.isin(labels, raw.labelled(rows)[1].cpu()) for rows in torch.arange(len(raw)).split(1024)]
         return torch.stack(parts).any(0)
 
-    def beside(self, encoder: nn.Module) -> "Client":
+    def with_cached_features(self, encoder: nn.Module) -> "Client":
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
         trunk: Any = encoder.trunk if getattr(encoder, "fixed", False) else None
 
@@ -136,18 +136,18 @@ class Client:
 
             return look if trunk else None
 
-        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, seen(self.place)) for name in ("train", "test", "common")}
-        kept["public"] = resident(self.public, self.device, seen(self.place_public))
+        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, seen(self.to_device)) for name in ("train", "test", "common")}
+        kept["public"] = resident(self.public, self.device, seen(self.public_to_device))
         return replace(self, **kept) if any(kept[name] is not getattr(self, name) for name in kept) else self
 
-    def card(self) -> Card:
+    def info(self) -> ClientInfo:
         named, public = self.model_name or self._model_name(), self.public
         try:
             shape = self.train.shape
             shown = (fingerprint(public), len(public), str(public.shape)) if public is not None else (None, 0, "")
         except Exception as error:      # what a dataset may raise is open
             raise ValueError(f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})") from error
-        return Card(id=self.id, model=named, task=self.task.name, metric=self.task.metric, labels=self.task.labels,
+        return ClientInfo(id=self.id, model=named, task=self.task.name, metric=self.task.metric, labels=self.task.labels,
                     samples=len(self.train), capacity=self.capacity,
                     modalities=tuple(name for name in shape if not name.endswith(MARK)) if isinstance(shape, dict) else ("x",),
                     speed=self.speed, link=self.link, latency=self.latency, public=shown[0], public_rows=shown[1], public_shape=shown[2],
@@ -162,25 +162,25 @@ class Client:
         return name if name.isidentifier() else type(self.encoder(0)).__name__
 
     @overload
-    def place(self, value: Tensor) -> Tensor: ...
+    def to_device(self, value: Tensor) -> Tensor: ...
 
     @overload
-    def place(self, value: dict) -> dict: ...
+    def to_device(self, value: dict) -> dict: ...
 
     @overload
-    def place(self, value: None) -> None: ...
+    def to_device(self, value: None) -> None: ...
 
-    def place(self, value: Tensor | dict | None) -> Tensor | dict | None:
+    def to_device(self, value: Tensor | dict | None) -> Tensor | dict | None:
         """A batch on the client's device: floating inputs in its dtype, images kept as bytes as brightness from 0 to 1."""
         if isinstance(value, dict):
-            return {key: self.place(item) for key, item in value.items()}
+            return {key: self.to_device(item) for key, item in value.items()}
         if value is not None and value.dtype == torch.uint8:
             return value.to(self.device, non_blocking=True).to(self.dtype) / 255
         if value is None or not value.is_floating_point():
             return value if value is None else value.to(self.device, non_blocking=True)
         return value.to(self.device, self.dtype, non_blocking=True)
 
-    def place_public(self, value: Any) -> Any:
+    def public_to_device(self, value: Any) -> Any:
         """The same for public rows: no side of a picture is longer than its own pictures'. It cannot use what larger ones show more."""
         if isinstance(value, dict):
             return {key: self._shrunk(item, key) for key, item in value.items()}
@@ -189,14 +189,14 @@ class Client:
     def _shrunk(self, value: Tensor, key: str = "") -> Tensor:
         own = self.train.shape.get(key, ()) if isinstance(self.train.shape, dict) else self.train.shape
         if value.dim() == 4 and len(own) == 3 and value.shape[1] == own[0]:
-            value = sized(value, [min(sides) for sides in zip(value.shape[2:], own[1:], strict=True)])
-        return self.place(value)
+            value = sized(value, [min(programs) for programs in zip(value.shape[2:], own[1:], strict=True)])
+        return self.to_device(value)
 
 
 def unlabelled(given: Any) -> Samples:
     """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
     data = samples((given, None) if isinstance(given, Tensor | dict) else given)
-    if data is not given and isinstance(data, Tensors) and (wrong := unreal(data)) is not None:
+    if data is not given and isinstance(data, Tensors) and (wrong := nonfinite_problem(data)) is not None:
         raise ValueError(f"in the public set {wrong}")
     return data
 

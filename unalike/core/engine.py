@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unalike.base.message import Value
-from unalike.core.client import Card
+from unalike.core.client import ClientInfo
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Engine(Protocol):
     @property
     def now(self) -> float: ...                                                        # seconds, simulated or real
     def back(self, at: float) -> None: ...                                             # nobody waited longer; a real clock goes on
-    def cards(self) -> dict[str, Card]: ...
+    def infos(self) -> dict[str, ClientInfo]: ...
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...      # sizes in bytes
     def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
         """Replies to these messages: all of the next instant, or, on a real clock, what is there. None once `now` is past `until`

@@ -15,7 +15,7 @@ from unalike.tasks.clustering import clustering_scores, federated_groups
 
 
 def all_cluster(fed: Federation) -> bool:
-    return not any(TASKS[card.task].labelled for card in fed.cards.values())
+    return not any(TASKS[info.task].labelled for info in fed.infos.values())
 
 
 def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = True) -> Replies:
@@ -25,7 +25,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
     shown = {client: reply for client, reply in told.items() if "features" in reply}
     if not shown:
         return told
-    clusters = len(fed.cards[next(iter(shown))].labels)
+    clusters = len(fed.infos[next(iter(shown))].labels)
     widths = Counter(reply["features"].shape[1] for reply in shown.values())
     strange: dict[str, dict] = {client: {} for client, reply in shown.items() if reply["features"].shape[1] != widths.most_common(1)[0][0]
                or not bool(((reply["y"] >= -1) & (reply["y"] < clusters)).all())}            # cannot be compared: no scores
@@ -35,7 +35,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
     if all_cluster(fed):
         y = torch.cat([t["y"] for t in shown.values()])
         points = torch.nn.functional.normalize(torch.cat([t["features"] for t in shown.values()]), dim=-1)
-        fed.keep("fused features", points=points, classes=y)
+        fed.log_figure("fused features", points=points, classes=y)
         scores = clustering_scores(torch.cat(groups), y)
         fed.state["scores"] = scores and {**scores, "joint": clustering_scores(joint, y)}
     scored = {client: clustering_scores(own, t["y"]) for (client, t), own in zip(shown.items(), groups, strict=True)}
@@ -45,7 +45,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
 def settle(fed: Federation) -> None:
     """Everyone gets the centres that its groups were last scored by."""
     centres = fed.scratch.get("centres", {})
-    if there := [c for c in fed.everyone if c in centres]:
+    if there := [c for c in fed.clients if c in centres]:
         fed.call("grouped", clients=there, quorum=0, each={c: {"centres": centres[c]} for c in there})
 
 

@@ -12,9 +12,9 @@ from unalike.base.message import Value, broken
 from unalike.base.randomness import stream
 from unalike.core.client import VERSION
 from unalike.core.engine import Arrival, Engine, Sent
-from unalike.core.participation import Failure, QuorumError, Replies, Terms
+from unalike.core.participation import Failure, QuorumError, Replies, FederationConfig
 from unalike.core.replay import Replay
-from unalike.core.signatures import Declared, outline, unlike
+from unalike.core.signatures import Declared, tensor_spec, spec_mismatch
 from unalike.data.public import PublicOrder
 from unalike.training.loop import Training
 
@@ -28,9 +28,9 @@ class Federation:
 
     engine: Engine
     training: Training = field(default_factory=Training)
-    terms: Terms = field(default_factory=Terms)
+    federation: FederationConfig = field(default_factory=FederationConfig)
     seed: int = 0
-    record: Callable[..., None] = lambda event, **facts: None
+    log_event: Callable[..., None] = lambda event, **facts: None
     evaluator: Callable[["Federation"], Replies] | None = None
     figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
     guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
@@ -43,34 +43,34 @@ class Federation:
     server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
 
     def __post_init__(self) -> None:
-        self.cards = self.engine.cards()
-        for card in self.cards.values():
-            if card.version != VERSION:
-                raise ValueError(f"client {card.id} speaks version {card.version} of the protocol, this server {VERSION}")
-        rows = {card.id: card.public_rows for card in self.cards.values() if card.public is not None}
+        self.infos = self.engine.infos()
+        for info in self.infos.values():
+            if info.version != VERSION:
+                raise ValueError(f"client {info.id} speaks version {info.version} of the protocol, this server {VERSION}")
+        rows = {info.id: info.public_rows for info in self.infos.values() if info.public is not None}
         if len(set(rows.values())) > 1:
             raise ValueError(f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone")
         prints: dict[tuple, str] = {}
-        for card in self.cards.values():
-            if card.public is not None and prints.setdefault((card.modalities, card.public_shape), card.public) != card.public:
-                raise ValueError(f"client {card.id} holds another public set than others of its kind; row i must be the same for everyone")
+        for info in self.infos.values():
+            if info.public is not None and prints.setdefault((info.modalities, info.public_shape), info.public) != info.public:
+                raise ValueError(f"client {info.id} holds another public set than others of its kind; row i must be the same for everyone")
         self.public_rows = next(iter(rows.values()), 0)
         self.state: dict[str, Any] = {}
         self.scratch: dict[str, Any] = {}           # what can be found again: gone when the server starts anew
         self.ledger = Ledger()
-        self.released: dict[str, int] = {c: 0 for c in self.cards}      # how often each client's data were spoken of, whatever came of it
+        self.released: dict[str, int] = {c: 0 for c in self.infos}      # how often each client's data were spoken of, whatever came of it
         self.round = 0                              # the round under way; 0 before the first
         self.finished = 0                           # the last finished one
         self.clock = 0.0                            # simulated seconds
         self.numbered = 0                           # messages sent so far
-        self.flying: dict[int, Sent] = {}           # those not yet answered, by number
+        self.in_flight: dict[int, Sent] = {}           # those not yet answered, by number
         self.overdue: dict[int, Sent] = {}          # those nobody waits for any more; what comes is counted, then dropped
         self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
         self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
         self.failures: list[Failure] = []
-        self.lost: list[int] = []                   # rounds that ended early, for want of clients that were only away
+        self.failed_rounds: list[int] = []                   # rounds that ended early, for want of clients that were only away
         self.absent: set[str] = set()               # out for this round
-        self.drawn: list[str] = list(self.cards)
+        self.drawn: list[str] = list(self.infos)
         self.visits: dict[str, int] = {}            # in `drive`: how many each client has had
         self.waiting: list[str] = []                # in `drive`: whose next visit may begin
         self.instants = 0                           # in `drive`: how often somebody arrived
@@ -78,12 +78,12 @@ class Federation:
     # who is there
 
     @property
-    def everyone(self) -> list[str]:
+    def clients(self) -> list[str]:
         """All clients but the quarantined ones, drawn for this round or not."""
-        return [c for c in self.cards if c not in self.quarantined]
+        return [c for c in self.infos if c not in self.quarantined]
 
     @property
-    def here(self) -> list[str]:
+    def active(self) -> list[str]:
         """Clients drawn for this round that have not failed in it."""
         return [c for c in self.drawn if c not in self.quarantined and c not in self.absent]
 
@@ -98,14 +98,14 @@ class Federation:
             yield number
 
     def begin(self, number: int) -> None:
-        self.manned()
+        self.require_clients()
         self.round, self.absent, self.turns = number, set(), {}
-        self.drawn = self.terms.drawn(list(self.cards), self.seed, number)
+        self.drawn = self.federation.drawn(list(self.infos), self.seed, number)
 
-    def manned(self) -> None:
+    def require_clients(self) -> None:
         """Where nobody is left nothing that comes of it is a result, unless a quorum of 0 says so."""
-        if not self.everyone and self.terms.quorum:
-            raise QuorumError(f"after round {self.finished}", 0, len(self.cards), 1, list(self.quarantined.values()))
+        if not self.clients and self.federation.quorum:
+            raise QuorumError(f"after round {self.finished}", 0, len(self.infos), 1, list(self.quarantined.values()))
 
     # calling them
 
@@ -118,16 +118,16 @@ class Federation:
         """
         if operation in self.unasked:
             return Replies({}, {})
-        chosen = clients if clients is not None else self.here if each is None else [c for c in each if c in set(self.here)]
+        chosen = clients if clients is not None else self.active if each is None else [c for c in each if c in set(self.active)]
         chosen = [c for c in chosen if c not in self.quarantined]
         asked = {c: (other or {}).get(c, operation) for c in chosen}
         failures = {c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
-                    for c in chosen if clients is None and self.terms.drops(c, self.seed, self.round)}
+                    for c in chosen if clients is None and self.federation.drops(c, self.seed, self.round)}
         chosen = [c for c in chosen if c not in failures]
         start = self.engine.now
         replies: dict[str, Value] = {}
         awaited = self._send({c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
-        limit = math.inf if operation in FREE or self.terms.deadline is None else self.terms.deadline
+        limit = math.inf if operation in FREE or self.federation.deadline is None else self.federation.deadline
         while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
             for arrival in arrivals:
                 awaited.discard(arrival.reply["number"])
@@ -137,15 +137,15 @@ class Federation:
                 else:
                     replies[arrival.client] = got
         for number in awaited:
-            sent = self.overdue[number] = self.flying.pop(number)
+            sent = self.overdue[number] = self.in_flight.pop(number)
             reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
             failures[sent.client] = Failure(sent.client, sent.operation, sent.round, reason, lasting=False)
         self.engine.back(start + (0.0 if operation in FREE else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        self._settle(operation, len(replies), failures, self.terms.quorum if quorum is None else quorum)
-        return Replies({c: replies[c] for c in self.cards if c in replies}, failures)
+        self._settle(operation, len(replies), failures, self.federation.quorum if quorum is None else quorum)
+        return Replies({c: replies[c] for c in self.infos if c in replies}, failures)
 
     def relay(self, operation: str, clients: list[str]) -> Value:
         """The operation on one client after another: each gets as `given` what the one before gave back, the first nothing."""
@@ -155,7 +155,7 @@ class Federation:
             replies = self.call(operation, clients=[client], quorum=0, given=given)
             given = replies.get(client, given)
             failures |= replies.failures
-        self._settle(operation, len(clients) - len(failures), failures, self.terms.quorum)
+        self._settle(operation, len(clients) - len(failures), failures, self.federation.quorum)
         return given
 
     def _settle(self, operation: str, there: int, failures: dict[str, Failure], quorum: float) -> None:
@@ -163,7 +163,7 @@ class Federation:
         if there < (needed := math.ceil(quorum * asked - 1e-9)):
             raise QuorumError(f"{operation}, round {self.round}", there, asked, needed, list(failures.values()))
 
-    def drive(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
+    def run_async(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
         """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies
         of one instant and says what is asked next in these visits. A visit ends where nothing more is asked, and the next begins.
 
@@ -172,59 +172,59 @@ class Federation:
         share that must be left. Yields a number whenever everyone could have had so many visits: there the run can be saved, with what
         is under way.
         """
-        self.drawn = list(self.cards)
+        self.drawn = list(self.infos)
         if not self.visits:
-            order = torch.randperm(len(self.cards), generator=stream(self.seed, "participation"))
-            self.visits = {c: 0 for c in self.cards}
-            self.waiting = [list(self.cards)[i] for i in order] if self.terms.participation < 1 else list(self.cards)
+            order = torch.randperm(len(self.infos), generator=stream(self.seed, "participation"))
+            self.visits = {c: 0 for c in self.infos}
+            self.waiting = [list(self.infos)[i] for i in order] if self.federation.participation < 1 else list(self.infos)
         while True:
             self._send(*self._invitations(invite, rest))
-            arrivals, past = self._next() if self.flying else ([], {})
+            arrivals, past = self._next() if self.in_flight else ([], {})
             self.clock = self.engine.now
             got = {}
             for arrival in arrivals:
-                sent = self.flying[arrival.reply["number"]]
+                sent = self.in_flight[arrival.reply["number"]]
                 got[sent.client] = opened = self._open(arrival, past.get(sent.client))
                 why = {"reason": opened.reason, "lasting": opened.lasting} if isinstance(opened, Failure) else {}
-                self.record("arrival", at=self.clock, instant=self.instants, client=sent.client, round=sent.round,
+                self.log_event("arrival", at=self.clock, instant=self.instants, client=sent.client, round=sent.round,
                             operation=sent.operation, **why)
             failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
             for failure in failures.values():
                 self._fail(failure)
-            onward = take(Replies({c: got[c] for c in self.cards if c in got and c not in failures}, failures)) if got else {}
+            onward = take(Replies({c: got[c] for c in self.infos if c in got and c not in failures}, failures)) if got else {}
             onward = {c: onward[c] for c in got if c in onward and c not in failures}
             self._send(onward, {c: self.visits[c] + 1 for c in onward})
             for client in (c for c in got if c not in onward):
                 self._ended(client)
-            if len(self.everyone) < (needed := math.ceil(self.terms.quorum * len(self.cards) - 1e-9)):
+            if len(self.clients) < (needed := math.ceil(self.federation.quorum * len(self.infos) - 1e-9)):
                 gone = list(self.quarantined.values())
-                raise QuorumError(f"visit {self.finished + 1}", len(self.everyone), len(self.cards), needed, gone)
-            if (done := sum(self.visits[c] for c in self.everyone) // max(len(self.everyone), 1)) > self.finished:
+                raise QuorumError(f"visit {self.finished + 1}", len(self.clients), len(self.infos), needed, gone)
+            if (done := sum(self.visits[c] for c in self.clients) // max(len(self.clients), 1)) > self.finished:
                 self.round = done
                 yield done
-            if not self.flying and not self.waiting:
+            if not self.in_flight and not self.waiting:
                 return
 
     def _next(self) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
         """Who arrives next: whoever does, or whoever did in the run that is replayed, and then what became of it."""
         self.instants += 1
         if self.replay is not None:
-            return self.replay.next(self.instants, set(self.flying), self.engine.receive)
-        if not (arrivals := self.engine.receive(set(self.flying))):
-            raise RuntimeError(f"the engine lost what {', '.join(sent.client for sent in self.flying.values())} were asked; resume the run")
+            return self.replay.next(self.instants, set(self.in_flight), self.engine.receive)
+        if not (arrivals := self.engine.receive(set(self.in_flight))):
+            raise RuntimeError(f"the engine lost what {', '.join(sent.client for sent in self.in_flight.values())} were asked; resume the run")
         return arrivals, {}
 
     def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
         """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
-        places = self.terms.places(len(self.cards)) - len({sent.client for sent in self.flying.values()})
+        places = self.federation.places(len(self.infos)) - len({sent.client for sent in self.in_flight.values()})
         asks: dict[str, Ask] = {}
-        behind = lambda: min((self.visits[c] for c in self.everyone), default=0) < self.training.rounds
+        behind = lambda: min((self.visits[c] for c in self.clients), default=0) < self.training.rounds
         while self.waiting and len(asks) < places:
             client = self.waiting.pop(0)
             number = self.visits[client] + 1
             if client in self.quarantined or not (number <= self.training.rounds or (not rest and behind())):
                 continue
-            if self.terms.drops(client, self.seed, number):
+            if self.federation.drops(client, self.seed, number):
                 self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
                 self._ended(client)
             else:
@@ -239,29 +239,29 @@ class Federation:
 
     def evaluate(self, when: str = "end") -> Replies | None:
         """Everyone's metrics, recorded; only in the rounds that are to be points of the learning curves."""
-        every = max(1, self.training.rounds // self.terms.evaluations)
+        every = max(1, self.training.rounds // self.federation.evaluations)
         if self.evaluator is None or (self.round % every and self.round != self.training.rounds and self.round != 1):
             return None
         replies = self.evaluator(self)
         figures = {"figures": self.figures(self, dict(replies))} if self.figures else {}
-        self.record("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
+        self.log_event("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
         return replies
 
-    def note(self, name: str, values: Mapping[str, float | None]) -> None:
+    def log_metrics(self, name: str, values: Mapping[str, float | None]) -> None:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
-        self.record("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
+        self.log_event("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
 
-    def keep(self, name: str, **material: Any) -> None:
+    def log_figure(self, name: str, **material: Any) -> None:
         """What a picture in the report is made of, as it is now: `points` (n, width) and their `classes` (n,), drawn at a few moments of
         the run; or a `matrix` (n, m) with the names of its `rows` and `columns`, drawn as it was last. Called where a method measures: it
         does not travel, and whatever is large is thinned."""
-        self.record("picture", round=self.round, name=name, **material)
+        self.log_event("picture", round=self.round, name=name, **material)
 
     def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
         """Numbers of the messages sent."""
         if not asks:
             return set()
-        self.record("call", operation=next(iter(asks.values()))[0], round=self.round)
+        self.log_event("call", operation=next(iter(asks.values()))[0], round=self.round)
         messages: Messages = {}
         before = self.numbered
         for client, (operation, body) in asks.items():
@@ -269,14 +269,14 @@ class Federation:
             key = (rounds[client], client, operation)
             turn = self.turns[key] = self.turns.get(key, -1) + 1
             messages[client] = {"operation": operation, "number": self.numbered, "round": rounds[client], "turn": turn, "body": body}
-            self.flying[self.numbered] = Sent(client, operation, rounds[client], self.engine.now, outline(body) or {})
+            self.in_flight[self.numbered] = Sent(client, operation, rounds[client], self.engine.now, tensor_spec(body) or {})
         for client, size in self.engine.send(messages).items():
             self.ledger.add(rounds[client], client, "down", asks[client][0], size)
         return set(range(before + 1, self.numbered + 1))
 
     def _open(self, arrival: Arrival, past: dict[str, Any] | None = None, sizes: Mapping[str, int] | None = None) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
-        sent = self.flying.pop(arrival.reply["number"])
+        sent = self.in_flight.pop(arrival.reply["number"])
         self._count(sent, arrival.size, arrival.reply)
 
         def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
@@ -288,10 +288,10 @@ class Federation:
             return fail(str(arrival.reply["failure"]))
         if "body" not in arrival.reply or sent.client != arrival.client:
             return fail("its reply is none to what it was asked")
-        deadline = self.terms.deadline if sent.operation not in FREE and past is None else None
+        deadline = self.federation.deadline if sent.operation not in FREE and past is None else None
         if deadline is not None and (took := arrival.at - sent.at) > deadline:
             return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
-        if (quota := self.terms.round_bytes) is not None and (told := self.ledger.sent(sent.round, sent.client)) > quota:
+        if (quota := self.federation.round_bytes) is not None and (told := self.ledger.sent(sent.round, sent.client)) > quota:
             return fail(f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)", lasting=True)
         reply = arrival.reply["body"]
         if wrong := self._strange(sent, reply, sizes):
@@ -304,11 +304,11 @@ class Federation:
         """What is wrong with a reply, by what its operation declares and what was sent with it."""
         if self.declared is None:
             return None
-        card, declared = self.cards[sent.client], self.declared(sent.operation)
-        known = {**self.lengths, "clients": len(self.cards), "samples": card.samples, "labels": len(card.labels),
+        info, declared = self.infos[sent.client], self.declared(sent.operation)
+        known = {**self.lengths, "clients": len(self.infos), "samples": info.samples, "labels": len(info.labels),
                  "public_rows": self.public_rows, **(sizes or {})}
         whole = self.counts is None or (sent.operation in FREE and not self.unasked)       # seeded noise hides nothing of what is measured
-        return (declared.reply if whole else declared.hidden)(reply, known, "its reply") or unlike(reply, sent.like)
+        return (declared.reply if whole else declared.hidden)(reply, known, "its reply") or spec_mismatch(reply, sent.like)
 
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
         if size:                                    # the engine's own word on a client that never answered has none
@@ -319,7 +319,7 @@ class Federation:
     def release(self, client: str, count: int) -> None:
         """So much more was said of a client's data."""
         self.released[client] += count
-        self.record("released", client=client, releases=self.released[client])
+        self.log_event("released", client=client, releases=self.released[client])
 
     def _pending(self) -> list[dict[str, Any]]:
         """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""
@@ -340,7 +340,7 @@ class Federation:
             self.quarantined[failure.client] = failure
         self.absent.add(failure.client)
         self.failures.append(failure)
-        self.record("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
+        self.log_event("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
                     lasting=failure.lasting)
 
     # what is saved after a round
@@ -348,18 +348,18 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         pending = self._pending()
         return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
-                "lost": self.lost, "released": self.released,
+                "lost": self.failed_rounds, "released": self.released,
                 "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
-                "flying": [[number, *astuple(sent)] for number, sent in self.flying.items()],
-                "turns": [[*key, turn] for key, turn in self.turns.items()] if self.flying else [],
+                "flying": [[number, *astuple(sent)] for number, sent in self.in_flight.items()],
+                "turns": [[*key, turn] for key, turn in self.turns.items()] if self.in_flight else [],
                 "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
 
     def remember(self, saved: dict[str, Any]) -> None:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
-        self.numbered, self.lost = saved["numbered"], saved["lost"]
+        self.numbered, self.failed_rounds = saved["numbered"], saved["lost"]
         self.visits, self.waiting = saved["visits"], saved["waiting"]
         self.released, self.instants = saved["released"], saved["instants"]
-        self.flying = {number: Sent(*sent) for number, *sent in saved["flying"]}
+        self.in_flight = {number: Sent(*sent) for number, *sent in saved["flying"]}
         self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}

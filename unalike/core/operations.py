@@ -13,7 +13,7 @@ def operation(method: Any) -> Callable:
     return method
 
 
-def question(method: Any) -> Callable:
+def query(method: Any) -> Callable:
     """An operation that leaves the client as it was: no new state to save."""
     method.operation = "asks"
     return method
@@ -45,20 +45,20 @@ def sends(whole: str | None = None, **parts: str) -> Callable:
     return mark
 
 
-def untold(side: type, privacy: Privacy | None) -> frozenset[str]:
+def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset[str]:
     """Measuring that a client does not answer: with secret noise, whatever does not say what of it may leave."""
     if privacy is None or privacy.entropy != "secret":
         return frozenset()
-    return frozenset(name for name in FREE if not hasattr(getattr(side, name, None), "sends"))
+    return frozenset(name for name in FREE if not hasattr(getattr(program, name, None), "sends"))
 
 
-def answerable(side: Any, name: str) -> None:
+def check_answerable(program: Any, name: str) -> None:
     """Raises where an operation would tell what a client's noise does not cover."""
-    if name in untold(type(side), side.privacy):
+    if name in unanswered_measurements(type(program), program.privacy):
         raise ValueError(f"{name} tells of a client's data as they are: with secret noise this client does not answer it")
 
 
-def steady(loss: Any) -> Any:
+def graph_safe(loss: Any) -> Any:
     """Marks a loss that depends on the model and the batch alone, and never looks at values: a GPU may record its steps (training.Tape)."""
-    loss.steady = True
+    loss.graph_safe = True
     return loss

@@ -13,7 +13,7 @@ from unalike.base.settings import Settings
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Terms(Settings):
+class FederationConfig(Settings):
     """`federation:` in a scenario."""
 
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0     # share of the clients drawn for a round

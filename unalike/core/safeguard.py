@@ -19,7 +19,7 @@ from torch import Tensor
 from unalike.base.randomness import stream
 
 if TYPE_CHECKING:
-    from unalike.core.algorithm import ClientSide
+    from unalike.core.algorithm import ClientProgram
 
 FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
 UNJUDGED = "unjudged"      # in a side's memory: something came down that was made from its own labels, which shadows must not know. In the
@@ -30,7 +30,7 @@ MARGIN = 1.5       # standard errors by which together must be better
 
 
 @dataclass(frozen=True)
-class Kept:
+class Decision:
     name: Literal["together", "alone"]
     state: dict[str, Tensor]
     log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: it was not judged by them
@@ -41,62 +41,62 @@ def unjudge(state: dict, clients: Iterable[str]) -> None:
     state[UNJUDGED] = sorted({*state.get(UNJUDGED, []), *clients})
 
 
-def folds(side: "ClientSide", count: int) -> list[Tensor]:
+def folds(program: "ClientProgram", count: int) -> list[Tensor]:
     """Rows of the client's labelled data, cut at random into folds; none where a fold would leave nothing to learn from."""
-    rows = len(side.client.train)
-    order = torch.randperm(rows, generator=stream(side.seed, "folds", side.client.id))
+    rows = len(program.client.train)
+    order = torch.randperm(rows, generator=stream(program.seed, "folds", program.client.id))
     return [order[i::count] for i in range(count)] if rows > count else []
 
 
-def shadows(side: "ClientSide", count: int = FOLDS) -> list["ClientSide"]:
+def build_fold_replicas(program: "ClientProgram", count: int = FOLDS) -> list["ClientProgram"]:
     """The same side with the same first weights, once for each fold that it does not see."""
     made = []
-    for held in folds(side, count):
-        kept = torch.tensor(sorted(set(range(len(side.client.train))) - set(held.tolist())))
-        client = dataclasses.replace(side.client, train=side.client.train.take(kept))
-        made.append(type(side)(client, side.algorithm, side.training, side.seed))
+    for held in folds(program, count):
+        kept = torch.tensor(sorted(set(range(len(program.client.train))) - set(held.tolist())))
+        client = dataclasses.replace(program.client, train=program.client.train.take(kept))
+        made.append(type(program)(client, program.algorithm, program.training, program.seed))
     return made
 
 
-def safeguard(side: "ClientSide", rounds: Sequence[int]) -> Kept:
+def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
     """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here.
     Who cannot be judged keeps what was learnt together."""
-    if side.memory.get(UNJUDGED):
-        return Kept("together", copy.deepcopy(side.model.state_dict()), {})
-    alone = train_alone(type(side)(side.client, side.algorithm, side.training, side.seed), rounds)
-    candidates, scores = {"alone": alone.model, "together": side.model}, {}
+    if program.memory.get(UNJUDGED):
+        return Decision("together", copy.deepcopy(program.model.state_dict()), {})
+    alone = train_alone(type(program)(program.client, program.algorithm, program.training, program.seed), rounds)
+    candidates, scores = {"alone": alone.model, "together": program.model}, {}
     best: Literal["together", "alone"] = "alone"
-    if side.shadows:
-        losses = {"alone": judge(side, [train_alone(shadow, rounds) for shadow in shadows(side, len(side.shadows))]),
-                  "together": judge(side, side.shadows)}
+    if program.fold_replicas:
+        losses = {"alone": judge(program, [train_alone(shadow, rounds) for shadow in build_fold_replicas(program, len(program.fold_replicas))]),
+                  "together": judge(program, program.fold_replicas)}
         better = losses["alone"] - losses["together"]
         doubt = float(better.std() / len(better) ** 0.5)
         if math.isfinite(float(better.sum())) and math.isfinite(doubt):
             scores = {name: float(loss.mean()) for name, loss in losses.items()} | {"doubt": doubt}
             best = "together" if float(better.mean()) > MARGIN * doubt else "alone"
-    return Kept(best, copy.deepcopy(candidates[best].state_dict()), scores)
+    return Decision(best, copy.deepcopy(candidates[best].state_dict()), scores)
 
 
-def train_alone(side: "ClientSide", rounds: Sequence[int]) -> "ClientSide":
+def train_alone(program: "ClientProgram", rounds: Sequence[int]) -> "ClientProgram":
     """The work of local training, to the bit: what the results call alone."""
     for number in rounds:
-        side.perform("train", number, 0, {})
-    return side
+        program.perform("train", number, 0, {})
+    return program
 
 
-def judge(side: "ClientSide", judged: list["ClientSide"]) -> Tensor:
+def judge(program: "ClientProgram", judged: list["ClientProgram"]) -> Tensor:
     """Log-losses of the shadows on the folds they never saw, in blocks of rows, after the one scaling of all their outputs that
     suits them best: a model that is right but too sure of itself is not to lose against one that is wrong modestly."""
     outputs, labels = [], []
-    for shadow, held in zip(judged, folds(side, len(judged)), strict=True):
+    for shadow, held in zip(judged, folds(program, len(judged)), strict=True):
         shadow.model.eval()
         with torch.no_grad():
             for rows in held.split(-(-len(held) // BLOCKS)):
-                x, y = side.client.train.labelled(rows)
-                outputs.append(shadow.model(side.client.place(x)).cpu())
-                labels.append(side.client.place(y).cpu())
+                x, y = program.client.train.labelled(rows)
+                outputs.append(shadow.model(program.client.to_device(x)).cpu())
+                labels.append(program.client.to_device(y).cpu())
 
     def scaled(scale: float) -> Tensor:
-        return torch.stack([side.client.task.loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
+        return torch.stack([program.client.task.loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
 
     return min((scaled(2.0 ** (power / 2)) for power in range(-10, 3)), key=lambda losses: float(losses.mean()))

@@ -18,7 +18,7 @@ from torch import Tensor
 from unalike.base.message import MessageError, Value, broken, leaves
 
 Sizes = Mapping[str, int]
-Look = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path: what is wrong with it
+Validator = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path: what is wrong with it
 
 
 class Shape:
@@ -54,7 +54,7 @@ PLAIN: dict[Any, Callable[[Any], bool]] = {
 
 
 @cache
-def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
+def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
     """What looks at values that are annotated so; an annotation that means nothing here lets everything pass. `hidden`: the value, or a
     part of it that has a name and is not `sent`, may be None instead."""
     origin, inside = get_origin(hint), get_args(hint)
@@ -84,14 +84,14 @@ def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) ->
     return lambda value, sizes, path: None
 
 
-def _bounded(bounds: list[Any]) -> Look:
+def _bounded(bounds: list[Any]) -> Validator:
     """Of a number with bounds, as pydantic has them."""
     fine = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
     held = [(fine[name], getattr(bound, name)) for bound in bounds for name in fine if hasattr(bound, name)]
     return lambda value, sizes, path: None if all(test(value, end) for test, end in held) else f"{path} is {value}, which is out of bounds"
 
 
-def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = False, sent: frozenset[str] = frozenset()) -> Look:
+def _exactly(parts: dict[str, Validator], required: frozenset[str], hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
     def among(value: Any, sizes: Sizes, path: str) -> str | None:
         if hidden and value is None and not sent:
             return None
@@ -104,7 +104,7 @@ def _exactly(parts: dict[str, Look], required: frozenset[str], hidden: bool = Fa
     return among
 
 
-def _all(kind: type, each: Look, items: Callable[[Any], Any]) -> Look:
+def _all(kind: type, each: Validator, items: Callable[[Any], Any]) -> Validator:
     def every(value: Any, sizes: Sizes, path: str) -> str | None:
         if not isinstance(value, kind):
             return f"{path} is {shown(value)}, and must be a {kind.__name__}"
@@ -118,9 +118,9 @@ class Declared:
     """What an operation says of itself: `request` looks at a body at the client's door, `reply` at the server's; with privacy a client may
     say nothing instead of what is not declared to leave, and `hidden` does."""
 
-    request: Look
-    reply: Look
-    hidden: Look
+    request: Validator
+    reply: Validator
+    hidden: Validator
 
 
 def declared(method: Any) -> Declared:
@@ -143,7 +143,7 @@ def declared(method: Any) -> Declared:
     return known
 
 
-def entering(method: Any, body: dict[str, Value]) -> None:
+def validate_request(method: Any, body: dict[str, Value]) -> None:
     """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
     wrong = declared(method).request(body, {}, method.__name__)
     if wrong is None and (path := broken(body)) is not None:
@@ -152,7 +152,7 @@ def entering(method: Any, body: dict[str, Value]) -> None:
         raise MessageError(f"it refuses what it was sent: {wrong}")
 
 
-def outline(value: Value) -> Any:
+def tensor_spec(value: Value) -> Any:
     """Names, kinds and shapes of the tensors in a value; None where there are none.
 
     >>> import torch
@@ -162,17 +162,17 @@ def outline(value: Value) -> Any:
     if isinstance(value, Tensor):
         return ["real" if value.is_floating_point() else "whole", *value.shape]
     if isinstance(value, dict):
-        return {key: told for key, item in value.items() if (told := outline(item)) is not None} or None
+        return {key: told for key, item in value.items() if (told := tensor_spec(item)) is not None} or None
     if isinstance(value, list | tuple):
-        return [told for item in value if (told := outline(item)) is not None] or None
+        return [told for item in value if (told := tensor_spec(item)) is not None] or None
     return None
 
 
-def unlike(reply: Value, sent: dict[str, Any]) -> str | None:
+def spec_mismatch(reply: Value, sent: dict[str, Any]) -> str | None:
     """Where a part of a reply is not like what was sent under its name, by the outline of that."""
     parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
     for key in sent.keys() & parts.keys():
-        if (got := outline(parts[key])) != sent[key] and parts[key] is not None:
+        if (got := tensor_spec(parts[key])) != sent[key] and parts[key] is not None:
             at = next((name for name in [*sent[key], *(got or ())] if (got or {}).get(name) != sent[key].get(name)), "") \
                 if isinstance(sent[key], dict) and isinstance(got, dict | None) else ""
             return f"its {key} have other names or shapes than those it was sent{f' ({str(at)[:80]})' if at else ''}"

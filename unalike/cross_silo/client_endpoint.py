@@ -25,7 +25,7 @@ from unalike.training.loop import Training
 PLACES = ("clients", "alone")          # with the others, and for comparison without them
 
 
-class Site:
+class ClientEndpoint:
     """One client, where it lives. `name` is who it is to the engine, by its certificate or key: its card must say the same.
 
     With `resident` the process stays and memory is enough between checkpoints; without, every message may find a new process, so
@@ -64,15 +64,15 @@ class Site:
         client = self.client(about)
         if self.name is not None and client.id != self.name:
             raise UserError(f'{self.file} describes client "{client.id}", but this site is known as "{self.name}": its id must be that')
-        return {"version": VERSION, "card": client.card().as_dict()}
+        return {"version": VERSION, "card": client.info().as_dict()}
 
     def begin(self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int) -> dict[str, Any]:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
-        from unalike.runs.compatibility import misfits
+        from unalike.runs.compatibility import compatibility_problems
         made, client = agreed(terms), self.client(about)
         if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
             raise UserError(why)
-        if problems := misfits(made["algorithm"], [replace(client, privacy=None)], made["training"], made["seed"], made["guarded"]):
+        if problems := compatibility_problems(made["algorithm"], [replace(client, privacy=None)], made["training"], made["seed"], made["guarded"]):
             raise Problems(str(self.file), problems)
         here = self.folder / quote(run)
         here.mkdir(parents=True, exist_ok=True)
@@ -105,13 +105,13 @@ class Site:
                 told = json.loads((here / f"{place}.json").read_text())
             except OSError:
                 raise UserError(f"this client knows nothing of the run {run!r}: begin it first") from None
-            side = partial(make_side, agreed(told["terms"]))
-            self.open = run, place, Host([self.client(told["about"])], side, Store(here / "checkpoints" / place, keeps=3))
+            program = partial(build_program, agreed(told["terms"]))
+            self.open = run, place, Host([self.client(told["about"])], program, Store(here / "checkpoints" / place, keeps=3))
         return self.open[2]
 
 
-def make_side(agreed: dict[str, Any], client: Client) -> Any:
-    from unalike.runs.run import make_side as make
+def build_program(agreed: dict[str, Any], client: Client) -> Any:
+    from unalike.runs.run import build_program as make
     return make(agreed["algorithm"], agreed["training"], agreed["seed"], agreed["guarded"], agreed["privacy"], client)
 
 

@@ -24,7 +24,7 @@ from nvflare.collab.api import CallOption
 from pydantic import Field
 
 from unalike.base.errors import UserError
-from unalike.cross_silo.client_endpoint import Site
+from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.flare_kits import ALLOWED, Local
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
@@ -213,7 +213,7 @@ class Organisation:
     """A client's half of a job. Which client is told by client.yaml in the `local` folder of its startup kit."""
 
     def __init__(self) -> None:
-        self.site: Site | None = None
+        self.site: ClientEndpoint | None = None
         self.lock = threading.Lock()
         dies_with_parent()
 
@@ -228,7 +228,7 @@ class Organisation:
                 import torch
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
                 file = os.environ.get("UNALIKE_CLIENT") or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
-                self.site = Site(file, collab.site_name)
+                self.site = ClientEndpoint(file, collab.site_name)
             return self.site.answer(do, data, run, place, rest)
 
 

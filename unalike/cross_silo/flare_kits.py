@@ -20,7 +20,7 @@ ALLOWED = {"server": ["nvflare.collab.runtime.controller.CollabController", "una
            "client": ["nvflare.collab.runtime.executor.CollabExecutor", "unalike.cross_silo.flare.Organisation"]}
 IMPORTS = ["nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process", "unalike.cross_silo.flare",
            "unalike.cross_silo.remote_run", "unalike.scenarios.client_config", "unalike.runs.compatibility", "sklearn.datasets", "sklearn.metrics",
-           "sklearn.model_selection", "torch._dynamo"]                 # of processes of jobs; the last is what the first optimiser brings
+           "sklearn.model_selection", "torch._dynamo"]                 # of processes of jobs; the last is what the first optimizer brings
 
 
 class Local:

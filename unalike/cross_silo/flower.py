@@ -25,7 +25,7 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.cross_silo import supervisor as keeper
-from unalike.cross_silo.client_endpoint import Site
+from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
 
@@ -144,7 +144,7 @@ def answer(message: Message, context: Context) -> Message:
     import torch
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     asked: Any = message.content["ask"]
-    site = Site(str(context.node_config["client"]), resident=False)
+    site = ClientEndpoint(str(context.node_config["client"]), resident=False)
     data = site.answer(asked["do"], asked["data"], asked["run"], asked["place"])
     return Message(RecordDict({"reply": ConfigRecord({"data": data})}), reply_to=message)
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from unalike.base.errors import UserError
 from unalike.base.message import LIMIT
-from unalike.core.client import Card
+from unalike.core.client import ClientInfo
 from unalike.core.engine import Engine
-from unalike.core.federation import Federation, QuorumError, Terms
+from unalike.core.federation import Federation, QuorumError, FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.cross_silo.client_endpoint import agreed, terms
 from unalike.engines.process import EngineError
-from unalike.engines.remote import AwayEngine, Line, greet, members
+from unalike.engines.remote import RemoteEngine, Line, greet, members
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
 
 ATTEMPTS = 5           # in a row that finish no round, until it is given up
 
 
-class AwayRun(Run):
+class RemoteRun(Run):
     """A run whose clients are at the other end of a line. All it needs is in its folder."""
 
     def __init__(self, folder: Folder, line: Line, timeout: float):
@@ -32,20 +32,20 @@ class AwayRun(Run):
         method, seed, privacy = config["algorithm"]["name"], config["seed"], config.get("privacy")
         self.about = {"name": config["name"], "algorithm": method, "seed": seed}
         self.line, self.timeout, self.id, self.attempt = line, timeout, identity(folder), folder.read_json("attempt.json")
-        cards, refused = greet(line, self.about, timeout)
+        infos, refused = greet(line, self.about, timeout)
         for client, why in refused.items():
             folder.event("refused", client=client, reason=why)
-        if not cards:
+        if not infos:
             raise UserError("no client can take part: " + "; ".join(f"{client}: {why}" for client, why in refused.items()))
         made = agreed({"algorithm": config["algorithm"], "training": config["training"], "seed": seed, "guarded": config["safeguard"],
                        "privacy": privacy})
-        super().__init__(folder, made["algorithm"], [], made["training"], Terms(**config["federation"]), name=config["name"], method=method,
+        super().__init__(folder, made["algorithm"], [], made["training"], FederationConfig(**config["federation"]), name=config["name"], method=method,
                          seed=seed, replay=config.get("replay"), alone=config["alone"], safeguard=made["guarded"],
-                         privacy=made["privacy"], checkpoint=config.get("checkpoint", 1), cards=ordered(cards, config))
+                         privacy=made["privacy"], checkpoint=config.get("checkpoint", 1), infos=ordered(infos, config))
 
     def saved(self) -> dict[str, Any] | None:
         saved = super().saved()
-        return present(saved, set(self.cards), self.tell) if saved is not None else None
+        return present(saved, set(self.infos), self.tell) if saved is not None else None
 
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         if self.folder.read_json("attempt.json") != self.attempt:
@@ -54,8 +54,8 @@ class AwayRun(Run):
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         told = terms(self.algorithm, self.method, self.training, self.seed, guarded, privacy)
-        return AwayEngine(self.line, self.id, place.name, self.cards, {"about": self.about, "terms": told},
-                          self.terms.message_bytes or LIMIT, self.timeout)
+        return RemoteEngine(self.line, self.id, place.name, self.infos, {"about": self.about, "terms": told},
+                          self.federation.message_bytes or LIMIT, self.timeout)
 
 
 def present(saved: dict[str, Any], here: set[str], tell: Callable[..., None]) -> dict[str, Any]:
@@ -76,10 +76,10 @@ def present(saved: dict[str, Any], here: set[str], tell: Callable[..., None]) ->
     return saved
 
 
-def ordered(cards: dict[str, Card], config: dict[str, Any]) -> dict[str, Card]:
+def ordered(infos: dict[str, ClientInfo], config: dict[str, Any]) -> dict[str, ClientInfo]:
     """Clients as the scenario has them, then others by name: whoever came first over the wire plays no part."""
     ids = members(config)
-    return {id: cards[id] for id in sorted(cards, key=lambda id: (ids.index(id) if id in ids else len(ids), id))}
+    return {id: infos[id] for id in sorted(infos, key=lambda id: (ids.index(id) if id in ids else len(ids), id))}
 
 
 def serve(folder: Path, line: Line, timeout: float) -> None:
@@ -88,7 +88,7 @@ def serve(folder: Path, line: Line, timeout: float) -> None:
     there = Folder(folder)
     attempt = there.read_json("attempt.json")
     try:
-        AwayRun(there, line, timeout).go()
+        RemoteRun(there, line, timeout).go()
     except (ValueError, QuorumError) as error:
         there.write_json("problem.json", {"problem": str(error), "user": isinstance(error, ValueError)})
     except EngineError as error:

@@ -121,7 +121,7 @@ def check_modalities(x: dict[str, Tensor]) -> None:
         raise ValueError(f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
 
 
-def unreal(samples: Samples) -> str | None:
+def nonfinite_problem(samples: Samples) -> str | None:
     """What is wrong with inputs that hold NaN or infinity; None: they do not. Of a modality only the samples count that have it."""
     bad: dict[str, int] = {}
     for few in torch.arange(len(samples)).split(1024):
@@ -138,7 +138,7 @@ def unreal(samples: Samples) -> str | None:
     return None
 
 
-def thinned(held: Samples, missing: float, generator: torch.Generator) -> Tensors:
+def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -> Tensors:
     """Samples that lack some modalities, marked: a share `missing` of all (sample, modality) entries, drawn at random among those that
     leave every sample one; with a single modality nothing can be missing."""
     x, y = held.rows(torch.arange(len(held)))

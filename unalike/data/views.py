@@ -56,10 +56,10 @@ def image_view(x: Tensor, strong: bool, moves: bool, flips: bool) -> Tensor:
 
 def _square(n: int, length: int) -> Tensor:
     """(n, length): where a stretch of a quarter of the length lies, at random."""
-    side = max(length // 4, 1)
-    start = torch.randint(0, length - side + 1, (n, 1))
+    program = max(length // 4, 1)
+    start = torch.randint(0, length - program + 1, (n, 1))
     places = torch.arange(length)
-    return (places >= start) & (places < start + side)
+    return (places >= start) & (places < start + program)
 
 
 def _chances(x: Tensor) -> Tensor:

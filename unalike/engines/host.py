@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
 from unalike.base.message import LIMIT, MessageError, Value, decode, encode, size
-from unalike.core.client import Card, Client
+from unalike.core.client import ClientInfo, Client
 from unalike.core.signatures import look
 from unalike.engines.store import Store
 
@@ -37,16 +37,16 @@ class Answer(TypedDict):
 class Host:
     """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory."""
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], store: Store, alive: int = 256):
+    def __init__(self, clients: list[Client], program: Callable[[Client], Any], store: Store, alive: int = 256):
         self.clients = {client.id: client for client in clients}
-        self.side, self.store, self.alive = side, store, alive
-        self.sides: OrderedDict[str, Any] = OrderedDict()
+        self.program, self.store, self.alive = program, store, alive
+        self.programs: OrderedDict[str, Any] = OrderedDict()
         self.changed: set[str] = set()                 # since the last snapshot
         self.spilled: set[str] = set()                 # changed, and on disk
         self.answered: dict[str, tuple[Any, dict[str, Any] | None]] = {}      # number of the last message; reply, where it may be asked for
 
-    def cards(self) -> dict[str, Card]:
-        return {id: client.card() for id, client in self.clients.items()}
+    def infos(self) -> dict[str, ClientInfo]:
+        return {id: client.info() for id, client in self.clients.items()}
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
@@ -93,9 +93,9 @@ class Host:
             name, body = message["operation"], message["body"]
             if len(messages) > self.alive or not isinstance(body, dict):
                 continue
-            side = self.wake(client)
-            if not self._seen(client, message["number"]) and hasattr(getattr(type(side), str(name), None), "together"):
-                groups.setdefault((name, tuple(sorted(body)), side.kind), []).append(client)
+            program = self.wake(client)
+            if not self._seen(client, message["number"]) and hasattr(getattr(type(program), str(name), None), "together"):
+                groups.setdefault((name, tuple(sorted(body)), program.kind), []).append(client)
         return list(groups.values())
 
     def _seen(self, client: str, number: Any) -> bool:
@@ -103,65 +103,65 @@ class Host:
         return client in self.answered and number <= self.answered[client][0]
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
-        sides = [self.wake(client) for client in messages]
+        programs = [self.wake(client) for client in messages]
         asked = list(messages.values())
         name: Any = asked[0]["operation"]
-        if getattr(type(sides[0]), name).operation == "changes":
+        if getattr(type(programs[0]), name).operation == "changes":
             self.changed |= messages.keys()
             self.spilled -= messages.keys()
-        bodies = type(sides[0]).perform_together(sides, name, *([m[key] for m in asked] for key in ("round", "turn", "body")))
+        bodies = type(programs[0]).perform_together(programs, name, *([m[key] for m in asked] for key in ("round", "turn", "body")))
         replies = {}
-        for (client, message), side, body in zip(messages.items(), sides, bodies, strict=True):
-            replies[client] = {"number": message["number"], "body": body, "work": side.work}
-            side.work = 0.0
+        for (client, message), program, body in zip(messages.items(), programs, bodies, strict=True):
+            replies[client] = {"number": message["number"], "body": body, "work": program.work}
+            program.work = 0.0
             self.answered[client] = (message["number"], replies[client])
         return replies
 
     def changes(self, client: str, operation: str) -> bool:
         """Whether an operation of a client, which is awake, may change it."""
-        return client in self.sides and getattr(getattr(type(self.sides[client]), operation, None), "operation", None) == "changes"
+        return client in self.programs and getattr(getattr(type(self.programs[client]), operation, None), "operation", None) == "changes"
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        side, name, body = self.wake(client), message["operation"], message["body"]
-        method = getattr(type(side), name, None) if isinstance(name, str) else None
+        program, name, body = self.wake(client), message["operation"], message["body"]
+        method = getattr(type(program), name, None) if isinstance(name, str) else None
         kind = getattr(method, "operation", None)
         if kind is None:
-            raise MessageError(f"this client has no operation {name!r}; it has: {', '.join(operations(type(side)))}")
+            raise MessageError(f"this client has no operation {name!r}; it has: {', '.join(operations(type(program)))}")
         if kind == "changes":
             self.changed.add(client)
             self.spilled.discard(client)
-        body = side.perform(name, message["round"], message["turn"], body)
-        work, side.work = side.work, 0.0
+        body = program.perform(name, message["round"], message["turn"], body)
+        work, program.work = program.work, 0.0
         return {"body": body, "work": work}
 
     def wake(self, client: str) -> Any:
         """Its side, in memory; from the store, or new, where it was not."""
-        if client in self.sides:
-            self.sides.move_to_end(client)
-            return self.sides[client]
-        side = self.side(self.clients[client])
+        if client in self.programs:
+            self.programs.move_to_end(client)
+            return self.programs[client]
+        program = self.program(self.clients[client])
         if (state := self.store.newest(client)) is not None:
             if (last := state.pop("answered", None)) is not None:
                 self.answered[client] = (last["number"], last["reply"])
-            side.restore(state)
+            program.restore(state)
         if self.store.unsettled(client):          # spilled here or released elsewhere in the middle of a round
             self.changed.add(client)
             self.spilled.discard(client)
-        self.sides[client] = side
-        while len(self.sides) > self.alive:
-            idle, sleeper = self.sides.popitem(last=False)
+        self.programs[client] = program
+        while len(self.programs) > self.alive:
+            idle, sleeper = self.programs.popitem(last=False)
             if idle in self.changed:
                 self._spill(idle, sleeper)
             self.answered.pop(idle, None)
-        return side
+        return program
 
     def keep(self, client: str) -> None:
         """The client as it is, to the store, with its last reply: should this process die, another goes on from here."""
         if client in self.changed and client not in self.spilled:
-            self._spill(client, self.sides[client])
+            self._spill(client, self.programs[client])
 
-    def _spill(self, client: str, side: Any) -> None:
-        if (state := side.state()) is not None:
+    def _spill(self, client: str, program: Any) -> None:
+        if (state := program.state()) is not None:
             self.store.keep(client, {**state, "answered": self._last(client)})
             self.spilled.add(client)
         else:
@@ -179,7 +179,7 @@ class Host:
         for client in sorted(self.changed):
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
-            elif (state := self.sides[client].state()) is not None:
+            elif (state := self.programs[client].state()) is not None:
                 self.store.snapshot(client, {**state, "answered": {"number": self.answered[client][0], "reply": None}}, round)
         self.changed.clear()
         self.spilled.clear()
@@ -187,18 +187,18 @@ class Host:
     def release(self, client: str) -> None:
         """Let another host have this client: its state goes to the store."""
         self.keep(client)
-        self.sides.pop(client, None)
+        self.programs.pop(client, None)
         self.answered.pop(client, None)
         self.changed.discard(client)
         self.spilled.discard(client)
 
     def forget(self) -> None:
         """Memory is a cache: drop it, and go on from the store."""
-        self.sides.clear()
+        self.programs.clear()
         self.changed.clear()
         self.spilled.clear()
         self.answered.clear()
 
 
-def operations(side: type) -> list[str]:
-    return sorted(name for name in dir(side) if getattr(getattr(side, name), "operation", None))
+def operations(program: type) -> list[str]:
+    return sorted(name for name in dir(program) if getattr(getattr(program, name), "operation", None))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unalike.base.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
-from unalike.core.client import Card, Client
+from unalike.core.client import ClientInfo, Client
 from unalike.core.engine import Arrival
 from unalike.engines.host import Host
 from unalike.engines.process import Worker, collect
@@ -22,7 +22,7 @@ class LocalEngine:
     `tick` replies arrive at its next multiple, so that clients of about the same pace arrive, and are computed, together.
     """
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, workers: int = 0,
+    def __init__(self, clients: list[Client], program: Callable[[Client], Any], folder: Path, workers: int = 0,
                  alive: int = 256, limit: int = LIMIT, tick: float = 0.0):
         self.now, self.limit, self.tick = 0.0, limit, tick
         self.device = None if len({str(client.device) for client in clients}) == 1 else "cpu"     # where clients of several devices meet
@@ -32,15 +32,15 @@ class LocalEngine:
         self.order = 0
         self.repeated: list[tuple[str, str]] = []                          # a process that dies ends the run
         count = min(workers, len(clients))
-        hosts = [Host(clients, side, self.store, -(-alive // max(count, 1))) for _ in range(max(count, 1))]
-        self.told: dict[str, Card] = {c.id: c.card() for c in clients}
+        hosts = [Host(clients, program, self.store, -(-alive // max(count, 1))) for _ in range(max(count, 1))]
+        self.told: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
         self.home = {c.id: i % max(count, 1) for i, c in enumerate(clients)}     # which worker keeps a client
         self.host = None if count else hosts[0]
         self.workers: list[Worker] = []
         for host in hosts if count else ():
             self.workers.append(Worker(host, limit, self.workers))
 
-    def cards(self) -> dict[str, Card]:
+    def infos(self) -> dict[str, ClientInfo]:
         return self.told
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
@@ -100,8 +100,8 @@ class LocalEngine:
     def _settle(self) -> None:
         """Compute what was sent, without letting time pass."""
         for client, down, up, reply in self._compute():
-            card = self.told[client]
-            lasts = 2 * card.latency + (down + up) / card.link + reply.get("work", 0.0) / card.speed
+            info = self.told[client]
+            lasts = 2 * info.latency + (down + up) / info.link + reply.get("work", 0.0) / info.speed
             at = self.now + lasts
             at = self.tick * math.ceil(at / self.tick - 1e-9) if self.tick else at
             heapq.heappush(self.queue, (at, self.order, client, up, reply))

@@ -21,11 +21,11 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.base.message import LIMIT, Value, decode, mapping
-from unalike.core.client import Card, Client
+from unalike.core.client import ClientInfo, Client
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import Place, seal
-from unalike.engines.realtime import RealTime, card, parcels, read
+from unalike.engines.realtime import RealTime, info, parcels, read
 from unalike.engines.store import Store
 
 START = 300.0              # seconds an actor may take until it is up and its clients are where they were
@@ -41,7 +41,7 @@ class RayEngine(RealTime):
     everything (most of what a new one takes), stands by from the first checkpoint on where actors have no GPU.
     """
 
-    def __init__(self, clients: list[Client], side: Callable[[Client], Any], folder: Path, alive: int = 256, limit: int = LIMIT, *,
+    def __init__(self, clients: list[Client], program: Callable[[Client], Any], folder: Path, alive: int = 256, limit: int = LIMIT, *,
                  address: str | None = None, actors: Annotated[int, Field(ge=1)] | None = None, cpus: Positive = 1.0,
                  gpus: Annotated[float, Field(ge=0)] = 0.0, timeout: Positive = 600.0, spare: bool = True):
         if gpus == 0 and (there := [c for c in clients if torch.device(c.device).type != "cpu"]):
@@ -61,7 +61,7 @@ class RayEngine(RealTime):
         self.actors = []
         for own in (clients[i::count] for i in range(count)):
             try:
-                self.actors.append(Actor([c.id for c in own], self.ray.put((own, side)), self.start()))
+                self.actors.append(Actor([c.id for c in own], self.ray.put((own, program)), self.start()))
             except (TypeError, AttributeError) as error:
                 raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
         self.home = {client: actor for actor in self.actors for client in actor.clients}
@@ -72,7 +72,7 @@ class RayEngine(RealTime):
             self.close()
             raise
 
-    def _cards(self, clients: list[Client]) -> dict[str, Card]:
+    def _cards(self, clients: list[Client]) -> dict[str, ClientInfo]:
         refs = [actor.hello for actor in self.actors]
         _, late = self.ray.wait(refs, num_returns=len(refs), timeout=START)
         if late:
@@ -87,7 +87,7 @@ class RayEngine(RealTime):
             told |= mapping(decode(data, self.limit))
         for actor in self.actors:
             actor.up = True
-        return {client.id: card(told[client.id]) for client in clients}
+        return {client.id: info(told[client.id]) for client in clients}
 
     # the server's side of it
 

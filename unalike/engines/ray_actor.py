@@ -32,9 +32,9 @@ class Place:
     def settle(self, given: tuple[list[Client], Callable[[Client], Any]]) -> tuple[bytes, str, int]:
         """These clients live here now, with their sides: what they tell at the door, and where it is."""
         import ray
-        clients, side = given
-        self.host = Host(clients, side, self.store, self.alive)
-        told = encode({id: card.as_dict() for id, card in self.host.cards().items()})
+        clients, program = given
+        self.host = Host(clients, program, self.store, self.alive)
+        told = encode({id: info.as_dict() for id, info in self.host.infos().items()})
         return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
 
     def handle(self, client: str, operation: str, data: Any, rest: Any = None) -> tuple[Any, str]:

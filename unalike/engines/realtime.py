@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unalike.base.message import MessageError, decode, head, tail
-from unalike.core.client import Card
+from unalike.core.client import ClientInfo
 from unalike.core.engine import Arrival
 from unalike.core.signatures import look
 from unalike.engines.host import Answer
@@ -20,7 +20,7 @@ class RealTime:
 
     def __init__(self) -> None:
         self.since = time.monotonic()
-        self.told: dict[str, Card] = {}
+        self.told: dict[str, ClientInfo] = {}
         self.arrived: dict[int, Arrival] = {}              # not yet delivered, by number
 
     def _awaited(self) -> Set[int]:
@@ -36,7 +36,7 @@ class RealTime:
     def back(self, at: float) -> None:
         """Real time goes on."""
 
-    def cards(self) -> dict[str, Card]:
+    def infos(self) -> dict[str, ClientInfo]:
         return self.told
 
     def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
@@ -87,10 +87,10 @@ def parcels(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[Parcel]
         yield Parcel(client, message["number"], message["operation"], size, data, rest)
 
 
-def card(told: dict[str, Any]) -> Card:
+def info(told: dict[str, Any]) -> ClientInfo:
     """A card from what a client's host told: lists are tuples there."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
-    return Card(**fields)
+    return ClientInfo(**fields)
 
 
 def read(data: Any, number: int, limit: int) -> dict[str, Any]:

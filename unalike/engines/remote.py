@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from unalike.base.errors import UserError
 from unalike.base.message import LIMIT, MessageError, Value, decode, encode, mapping
-from unalike.core.client import VERSION, Card
+from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
-from unalike.engines.realtime import RealTime, card, parcels, read
+from unalike.engines.realtime import RealTime, info, parcels, read
 
 TICK = 0.5           # seconds between looks whether the line is still there
 
@@ -30,13 +30,13 @@ class Line(Protocol):
         """Raises EngineError where the line is broken for good."""
 
 
-class AwayEngine(RealTime):
+class RemoteEngine(RealTime):
     """Carries calls over a line. A client that does not answer within `timeout` seconds has failed."""
 
-    def __init__(self, line: Line, run: str, place: str, cards: dict[str, Card], begin: dict[str, Value], limit: int = LIMIT,
+    def __init__(self, line: Line, run: str, place: str, infos: dict[str, ClientInfo], begin: dict[str, Value], limit: int = LIMIT,
                  timeout: float = 600.0):
         super().__init__()
-        self.line, self.run, self.place, self.told, self.limit, self.timeout = line, run, place, cards, limit, timeout
+        self.line, self.run, self.place, self.told, self.limit, self.timeout = line, run, place, infos, limit, timeout
         self.begin = begin                                 # what clients are told of the run
         self.asked: dict[int, str] = {}                    # not yet answered: message and client
         self.dropped: set[int] = set()
@@ -113,11 +113,11 @@ class AwayEngine(RealTime):
         """Clients stay where they are."""
 
 
-def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str, Card], dict[str, str]]:
+def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str, ClientInfo], dict[str, str]]:
     """Who is there, and who is refused with what sentence."""
     data = bytes(encode({"version": VERSION, "about": about}))
     answers = {name: line.ask(name, "hello", data, "", "clients", timeout) for name in line.names()}
-    cards: dict[str, Card] = {}
+    infos: dict[str, ClientInfo] = {}
     refused: dict[str, str] = {}
     for name, answer in answers.items():
         reply = heard(answer, line.check)
@@ -128,14 +128,14 @@ def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str
             refused[name] = f"it speaks version {version} of the protocol, this server {VERSION}: install the same unalike"
         else:
             try:
-                made = card(mapping(reply.get("card")))
+                made = info(mapping(reply.get("card")))
                 line.admit(name, made.id)
-                cards[made.id] = made
+                infos[made.id] = made
             except TypeError as error:
                 refused[name] = f"its card cannot be read: {error}"
             except ValueError as error:
                 refused[name] = str(error)
-    return cards, refused
+    return infos, refused
 
 
 def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:

@@ -73,12 +73,12 @@ def relaxed_contrast(z: Tensor, labels: Tensor, temperature: float = 0.05, limit
     rows, sets = normalize(z, dim=-1), labels.to(z.dtype)
     cosines, shared, many = rows @ rows.mT, sets @ sets.mT, sets.sum(1)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    kin = (2 * shared > many[:, None] + many - shared) & ~itself
+    group_key = (2 * shared > many[:, None] + many - shared) & ~itself
     foreign = (shared == 0) & (many[:, None] > 0) & (many > 0)
-    far = cosines.masked_fill(~kin, 2.0).amin(1, keepdim=True)                                  # (B, 1)
+    far = cosines.masked_fill(~group_key, 2.0).amin(1, keepdim=True)                                  # (B, 1)
     near = cosines.masked_fill(~foreign, -1e3).topk(min(2, len(z)), 1).values                   # (B, 2)
     costs = -(torch.cat([far, near], 1) / temperature).log_softmax(1)[:, 0]
-    both, close = kin.any(1) & foreign.any(1), kin & (cosines > limit)
+    both, close = group_key.any(1) & foreign.any(1), group_key & (cosines > limit)
     push = ((cosines - limit) / temperature * close).sum() / close.sum().clamp(min=1)
     return (costs * both).sum() / both.sum().clamp(min=1) + push
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import Algorithm, ClientSide, Embedded, State, measure
+from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State, measure
 from unalike.core.federated_clustering import judged
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import operation, question, sends
+from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.tasks import TASKS
 
@@ -28,19 +28,19 @@ class Update(TypedDict):
     loss: float
 
 
-class AveragingSide(ClientSide):
+class AveragingProgram(ClientProgram):
     """Takes parameters, trains from there, gives them back."""
 
     algorithm: "Averaging"
     passing = False         # the shared parameters are the server's to keep, and come again with the next message
 
-    @question
+    @query
     @sends("open")
     def shape(self) -> str:
         """A word that is equal for clients whose shared parameters have equal names and shapes."""
         return word(self.shared())
 
-    @question
+    @query
     @sends("first")
     def begin(self) -> Parameters:
         return self.shared()
@@ -59,10 +59,10 @@ class AveragingSide(ClientSide):
         self.receive(parameters)
         self.passing = True
         self.start = parameters                     # where this round began, for those who measure how far they went
-        loss = self.learn(optimiser=self.optimiser(fresh=True))
+        loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
-    @question
+    @query
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
         data = self.held("train" if not self.client.task.labelled else "common" if common else "test")
@@ -78,7 +78,7 @@ class AveragingSide(ClientSide):
     def state(self) -> State | None:
         if (whole := super().state()) is None:
             return None
-        if self.passing and not self.algorithm.personal:
+        if self.passing and not self.algorithm.personalised:
             whole["model"] = {name: tensor for name, tensor in whole["model"].items() if not self.algorithm.shares(name)}
         return whole if any(whole.values()) else None
 
@@ -95,9 +95,9 @@ class AveragingSide(ClientSide):
 class Averaging(Algorithm):
     """FedAvg's loop. Clients whose shared parameters have the same shape and meaning average with each other, others keep to themselves."""
 
-    personal: ClassVar[bool] = False
+    personalised: ClassVar[bool] = False
     tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
-    Side: ClassVar[type[ClientSide]] = AveragingSide
+    Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
     def shares(self, name: str) -> bool:
         """Whether the parameter of that name travels."""
@@ -124,11 +124,11 @@ class Averaging(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            self.acquaint(fed)
+            self.register_clients(fed)
             group = fed.state["group"]
-            sent = self.messages(fed, fed.here)
+            sent = self.messages(fed, fed.active)
             replies = fed.call("update", each=sent)
-            for client in [c for c, reply in replies.items() if reply["samples"] != fed.cards[c].samples]:
+            for client in [c for c, reply in replies.items() if reply["samples"] != fed.infos[c].samples]:
                 fed.refuse(client, "update", "it tells another number of samples than its card")
                 del replies[client]
             weights = self.weights(replies)
@@ -139,15 +139,15 @@ class Averaging(Algorithm):
 
     def note(self, fed: Federation, replies: Replies) -> None:
         """What is written down of a round, for the curves in the report."""
-        fed.note("train_loss", {client: reply["loss"] for client, reply in replies.items()})
+        fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
 
-    def acquaint(self, fed: Federation) -> None:
+    def register_clients(self, fed: Federation) -> None:
         """Who is alike, and where each group begins: asked before the first round, and of those who could not answer when next here."""
         group, models = fed.state.setdefault("group", {}), fed.state.setdefault("models", {})
-        if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
+        if not (new := [c for c in (fed.active if group else fed.clients) if c not in group]):
             return
         for client, told in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            shape = self.kin(fed, client, told) if told else f"only {client}"
+            shape = self.group_key(fed, client, told) if told else f"only {client}"
             if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
                 if word(begun[client]) != told:
                     fed.refuse(client, "begin", "its first weights have other names or shapes than it told")
@@ -156,20 +156,20 @@ class Averaging(Algorithm):
             if shape in models:
                 group[client] = shape
 
-    def kin(self, fed: Federation, client: str, shape: str) -> str:
+    def group_key(self, fed: Federation, client: str, shape: str) -> str:
         """A word that is equal for clients who average with each other."""
-        card = fed.cards[client]
-        return f"{shape} {digest((card.task, card.labels))}" if self.by_label() and TASKS[card.task].labelled else shape
+        info = fed.infos[client]
+        return f"{shape} {digest((info.task, info.labels))}" if self.by_label() and TASKS[info.task].labelled else shape
 
     def evaluate(self, fed: Federation) -> Replies:
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
         group: dict[str, Any] = fed.state["group"]
-        there = [c for c in fed.everyone if c in group]
-        common = all(fed.cards[c].tested_on == "common" and TASKS[fed.cards[c].task].labelled for c in there)
+        there = [c for c in fed.clients if c in group]
+        common = all(fed.infos[c].tested_on == "common" and TASKS[fed.infos[c].task].labelled for c in there)
         ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients))
         if not common:
             return judged(fed, ask(there))
-        keys = {c: (group[c], fed.cards[c].task, fed.cards[c].labels) for c in there}
+        keys = {c: (group[c], fed.infos[c].task, fed.infos[c].labels) for c in there}
         known: dict[Any, Any] = {}
         failures: dict[str, Any] = {}
         while asked := {keys[c]: c for c in reversed(there) if keys[c] not in known and c not in failures}:
@@ -179,12 +179,12 @@ class Averaging(Algorithm):
         return Replies({c: known[keys[c]] for c in there if keys[c] in known}, failures)
 
     def alone(self, fed: Federation) -> None:
-        self.acquaint(fed)
+        self.register_clients(fed)
         self.finish(fed)
 
     def finish(self, fed: Federation) -> None:
         """Everyone leaves with the final model."""
-        there = [c for c in fed.everyone if c in fed.state["group"]]
+        there = [c for c in fed.clients if c in fed.state["group"]]
         fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
 
 

@@ -4,16 +4,16 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends, steady
+from unalike.core.operations import operation, query, sends, graph_safe
 from unalike.core.safeguard import UNJUDGED, unjudge
-from unalike.methods.public_data import Opinion, UnlabelledSide, agreed, owners
+from unalike.methods.public_data import Opinion, PublicTrainingProgram, agreed, owners
 from unalike.tasks import MultiLabel
 
 
-class OpinionSide(UnlabelledSide):
+class DistillationProgram(PublicTrainingProgram):
     """Tells what it thinks of the public set, and learns what all who have its labels think, on average."""
 
-    @question
+    @query
     @sends("rows")
     def opinion(self) -> Opinion:
         """Logits of all public rows; those of classes begin where their mean is 0, so that they can be compared."""
@@ -23,9 +23,9 @@ class OpinionSide(UnlabelledSide):
     @operation
     def distil(self, teacher: Tensor) -> float | None:
         self.memory[UNJUDGED] = True
-        return self.study(self.imitated, self.labelled(self.client.place(teacher)))
+        return self.study(self.imitated, self.labelled(self.client.to_device(teacher)))
 
-    @steady
+    @graph_safe
     def imitated(self, x: Tensor | dict, teacher: Tensor) -> Tensor:
         return self.client.task.imitate(self.cells(self.model(x)), teacher)
 
@@ -33,7 +33,7 @@ class OpinionSide(UnlabelledSide):
 def teach(fed: Federation, several: bool = False) -> dict[str, float | None]:
     """Those who have labels in common learn what their owners think of the public set, nobody else is asked; each one's loss. If `several`,
     only those whose samples may have any number of labels: they can say that there is none, where others must name one."""
-    able = [c for c in fed.here if not several or fed.cards[c].task == MultiLabel.name]
+    able = [c for c in fed.active if not several or fed.infos[c].task == MultiLabel.name]
     asked = [c for c in able if len(owners(fed, able, c)) > 1]
     told = dict(fed.call("opinion", clients=asked)) if asked else {}
     each: dict[str, dict[str, Value]] = {c: {"teacher": agreed(fed, told, c)} for c in told if len(owners(fed, told, c)) > 1}

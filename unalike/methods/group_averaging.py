@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import ClientSide
+from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends
+from unalike.core.operations import operation, query, sends
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.averaging import Parameters, Present, digest, mean_states, presence, word
 from unalike.tasks import Classification
@@ -18,23 +18,23 @@ from unalike.tasks import Classification
 OPEN = "open"   # what a method's `absent` is where classes are left open, and what a side remembers them by
 
 
-class AlikeSide(ClientSide):
+class GroupAveragingProgram(ClientProgram):
     """Gives what of its model may be averaged, and takes the mean."""
 
     common: ClassVar[str] = ""          # names of these parameters begin so; "": all of the model's
 
-    @question
+    @query
     @sends("open")
     def kind_of(self) -> str:
         """A word that is equal for those who may be averaged; none where there is nothing to average."""
         return kind(self.client.task.name, self.client.task.labels, self.shared())
 
-    @question
+    @query
     @sends("parameters")
     def give(self) -> Parameters:
         return self.shared()
 
-    @question
+    @query
     def present(self) -> Present:
         """(labels,): 1 for each that the client has a sample of."""
         if not self.spares:
@@ -57,7 +57,7 @@ class AlikeSide(ClientSide):
 
     def learn(self, *given: Any, **named: Any) -> float:
         """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""
-        self.shadows = [] if self.memory.get(UNJUDGED) else self.shadows
+        self.fold_replicas = [] if self.memory.get(UNJUDGED) else self.fold_replicas
         if OPEN in self.memory:
             self.open.copy_(self.memory[OPEN])
         return super().learn(*given, **named)
@@ -83,26 +83,26 @@ def unite(fed: Federation, spares: bool = False) -> None:
     """Those of one task, label set and shape go on from their mean, weighted by their samples; who has no company stays as it is. If
     it `spares` them, those who classify are told which classes they have between them, and leave open what they have none of."""
     kinds = fed.state.setdefault("kinds", {})
-    if new := [c for c in fed.here if c not in kinds]:
+    if new := [c for c in fed.active if c not in kinds]:
         kinds |= dict(fed.call("kind_of", clients=new, quorum=0))
-    known = [kinds.get(c) for c in fed.here]
-    alike = [c for c, one in zip(fed.here, known, strict=True) if one and known.count(one) > 1]
+    known = [kinds.get(c) for c in fed.active]
+    alike = [c for c, one in zip(fed.active, known, strict=True) if one and known.count(one) > 1]
     if alike:
         told = dict(fed.call("give", clients=alike))
-        for client in [c for c, its in told.items() if kind(fed.cards[c].task, fed.cards[c].labels, its) != kinds[c]]:
+        for client in [c for c, its in told.items() if kind(fed.infos[c].task, fed.infos[c].labels, its) != kinds[c]]:
             fed.refuse(client, "give", "its parameters are not those of the kind it told")
             del told[client]
         groups = {one: {c: its for c, its in told.items() if kinds[c] == one} for one in {kinds[c] for c in told}}
-        weights = {c: float(fed.cards[c].samples) for c in told}
+        weights = {c: float(fed.infos[c].samples) for c in told}
         means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
         each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
         if spares:
-            have = presence(fed, [c for c in each if classifies(fed.cards[c].task)])
+            have = presence(fed, [c for c in each if classifies(fed.infos[c].task)])
             for c in have.keys() & each.keys():
                 each[c]["had"] = torch.stack([have[other] for other in have if kinds[other] == kinds[c]]).any(0).float()
         if each:
             unjudge(fed.state, each)
-            fed.call("take", clients=[c for c in each if c in fed.here], each=each)
+            fed.call("take", clients=[c for c in each if c in fed.active], each=each)
 
 
 def classifies(task: str) -> bool:

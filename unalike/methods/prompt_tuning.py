@@ -14,9 +14,9 @@ from torch import nn
 from unalike.core.algorithm import Described
 from unalike.core.client import Client
 from unalike.core.federation import Replies
-from unalike.core.operations import question, sends
+from unalike.core.operations import query, sends
 from unalike.data import Samples, Tensors
-from unalike.methods.averaging import Averaging, AveragingSide
+from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
 from unalike.training.loop import batches
@@ -24,10 +24,10 @@ from unalike.training.loop import batches
 LARGEST = 8 * 2**30         # bytes of what was seen that a client keeps; beyond, it looks again each time
 
 
-class PromptingSide(AveragingSide):
+class PromptTuningProgram(AveragingProgram):
     """What it has seen of its images stays in memory, never in the state: the frozen half says the same each time."""
 
-    algorithm: "Prompting"
+    algorithm: "PromptTuning"
     model: Prompted
 
     def build(self, encoder: nn.Module) -> Prompted:
@@ -48,7 +48,7 @@ class PromptingSide(AveragingSide):
             self.looked[part] = seen(self.model, data, self.client)
         return self.looked[part]
 
-    @question
+    @query
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         told = super().describe()
@@ -57,11 +57,11 @@ class PromptingSide(AveragingSide):
 
 
 @dataclass
-class Prompting(Averaging):
+class PromptTuning(Averaging):
     """Both encoders frozen; the mean of what the clients learnt goes out again."""
 
     tasks: ClassVar[tuple[str, ...]] = ("multilabel",)
-    Side: ClassVar[type[AveragingSide]] = PromptingSide
+    Program: ClassVar[type[AveragingProgram]] = PromptTuningProgram
 
     mean: Literal["uniform", "samples"] = "samples"         # how clients count in the average
 
@@ -76,7 +76,7 @@ class Prompting(Averaging):
 
 
 @dataclass
-class Querying(Prompting):
+class Querying(PromptTuning):
     """What learns has queries that look around by attention."""
 
     Head: ClassVar[Callable[..., nn.Module]]
@@ -100,7 +100,7 @@ def seen(model: Prompted, data: Samples, client: Client) -> Samples:
         x, y = data.labelled(few)
         if isinstance(x, dict):
             raise ValueError(f"a model that sees and reads takes images alone, the data have modalities {', '.join(x)}")
-        parts.append(model.look(client.place(x)))
+        parts.append(model.look(client.to_device(x)))
         labels.append(y)
         if sum(part.nbytes for part in parts[0].values()) * len(data) / len(few) > LARGEST and len(parts) == 1:
             return data

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.signatures import Shape
 from unalike.data.public import PublicOrder
@@ -26,7 +26,7 @@ Opinion = Annotated[Tensor, Shape("public_rows", "labels")] | Annotated[Tensor, 
 UNKNOWN = -1       # a label that nobody vouches for; dense tasks have a number of their own
 
 
-class PublicSide(ClientSide):
+class PublicDataProgram(ClientProgram):
     """A client that holds the public set; which samples those are, images or their captions, is its own affair."""
 
     algorithm: Any
@@ -40,7 +40,7 @@ class PublicSide(ClientSide):
     def public_rows(self, rows: Tensor, as_came: bool = False) -> Any:
         """A batch where the client computes; `as_came`: not as a frozen trunk sees it, for methods that change samples."""
         held = getattr(self.public, "raw", self.public) if as_came else self.public
-        bring = self.client.place if getattr(held, "look", None) else self.client.place_public      # a trunk has seen them at their size
+        bring = self.client.to_device if getattr(held, "look", None) else self.client.public_to_device      # a trunk has seen them at their size
         return bring(held.rows(rows)[0])
 
     def look(self, at: Callable[[Tensor], tuple[Tensor, ...]], by: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
@@ -60,7 +60,7 @@ class PublicSide(ClientSide):
         return self.walked[1]
 
 
-class UnlabelledSide(PublicSide):
+class PublicTrainingProgram(PublicDataProgram):
     """Trains on the public set."""
 
     def study(self, loss: Callable[..., Tensor], given: Callable[[Tensor], tuple], rows: Tensor | None = None) -> float | None:
@@ -76,7 +76,7 @@ class UnlabelledSide(PublicSide):
 
     def learner(self) -> torch.optim.Optimizer:
         """What moves the model there."""
-        return self.optimiser("public", self.algorithm.public_rate)
+        return self.optimizer("public", self.algorithm.public_rate)
 
     def labelled(self, y: Tensor) -> Callable[[Tensor], tuple[Any, Tensor]]:
         """Public rows, and what is said of them in `y`, which has all rows."""
@@ -110,7 +110,7 @@ class UnlabelledSide(PublicSide):
 
 
 @dataclass
-class Unlabelled(Algorithm):
+class PublicTraining(Algorithm):
     """Each round: local epochs on labels, then learning from the public set, but in the last: nobody leaves with a head that has not
     seen its labels since."""
 
@@ -126,9 +126,9 @@ class Unlabelled(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            fed.note("train_loss", dict(fed.call("train")))
+            fed.log_metrics("train_loss", dict(fed.call("train")))
             if round < fed.training.rounds:
-                fed.note("public_loss", self.share(fed, round))
+                fed.log_metrics("public_loss", self.share(fed, round))
             yield round
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
@@ -148,11 +148,11 @@ def check_batch(batch: int, public_rows: int) -> list[tuple[str, str]]:
 
 def owners(fed: Federation, told: Iterable[str], client: str) -> list[tuple[str, list[int], list[int]]]:
     """Of those who told, itself too: who has labels of this client's, which of its labels these are, and where that one has them."""
-    card, found = fed.cards[client], []
+    info, found = fed.infos[client], []
     for other in told:
-        theirs = {label: at for at, label in enumerate(fed.cards[other].labels)} if fed.cards[other].task == card.task else {}
-        if mine := [i for i, label in enumerate(card.labels) if label in theirs]:
-            found.append((other, mine, [theirs[card.labels[i]] for i in mine]))
+        theirs = {label: at for at, label in enumerate(fed.infos[other].labels)} if fed.infos[other].task == info.task else {}
+        if mine := [i for i, label in enumerate(info.labels) if label in theirs]:
+            found.append((other, mine, [theirs[info.labels[i]] for i in mine]))
     return found
 
 

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, question, sends, steady
+from unalike.core.operations import operation, query, sends, graph_safe
 from unalike.core.signatures import Shape
-from unalike.methods.public_data import PublicSide
+from unalike.methods.public_data import PublicDataProgram
 
 RIDGE = 0.3         # of the mean variance of a feature: how much of it least squares take for noise
-GENTLY = "gently"   # the optimiser that is slower with the representation
+GENTLY = "gently"   # the optimizer that is slower with the representation
 
 
-class JointSide(PublicSide):
+class SharedSubspaceProgram(PublicDataProgram):
     """Tells an outline of what it sees, fits its projection to that of all, and may train without leaving it far behind."""
 
-    @question
+    @query
     @sends("rows")
     def outline(self) -> Annotated[Tensor, Shape("public_rows", "width")]:
         """Principal components of the public rows' features, of mean square length 1."""
@@ -51,9 +51,9 @@ class JointSide(PublicSide):
     def train_gently(self, epoch: int | None = None) -> float:
         """Local epochs that move the representation more slowly than the head, or not at all."""
         loss = self.task_loss if self.algorithm.local else self.head_loss
-        return self.learn(None if epoch is None else range(epoch, epoch + 1), self.optimiser(GENTLY), loss)
+        return self.learn(None if epoch is None else range(epoch, epoch + 1), self.optimizer(GENTLY), loss)
 
-    @steady
+    @graph_safe
     def head_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """The task's, of a representation that stays as it is, statistics of batches too."""
         self.model.encoder.eval()
@@ -62,8 +62,8 @@ class JointSide(PublicSide):
         self.model.encoder.train()
         return self.error(self.model.head(features), y)
 
-    def optimiser(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
-        made = super().optimiser(name, rate, fresh)
+    def optimizer(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+        made = super().optimizer(name, rate, fresh)
         if name == GENTLY and len(made.param_groups) == 1:
             (all,), head = made.param_groups, {id(p) for p in self.model.head.parameters()}
             made.param_groups[:] = [{**all, "params": [p for p in all["params"] if (id(p) in head) is its], "lr": all["lr"] * share}
@@ -78,7 +78,7 @@ class JointSide(PublicSide):
 def meet(fed: Federation, width: int) -> dict[str, float]:
     """Whoever is here for the first time fits its projection to the joint space, which the first ones found; how well each does."""
     met = fed.state.setdefault("met", [])
-    new = [c for c in fed.here if c not in met]
+    new = [c for c in fed.active if c not in met]
     if new and "joint" not in fed.state:
         outlines = [told.to("cpu", torch.float64) for told in dict(fed.call("outline", each={c: {} for c in new}, quorum=0)).values()]
         if not outlines:

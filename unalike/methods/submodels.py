@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError
 from unalike.base.message import Value
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientSide, State, measure
+from unalike.core.algorithm import Algorithm, ClientProgram, State, measure
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import operation, question, sends
+from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
-from unalike.methods.averaging import Averaging, AveragingSide, Parameters, Present, Update, presence, word
+from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Present, Update, presence, word
 from unalike.models.channel_groups import Place, Width
 from unalike.models.model import Model
 from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
@@ -62,12 +62,12 @@ class NarrowUpdate(Update):
     ratio: Ratio
 
 
-class NarrowingSide(AveragingSide):
+class SubmodelProgram(AveragingProgram):
     """Trains whatever width it is sent."""
 
-    algorithm: "Narrowing"
+    algorithm: "SubmodelMethod"
 
-    def __init__(self, client: Client, algorithm: "Narrowing", training: Training, seed: int):
+    def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
         self.widths = widths_of(self.model, self.row(), algorithm.fixed)
         self.whole: nn.Module = copy.deepcopy(self.model).to("meta")        # shapes without numbers, to make submodels of
@@ -106,7 +106,7 @@ class NarrowingSide(AveragingSide):
     def fit(self, units: Sequence[int]) -> None:
         """Be as wide as that."""
         if self.memory["units"] != list(units):
-            self.model, self.optimisers, self.memory["units"] = self.made(units), {}, list(units)
+            self.model, self.optimizers, self.memory["units"] = self.made(units), {}, list(units)
 
     def units(self, ratio: float) -> list[int]:
         return [count(width, ratio) for width in self.widths]
@@ -143,20 +143,20 @@ class NarrowingSide(AveragingSide):
         """The pruning rate of the submodel it has."""
         return 1 - sum(self.memory["units"]) / max(sum(self.everything), 1) if self.widths else 0.0
 
-    @question
+    @query
     @sends("open")
     def shape(self) -> Reach:
         """Of the full model, whatever it has now; and the width it can train."""
         return {"shape": word(self.whole.state_dict()), "ratio": self.ratio()}
 
-    @question
+    @query
     def present(self) -> Present:
         """(labels,): which of them the client has a sample of."""
         if not self.algorithm.masked:
             raise ValueError("which labels a client has is told only where the method is masked")
         return self.there.float()
 
-    @question
+    @query
     @sends(parameters="first", widths="open")
     def begin(self) -> Start:
         first = self.model if not self.learnt else type(self)(self.client, self.algorithm, self.training, self.seed).model
@@ -177,10 +177,10 @@ class NarrowingSide(AveragingSide):
     def update(self, parameters: Parameters, units: list[int]) -> NarrowUpdate:
         self.take(parameters, units)
         self.start = parameters
-        loss = self.learn(optimiser=self.optimiser(fresh=True))
+        loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {"parameters": dict(self.model.state_dict()), "samples": len(self.client.train), "loss": loss, "ratio": self.ratio()}
 
-    @question
+    @query
     def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
         """Metrics of a submodel on the client's own test set, leaving its own as it is."""
         if self.client.test is None or not len(self.client.test):
@@ -190,7 +190,7 @@ class NarrowingSide(AveragingSide):
         self.acclimatise(other)
         return measure(other, self.client.test, self.client, self.training.batch)
 
-    @question
+    @query
     def evaluate(self, common: bool = False) -> dict[str, float]:
         blind, self.blind = self.blind, self.blind and not common
         try:
@@ -198,12 +198,12 @@ class NarrowingSide(AveragingSide):
         finally:
             self.blind = blind
 
-    @question
+    @query
     def excited(self, parameters: Parameters) -> list[Annotated[Tensor, Shape(None, 2)]]:
         """Of every unit of the whole model, how much this client's data excite it and how often not at all (`activity`)."""
         whole = self.made(self.everything)
         whole.load_state_dict(parameters)
-        rows = (self.client.place(self.client.train.rows(index)[0]) for index in batches(len(self.client.train), 256))
+        rows = (self.client.to_device(self.client.train.rows(index)[0]) for index in batches(len(self.client.train), 256))
         self.work += len(self.client.train) / 3
         return [found.float() for found in activity(whole, self.widths, rows)]
 
@@ -221,7 +221,7 @@ class NarrowingSide(AveragingSide):
         rows = len(self.client.train)
         if rows > 1 and counted(model.train()):         # one row has no spread
             some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
-            remeasure(model, (self.client.place(self.sampled(index)[0]) for index in some))
+            remeasure(model, (self.client.to_device(self.sampled(index)[0]) for index in some))
             self.work += rows / 3
 
     def load(self, parameters: Parameters) -> None:
@@ -234,24 +234,24 @@ class NarrowingSide(AveragingSide):
 
 
 @dataclass
-class Narrowing(Averaging):
+class SubmodelMethod(Averaging):
     """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it.
 
     Masked, models are blind to labels that their client has no sample of, unless the common test set is asked about, and rows of the last
     layer are averaged over clients that have their label: these tell the server which they have.
     """
 
-    personal: ClassVar[bool] = True
+    personalised: ClassVar[bool] = True
     tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
-    Side: ClassVar[type[ClientSide]] = NarrowingSide
+    Program: ClassVar[type[ClientProgram]] = SubmodelProgram
 
     budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
     fixed: tuple[str, ...] = ()                                # layers by name, such as encoder.first, that stay as they are
     masked: bool = False                                       # where clients classify, what a model says of a label its client lacks is 0
 
-    def exposes(self) -> str | None:
+    def privacy_problem(self) -> str | None:
         return "masked, clients tell which labels they have, which nothing protects; set algorithm.masked to false" if (
-            self.masked) else super().exposes()
+            self.masked) else super().privacy_problem()
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""
@@ -284,7 +284,7 @@ class Narrowing(Averaging):
     def ask(self, fed: Federation, clients: list[str]) -> None:
         """Which labels these clients have, where it matters."""
         if self.masked:
-            presence(fed, [c for c in clients if fed.cards[c].task == "classification"])
+            presence(fed, [c for c in clients if fed.infos[c].task == "classification"])
 
     def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
         """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""
@@ -301,12 +301,12 @@ class Narrowing(Averaging):
         """Of the full model of a client's group."""
         return heard(fed.state["widths"][fed.state["group"][client]])
 
-    def acquaint(self, fed: Federation) -> None:
+    def register_clients(self, fed: Federation) -> None:
         group, models, widths, ratio = (fed.state.setdefault(name, {}) for name in ("group", "models", "widths", "ratio"))
-        if not (new := [c for c in (fed.here if group else fed.everyone) if c not in group]):
+        if not (new := [c for c in (fed.active if group else fed.clients) if c not in group]):
             return
         for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            shape = self.kin(fed, client, said["shape"])
+            shape = self.group_key(fed, client, said["shape"])
             if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
                 if not sound(said["shape"], **begun[client]):
                     fed.refuse(client, "begin", "its first weights are not as it told")
@@ -332,15 +332,15 @@ class Narrowing(Averaging):
     def evaluate(self, fed: Federation) -> Replies:
         """Each client's submodel as it trained it last, on its own test set; of who has not trained yet, the one it would be sent."""
         trained = set(fed.state.get("trained", []))
-        new = [c for c in fed.everyone if c in fed.state["group"] and c not in trained]
-        old = fed.call("evaluate", clients=[c for c in fed.everyone if c in trained], quorum=0)
+        new = [c for c in fed.clients if c in fed.state["group"] and c not in trained]
+        old = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
         first = fed.call("appraise", clients=new, quorum=0, each=self.messages(fed, new))
         found = {**old, **first}
-        return Replies({c: found[c] for c in fed.cards if c in found}, {**old.failures, **first.failures})
+        return Replies({c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures})
 
     def finish(self, fed: Federation) -> None:
         """Everyone keeps the submodel it trained; who never did is given one."""
-        there = [c for c in fed.everyone if c in fed.state["group"] and c not in fed.state.get("trained", [])]
+        there = [c for c in fed.clients if c in fed.state["group"] and c not in fed.state.get("trained", [])]
         fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
 
 

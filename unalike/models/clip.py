@@ -48,8 +48,8 @@ class Clip(VisionLanguage):
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
         seen = self.model.vision_model(pixel_values=prepared(images, self.size, self.image_mean, self.image_std))
         places, whole = self.projected(seen.last_hidden_state, seen.pooler_output)
-        side = math.isqrt(places.shape[1])
-        return places.mT.unflatten(-1, (side, side)), whole
+        program = math.isqrt(places.shape[1])
+        return places.mT.unflatten(-1, (program, program)), whole
 
     def projected(self, tokens: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
         """Places (n, rows x columns, width) and whole (n, width) from the last tokens and the pooled one."""

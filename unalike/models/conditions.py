@@ -42,9 +42,9 @@ def asked(classes: Sequence[str], endpoint: str, model: str, count: int = 5, tim
     where = shown(endpoint)
     questions = [DESCRIBE.format(f"Combine {name} with each of: {', '.join(names[i + 1:])}") for i, name in enumerate(names[:-1])]
     sentences: list[str] = []
-    for i, question in enumerate(questions):
+    for i, query in enumerate(questions):
         watch(f"describing {names[i]} with {len(names) - i - 1} others")
-        sentences += [line.strip() for line in answer(question, endpoint, model, timeout).splitlines() if line.strip()]
+        sentences += [line.strip() for line in answer(query, endpoint, model, timeout).splitlines() if line.strip()]
     if not sentences:
         raise UserError(f"{model} described nothing: try another model")
     step = max(1, -(-len(sentences) // SENTENCES))
@@ -58,10 +58,10 @@ def asked(classes: Sequence[str], endpoint: str, model: str, count: int = 5, tim
     }
 
 
-def answer(question: str, endpoint: str, model: str, timeout: float, attempts: int = 3) -> str:
+def answer(query: str, endpoint: str, model: str, timeout: float, attempts: int = 3) -> str:
     """What the model says. A busy server is asked again, a little later each time."""
     url = f"{endpoint.rstrip('/')}/chat/completions"
-    body = json.dumps({"model": model, "temperature": 0, "messages": [{"role": "user", "content": question}]}).encode()
+    body = json.dumps({"model": model, "temperature": 0, "messages": [{"role": "user", "content": query}]}).encode()
     key = os.environ.get("UNALIKE_API_KEY")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     where = shown(endpoint)

@@ -162,7 +162,7 @@ class Same(nn.Conv2d):
             return self.without(x) + F.conv2d(F.conv2d(x, self.down), self.up)
         if self.stride[0] > 1:
             kernel, stride = self.kernel_size[0], self.stride[0]
-            down, right = (max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in x.shape[-2:])
+            down, right = (max((-(-program // stride) - 1) * stride + kernel - program, 0) for program in x.shape[-2:])
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
         return super().forward(x)
 

@@ -46,8 +46,8 @@ class Hub(Frozen):
         last = self.model(pixel_values=prepared(x, self.size, self.image_mean, self.image_std)).last_hidden_state
         if last.ndim == 4:
             return last
-        side = math.isqrt(last.shape[1])                          # class and register tokens come first, and are fewer than 2 side + 1
-        return last[:, last.shape[1] - side * side:].mT.unflatten(-1, (side, side))
+        program = math.isqrt(last.shape[1])                          # class and register tokens come first, and are fewer than 2 side + 1
+        return last[:, last.shape[1] - program * program:].mT.unflatten(-1, (program, program))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.grid(x).mean((-2, -1))
@@ -89,8 +89,8 @@ def fetched(name: str) -> tuple[Any, dict[str, Any]]:
 def side_of(config: Any, told: dict[str, Any], shape: Sequence[int]) -> int:
     """Pixels along an edge: as in the model's config, else as its images were prepared, else as they are."""
     prepared = told.get("crop_size") or told.get("size") or {}
-    sides = (getattr(config, "image_size", None), *prepared.values(), shape[1]) if isinstance(prepared, dict) else (prepared,)
-    return next(side for side in sides if isinstance(side, int))
+    programs = (getattr(config, "image_size", None), *prepared.values(), shape[1]) if isinstance(prepared, dict) else (prepared,)
+    return next(program for program in programs if isinstance(program, int))
 
 
 def adapt(model: nn.Module, rank: int) -> None:

@@ -177,7 +177,7 @@ def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None
     finally:
         for layer, name, order in reversed(done):
             parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
-            for each in order:                              # as they were: an optimiser's state is kept by their numbers
+            for each in order:                              # as they were: an optimizer's state is kept by their numbers
                 layer._parameters[each] = layer._parameters.pop(each, None)
         for weight, constant in divided.values():
             weight.detach().mul_(constant)

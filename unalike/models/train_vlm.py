@@ -64,17 +64,17 @@ def train_tiny(out: Path | None = None, steps: int = 400, batch: int = 128, rate
     digits = [(table.x[rows].mul(255).byte(), table.targets["digit"][rows]) for rows in (table.train, table.test)]
     with scope(seed, "tiny"):
         model = TinyVLM((1, 16, 16), weights="none").requires_grad_(True)
-        optimiser = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
-        slope = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: min(1, (i + 1) / 20) * (1 + math.cos(math.pi * i / steps)) / 2)
+        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
+        slope = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1, (i + 1) / 20) * (1 + math.cos(math.pi * i / steps)) / 2)
         for _ in range(steps):
             images, there = compose(*digits[0], len(DIGITS), batch, 3, draws)
             captions, meant = captioned(there, draws)
             fits = (meant @ there.T == meant.sum(1, keepdim=True)).float()                  # caption i says nothing false of image j
             likeness = model.similarity(model.texts(captions), model(images.float() / 255))
             loss = matched(likeness, fits)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             slope.step()
     model.requires_grad_(False)
     images, there = compose(*digits[1], len(DIGITS), 1000, 3, stream(seed, "judge"))
@@ -112,10 +112,10 @@ def align(images: Tensor, captions: Tensor, width: int = 512, epochs: int = 30, 
     with scope(seed, "alignment"):
         layers = [nn.Linear(x.shape[-1], width).to(device), nn.Linear(c.shape[-1], width).to(device)]
         logs = nn.Parameter(torch.tensor(math.log(scale), device=device))
-        optimiser = torch.optim.AdamW([*layers[0].parameters(), *layers[1].parameters(), logs], rate, weight_decay=decay)
+        optimizer = torch.optim.AdamW([*layers[0].parameters(), *layers[1].parameters(), logs], rate, weight_decay=decay)
         batch = min(batch, len(x))
         steps = epochs * (len(x) // batch)
-        slope = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda i: min(1, (i + 1) / 10) * (1 + math.cos(math.pi * i / steps)) / 2)
+        slope = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1, (i + 1) / 10) * (1 + math.cos(math.pi * i / steps)) / 2)
         draws = stream(seed, "order")
         for _ in range(epochs):
             for rows in batches(len(x), batch, draws):
@@ -123,9 +123,9 @@ def align(images: Tensor, captions: Tensor, width: int = 512, epochs: int = 30, 
                     continue
                 which = torch.randint(c.shape[1], (len(rows),), generator=draws)
                 loss = contrast(layers[0](F.dropout(x[rows], blank[0])), layers[1](F.dropout(c[rows, which], blank[1])), logs.exp())
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 slope.step()
     for layer, mean, spread in zip(layers, means, spreads):
         layer.requires_grad_(False)

@@ -95,7 +95,7 @@ def _settings(run: Run) -> dict:
 
 
 def _flat(settings, above: str = "") -> dict:
-    """{"optimiser": {"rate": 0.1}} as {"optimiser.rate": 0.1}; the parts of a list go by their id or place, an empty dict sets nothing."""
+    """{"optimizer": {"rate": 0.1}} as {"optimizer.rate": 0.1}; the parts of a list go by their id or place, an empty dict sets nothing."""
     if isinstance(settings, list) and settings and all(isinstance(value, dict) for value in settings):
         settings = {str(value.get("id", place)): value for place, value in enumerate(settings)}
     if not isinstance(settings, dict):

@@ -106,14 +106,14 @@ def visits(run: Run) -> dict[str, list[tuple[float, float]]]:
     for client, its in replies.items():
         ends = sorted(max(moments) for moments in its.values())
         found[client] = list(zip([min(its[min(its)]), *ends], ends))
-    pace = {client: -(number(card.get("speed")) or 0) for client, card in _cards(run).items() if isinstance(card, dict)}
+    pace = {client: -(number(info.get("speed")) or 0) for client, info in _cards(run).items() if isinstance(info, dict)}
     known = [client for client in dict.fromkeys([*clients(run), *found]) if client in found]
     return {client: found[client] for client in sorted(known, key=lambda client: pace.get(client, 0))}
 
 
 def labels(run: Run) -> list[str]:
     """The classes' names, where the clients tell them."""
-    told = next((card.get("labels") for card in _cards(run).values() if isinstance(card, dict)), None)
+    told = next((info.get("labels") for info in _cards(run).values() if isinstance(info, dict)), None)
     return [str(label) for label in told] if isinstance(told, list) else []
 
 

@@ -53,9 +53,9 @@ def plane(x, start=None):
     x = numpy.nan_to_num(numpy.asarray(x, dtype=numpy.float64))
     if start is None or len(start) != len(x):
         centred = x - x.mean(0)
-        side, size, _ = numpy.linalg.svd(centred, full_matrices=False)
+        program, size, _ = numpy.linalg.svd(centred, full_matrices=False)
         start = numpy.zeros((len(x), 2))
-        start[:, : len(size[:2])] = side[:, :2] * size[:2]
+        start[:, : len(size[:2])] = program[:, :2] * size[:2]
     if len(x) < 10 or numpy.ptp(x, axis=0).max() == 0:
         return start
     from sklearn.manifold import TSNE
@@ -95,11 +95,11 @@ def matrix(run: Run, name: str, moments: dict[int, dict]) -> Picture:
     axis.set_aspect("equal")
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
-    for side, key, count in ((axis.xaxis, "columns", wide), (axis.yaxis, "rows", tall)):
+    for program, key, count in ((axis.xaxis, "columns", wide), (axis.yaxis, "rows", tall)):
         names = [short(one, 16) for one in its.get(key, range(count))]
         every = -(-count // NAMES)
-        side.set_ticks(range(0, count, every), names[::every])
-        side.set_tick_params(length=0, labelcolor=colour("ink"))
+        program.set_ticks(range(0, count, every), names[::every])
+        program.set_tick_params(length=0, labelcolor=colour("ink"))
     axis.xaxis.set_tick_params(rotation=90 if any(len(str(one)) > 2 for one in its.get("columns", ())) else 0)
     caption = f"In round {at}, from {low:.3g}, the palest, to {high:.3g}, the darkest; a row is what one gets from each column."
     alt = f"A matrix of {tall} by {wide} shades, from {low:.3g} to {high:.3g}."

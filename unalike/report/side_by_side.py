@@ -48,10 +48,10 @@ def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
     """Each client's value in each group; as many groups side by side as fit."""
     fit, parts = max(1, (width - 18) // 15), []
     for start in range(0, len(groups), fit):
-        side = dict(list(groups.items())[start : start + fit])
-        table = _table("client", *side)
+        program = dict(list(groups.items())[start : start + fit])
+        table = _table("client", *program)
         for client in clients:
-            cells = [_average(group["clients"][client], lost=bool(group["lost"][client])) for group in side.values()]
+            cells = [_average(group["clients"][client], lost=bool(group["lost"][client])) for group in program.values()]
             table.add_row(Text(words.printable(client)), *cells)
         parts.append(table)
     return parts

@@ -14,11 +14,11 @@ from torch.nn.functional import one_hot
 from unalike.base.errors import Problems, UserError
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, unlabelled
-from unalike.core.participation import Terms
+from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.data import Tensors
 from unalike.engines import BETWEEN
-from unalike.runs.compatibility import misfits
+from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import Scenario, build, read
@@ -34,7 +34,7 @@ def quiet(event: str, **facts: Any) -> None:
 
 
 def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, training: Training | None = None,
-        terms: Terms | None = None, seed: int = 0, engine: str | dict[str, Any] = "local", replay: str | Path | None = None,
+        federation: FederationConfig | None = None, seed: int = 0, engine: str | dict[str, Any] = "local", replay: str | Path | None = None,
         workers: int = 0, threads: int = 1, alive: int = 256, out: str | Path | None = None, alone: bool = True,
         safeguard: bool = False, privacy: Privacy | None = None, resume: bool = False, name: str = "own",
         progress: bool = False, server: Client | None = None, watch: Watch = quiet) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
     or a dict with its options too, `{"name": "ray", "gpus": 0.25}`; `replay` a run whose order of arrivals is kept (docs/engines.md).
     `server` is a model of the server's own with the data it learns from, for methods that have use for one (docs/creamfl.md).
     """
-    algorithm, training, terms = checked(algorithm), training or Training(), terms or Terms()
+    algorithm, training, federation = checked(algorithm), training or Training(), federation or FederationConfig()
     clients = [clients] if isinstance(clients, Client) else list(clients)
-    given = [("training", training, Training), ("terms", terms, Terms), *([("privacy", privacy, Privacy)] if privacy is not None else []),
+    given = [("training", training, Training), ("terms", federation, FederationConfig), *([("privacy", privacy, Privacy)] if privacy is not None else []),
              *(("each client", c, Client) for c in clients), *([("server", server, Client)] if server is not None else [])]
     for what, value, kind in given:
         if not isinstance(value, kind):
@@ -68,13 +68,13 @@ def run(algorithm: Algorithm, clients: Iterable[Client], *, public: Any = None, 
     if not isinstance(engine, str) and not (isinstance(engine, dict) and isinstance(engine.get("name"), str)):
         raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
     carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)
-    made = Run(None, algorithm, clients, training, terms, name=name, method=method, seed=seed, engine=carrier.name,
+    made = Run(None, algorithm, clients, training, federation, name=name, method=method, seed=seed, engine=carrier.name,
                options=engine_options("unalike.run", carrier, workers), replay=replay, workers=workers, threads=threads, alive=alive,
                alone=alone, safeguard=safeguard, privacy=privacy, source="unalike.run", server=server, watch=watch)
     config = plain({"name": name, "summary": "clients given in Python", "algorithm": {"name": method, **vars(algorithm)},
-                    "training": training.model_dump(), "federation": terms.model_dump(), "safeguard": safeguard, "alone": alone,
+                    "training": training.model_dump(), "federation": federation.model_dump(), "safeguard": safeguard, "alone": alone,
                     "privacy": privacy.model_dump() if privacy is not None else None,
-                    "clients": [card.as_dict() for card in made.cards.values()], "seed": seed, "python": True,
+                    "clients": [info.as_dict() for info in made.infos.values()], "seed": seed, "python": True,
                     "engine": carrier.model_dump(), "replay": replay and str(replay)})
     path = place(out, name, method, seed)
     if resume and (path / "config.yaml").exists():
@@ -154,7 +154,7 @@ def prepare(scenario: Scenario, algorithm: Algorithm, folder: Folder | None, dat
             watch: Watch = quiet) -> Run:
     clients, problems = build.attempt(scenario, data_dir)
     if problems:
-        raise Problems(source, problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard,
+        raise Problems(source, problems + compatibility_problems(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard,
                                                   scenario.privacy))
     return Run(folder, algorithm, clients, scenario.training, scenario.federation, name=scenario.name, method=scenario.algorithm.name,
                seed=scenario.seed, engine=scenario.engine.name,
@@ -200,7 +200,7 @@ def differences(was: Any, now: Any, where: str = "") -> list[str]:
     ['training.rounds was 3, is 5']
     """
     if where == "clients":
-        was, now = ({card["id"]: card for card in cards or []} for cards in (was, now))
+        was, now = ({info["id"]: info for info in infos or []} for infos in (was, now))
     if not isinstance(was, dict) or not isinstance(now, dict):
         return [] if was == now else [f"{where} was {was}, is {now}"]
     at = f"{where}." if where else ""

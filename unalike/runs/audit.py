@@ -17,12 +17,12 @@ from unalike.base.ledger import FREE
 from unalike.base.message import Value, leaves, size
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
-from unalike.core.federation import Terms
+from unalike.core.federation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.core.signatures import described
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
-from unalike.runs.run import Run, make_side
+from unalike.runs.run import Run, build_program
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load, raw
 from unalike.scenarios.client_config import member
@@ -66,14 +66,14 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
     bytes and how many there are in each round, and the bytes in all; `comparing`: also what everyone does alone, if the run is to compare.
     Nothing is left of the rehearsal."""
     for client in clients or ():
-        if client not in made.cards:
-            raise UserError(unknown("client", client, made.cards))
+        if client not in made.infos:
+            raise UserError(unknown("client", client, made.infos))
     hosts: list[Rehearsing] = []
 
     def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
-        side = partial(make_side, made.algorithm, made.training, made.seed, guarded, privacy)
-        carrier = LocalEngine(made.clients, side, place, tick=made.terms.tick)
-        carrier.host = Rehearsing(made.clients, side, carrier.store, made.alive)
+        program = partial(build_program, made.algorithm, made.training, made.seed, guarded, privacy)
+        carrier = LocalEngine(made.clients, program, place, tick=made.federation.tick)
+        carrier.host = Rehearsing(made.clients, program, carrier.store, made.alive)
         hosts.append(carrier.host)
         return carrier
 
@@ -86,7 +86,7 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
     for client, entries in together.passed.items():
         own = [*entries.values(), *({**each, "measuring": True, "alone": True} for host in alone for each in host.passed[client].values())]
         if not clients or client in clients:
-            told[client] = {"card": made.cards[client].as_dict(), "messages": own, "bytes": totals(own)}
+            told[client] = {"card": made.infos[client].as_dict(), "messages": own, "bytes": totals(own)}
     return {"scenario": made.name, "algorithm": made.method, "seed": made.seed, "rounds": made.training.rounds, "clients": told}
 
 
@@ -101,13 +101,13 @@ def totals(messages: list[dict[str, Any]]) -> dict[str, Any]:
             "by_round": {str(number): {way: total(way, False, number) for way in ("up", "down")} for number in rounds}}
 
 
-def alone(client: Client, algorithm: Algorithm, training: Training, terms: Terms | None = None, *, method: str, others: int | None = None,
+def alone(client: Client, algorithm: Algorithm, training: Training, federation: FederationConfig | None = None, *, method: str, others: int | None = None,
           seed: int = 0, privacy: Privacy | None = None, safeguard: bool = False, comparing: bool = False) -> dict[str, Any]:
     """The audit of one client that knows none of the others: they are played by copies of it, as few as the method does with."""
     rows = len(client.public) if client.public is not None else 0
     count = others if others is not None else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
     copies = [client, *(replace(client, id=f"{client.id}'{i}") for i in range(1, count + 1))]
-    made = Run(None, algorithm, copies, training, terms or Terms(), name=client.id, method=method, seed=seed,
+    made = Run(None, algorithm, copies, training, federation or FederationConfig(), name=client.id, method=method, seed=seed,
                privacy=privacy, safeguard=safeguard)
     return audit(made, [client.id], comparing)
 

@@ -8,11 +8,11 @@ import torch
 
 from unalike.base.errors import Problem, reason
 from unalike.base.randomness import scope
-from unalike.core.algorithm import Algorithm, ClientSide
+from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client
 from unalike.core.federated_clustering import at_odds
 from unalike.core.privacy import Privacy, uncounted
-from unalike.core.signatures import outline
+from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
 from unalike.scenarios import Scenario, build
 from unalike.training.loop import Training
@@ -23,10 +23,10 @@ def rest(scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: s
     clients, problems = build.attempt(scenario, folder)
     if algorithm is None:
         return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
-    return problems + misfits(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, scenario.privacy, sound)
+    return problems + compatibility_problems(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, scenario.privacy, sound)
 
 
-def misfits(algorithm: Algorithm, clients: list[Client], training: Training, seed: int, safeguard: bool = False,
+def compatibility_problems(algorithm: Algorithm, clients: list[Client], training: Training, seed: int, safeguard: bool = False,
             privacy: Privacy | None = None, sound: bool = True) -> list[Problem]:
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
     method, problems = type(algorithm).__name__, []
@@ -35,13 +35,13 @@ def misfits(algorithm: Algorithm, clients: list[Client], training: Training, see
             ("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
             for c in clients if not c.task.labelled][:1]
     if privacy is not None:
-        problems += [("privacy", f"{why}.") for why in (algorithm.exposes() if sound else None, uncounted()) if why is not None]
+        problems += [("privacy", f"{why}.") for why in (algorithm.privacy_problem() if sound else None, uncounted()) if why is not None]
     problems += [(f"clients.{c.id}", f"{why}.") for c in clients if c.privacy is not None and (why := c.privacy.unmet(privacy))]
     served = [client for client in clients if client.task.name in algorithm.tasks]
     strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
     does = f"{method} does {', '.join(algorithm.tasks)}"
     problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
-    refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.refuses(client) if sound else None))}
+    refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.client_problem(client) if sound else None))}
     refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
     alike = {why: [id for id, its in refused.items() if its == why] for why in refused.values()}       # a sentence is told once
     problems += [(f"clients.{ids[0]}", why if len(ids) == 1 else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.")
@@ -74,11 +74,11 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
         kinds.add(kind)
         try:
             here = replace(client, device="cpu")                # CUDA is left alone: workers fork later
-            side = algorithm.Side(here, algorithm, training, seed)
+            program = algorithm.Program(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
-                take(side, here, needs_public)
-            first = first or (client.id, outline(side.model.state_dict()))
-            if algorithm.mixes and outline(side.model.state_dict()) != first[1]:
+                take(program, here, needs_public)
+            first = first or (client.id, tensor_spec(program.model.state_dict()))
+            if algorithm.requires_identical_models and tensor_spec(program.model.state_dict()) != first[1]:
                 raise ValueError(f"its model has other parameters than that of {first[0]}, and {type(algorithm).__name__} mixes them all: "
                                  "give everyone the same, made for the modalities of all")
         except Exception as error:
@@ -88,18 +88,18 @@ def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed:
     return problems
 
 
-def take(side: ClientSide, client: Client, public: bool) -> None:
+def take(program: ClientProgram, client: Client, public: bool) -> None:
     """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
     x, y = client.train.rows(torch.arange(min(2, len(client.train))))
-    side.model.train()
+    program.model.train()
     if client.task.name == "clustering" or y is None:           # the method brings its own loss
-        side.model(client.place(x))
+        program.model(client.to_device(x))
     else:
         client.task.check(y)
-        side.task_loss(client.place(x), client.place(y))
+        program.task_loss(client.to_device(x), client.to_device(y))
     if public and client.public is not None:
         try:
-            side.model.features(client.place_public(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
+            program.model.features(client.public_to_device(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
         except (RuntimeError, AttributeError, TypeError, ValueError, KeyError):
             raise ValueError(f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
                              f"{client.public.shape}") from None

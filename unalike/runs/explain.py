@@ -19,8 +19,8 @@ def explain(run: str | Path, image: str, client: str | None = None, top: int = 3
     `image` is a file, or the number of a test image, of which the labels that are there are told too. The model is the client's, or the
     first client's.
     """
-    side = finished(run, client)
-    given, model, method = side.client, cast(Any, side.model), cast(Any, side.algorithm)
+    program = finished(run, client)
+    given, model, method = program.client, cast(Any, program.model), cast(Any, program.algorithm)
     if given.task.name not in ("multilabel", "classification"):
         raise UserError(f"explain tells labels of images; {given.id} does {given.task.name}")
     x, there = picture(image, given)
@@ -54,7 +54,7 @@ def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
             raise UserError(f"test images of {client.id} are numbered 0 to {len(tested or ()) - 1}, got {image}; or name a file")
         x, y = tested.labelled(torch.tensor([int(image)]))
         assert isinstance(x, Tensor)
-        return client.place(x), (y[0] == 1).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
+        return client.to_device(x), (y[0] == 1).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
     if not Path(image).is_file():
         raise UserError(f"there is no image {image}: name a file, or the number of a test image")
     from PIL import Image
@@ -63,4 +63,4 @@ def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
     except ValueError as problem:
         raise UserError(f"{image} {problem}") from None
     seen = seen.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]))
-    return client.place(torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None]), None
+    return client.to_device(torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None]), None

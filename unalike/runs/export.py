@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unalike.base.errors import UserError, unknown
-from unalike.core.algorithm import Algorithm, ClientSide, digest
+from unalike.core.algorithm import Algorithm, ClientProgram, digest
 from unalike.core.client import Client
 from unalike.cross_silo.client_endpoint import agreed
 from unalike.engines.store import Store, quote
@@ -31,50 +31,50 @@ def trained(run: str | Path, clients: Iterable[Client] | None = None, algorithm:
     needed only where the method is your own.
     """
     folder = Folder.open(Path(run))
-    return {id: _whole(_learnt(folder, side())) for id, side in _sides(folder.config, folder.path, clients, algorithm).items()}
+    return {id: _whole(_learnt(folder, program())) for id, program in _sides(folder.config, folder.path, clients, algorithm).items()}
 
 
 def export(run: str | Path, client: str, out: str | Path | None = None, onnx: bool = True, clients: Iterable[Client] | None = None,
            algorithm: Algorithm | None = None) -> list[str]:
     """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
     folder = Folder.open(Path(run))
-    side = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
-    model = _whole(side)
+    program = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
+    model = _whole(program)
     to = Path(out or folder.path / "exports" / quote(client))
     to.mkdir(parents=True, exist_ok=True)
     save_file({name: t.contiguous().clone() for name, t in model.state_dict().items()}, to / "model.safetensors")
-    card = side.client.card()
-    (to / "config.json").write_text(json.dumps({"client": client, "scenario": folder.config, "labels": card.labels, "task": card.task,
+    info = program.client.info()
+    (to / "config.json").write_text(json.dumps({"client": client, "scenario": folder.config, "labels": info.labels, "task": info.task,
                                                 "finished": folder.results is not None}, indent=1))
     own = ", clients" if folder.config.get("python") else ""
     lines = [f"{to / 'model.safetensors'}   {sum(p.numel() for p in model.parameters()):,} parameters",
              f"{to / 'config.json'}   rebuild with unalike.rebuild({str(to)!r}{own})"]
-    return [*lines, _onnx(model, side.client, to)] if onnx else lines
+    return [*lines, _onnx(model, program.client, to)] if onnx else lines
 
 
 def rebuild(folder: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None) -> nn.Module:
     """The exported model, from its two files. `clients` as for `trained`."""
     told = json.loads((Path(folder) / "config.json").read_text())
-    side = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
+    program = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
     held = load_file(Path(folder) / "model.safetensors")
-    _whole(side, held.get("head.centres"))
-    side.load(held)
-    return side.model.eval()
+    _whole(program, held.get("head.centres"))
+    program.load(held)
+    return program.model.eval()
 
 
-def finished(run: str | Path, client: str | None = None) -> ClientSide:
+def finished(run: str | Path, client: str | None = None) -> ClientProgram:
     """A client's side as the run left it, on the CPU; without a name, the first that has a model."""
     folder = Folder.open(Path(run))
-    sides = _sides(folder.config, folder.path, None, None)
+    programs = _sides(folder.config, folder.path, None, None)
     told = (folder.results or {"clients": {}})["clients"]
-    named = client or next((id for id, about in told.items() if "parameters" in about), next(iter(sides)))
-    side = _side(named, sides)
-    _learnt(folder, side)
-    return side
+    named = client or next((id for id, about in told.items() if "parameters" in about), next(iter(programs)))
+    program = _side(named, programs)
+    _learnt(folder, program)
+    return program
 
 
 def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | None,
-           algorithm: Algorithm | None) -> dict[str, Callable[[], ClientSide]]:
+           algorithm: Algorithm | None) -> dict[str, Callable[[], ClientProgram]]:
     """What makes each client's side as the run's config has it, untrained."""
     config = dict(config)
     if config.get("python"):
@@ -93,29 +93,29 @@ def _sides(config: dict[str, Any], source: Path, clients: Iterable[Client] | Non
         data_dir = config.pop("data_dir", None)
         scenario, method = read(config, str(source))
         clients, training, seed = build.clients(scenario, data_dir), scenario.training, scenario.seed
-    return {c.id: partial(method.Side, replace(c, device="cpu"), method, training, seed) for c in clients}
+    return {c.id: partial(method.Program, replace(c, device="cpu"), method, training, seed) for c in clients}
 
 
-def _side(client: str, sides: dict[str, Callable[[], ClientSide]]) -> ClientSide:
-    if client not in sides:
-        raise UserError(unknown("client", client, sides))
-    return sides[client]()
+def _side(client: str, programs: dict[str, Callable[[], ClientProgram]]) -> ClientProgram:
+    if client not in programs:
+        raise UserError(unknown("client", client, programs))
+    return programs[client]()
 
 
-def _whole(side: ClientSide, centres: Tensor | None = None) -> nn.Module:
+def _whole(program: ClientProgram, centres: Tensor | None = None) -> nn.Module:
     """From input to the task's output. Where the client clusters, that is how near the centre of each group is: those its run scored it by
     or, where that scored its own groups only, those of k-means on its features."""
-    if not side.client.task.labelled:
-        if (centres := side.memory.get("centres") if centres is None else centres) is None:
-            centres = side.groups(side.embed()["features"])[1]
-        side.model.head = Nearest(centres.to(side.client.dtype))
-    return side.model.eval()
+    if not program.client.task.labelled:
+        if (centres := program.memory.get("centres") if centres is None else centres) is None:
+            centres = program.groups(program.embed()["features"])[1]
+        program.model.head = Nearest(centres.to(program.client.dtype))
+    return program.model.eval()
 
 
-def _learnt(folder: Folder, side: ClientSide) -> ClientSide:
+def _learnt(folder: Folder, program: ClientProgram) -> ClientProgram:
     """A client with the model it left the run with, or has so far where a client keeps all of it; its hash is that of the results."""
-    id, results, state = side.client.id, folder.results, Store(folder.clients).newest(side.client.id)
-    if results is None and (state is None or state["model"].keys() != side.model.state_dict().keys()):
+    id, results, state = program.client.id, folder.results, Store(folder.clients).newest(program.client.id)
+    if results is None and (state is None or state["model"].keys() != program.model.state_dict().keys()):
         raise UserError(f"{id} has no model to take home: the run {folder.path} is not finished; resume it first")
     told = results["clients"].get(id, {}) if results is not None else {}
     ended = told.get("hash")
@@ -123,13 +123,13 @@ def _learnt(folder: Folder, side: ClientSide) -> ClientSide:
         raise UserError(f"{id} has no model to take home: it failed in the run {folder.path}, or was not in it")
     try:
         if state is not None:
-            side.restore(state)
-        fits = ended is None or digest(side.model) == ended
+            program.restore(state)
+        fits = ended is None or digest(program.model) == ended
     except RuntimeError:      # names or shapes differ
         fits = False
     if not fits:
         raise UserError(f"the model of {id} is not the one it had in the run {folder.path}: make the clients as they were for it")
-    return side
+    return program
 
 
 def _onnx(model: nn.Module, client: Client, to: Path) -> str:
@@ -140,7 +140,7 @@ def _onnx(model: nn.Module, client: Client, to: Path) -> str:
         if not isinstance(x, Tensor):
             return f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models of one nameless input are exported"
         try:
-            _write_onnx(model, client.place(x).cpu(), to / "model.onnx")
+            _write_onnx(model, client.to_device(x).cpu(), to / "model.onnx")
             return f"{to / 'model.onnx'}   input x{note}, any number of rows"
         except ImportError as error:
             return f"no ONNX: {error}; install unalike[onnx]"

@@ -18,20 +18,20 @@ import torch
 from unalike.base.errors import Problems, UserError
 from unalike.base.ledger import Ledger
 from unalike.base.message import Value
-from unalike.core.algorithm import Algorithm, ClientSide
-from unalike.core.client import Card, Client
+from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.client import ClientInfo, Client
 from unalike.core.engine import Engine
 from unalike.core.federated_clustering import settle
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.operations import untold
-from unalike.core.participation import Terms
+from unalike.core.operations import unanswered_measurements
+from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy, releases
 from unalike.core.replay import Replay
-from unalike.core.safeguard import shadows
+from unalike.core.safeguard import build_fold_replicas
 from unalike.core.signatures import Declared, declared
 from unalike.engines import engine as engine_class
 from unalike.engines.store import Archive
-from unalike.runs.compatibility import misfits
+from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.figures import leave
 from unalike.runs.run_folder import Folder, commit
 from unalike.training.loop import Training
@@ -42,39 +42,39 @@ Watch = Callable[..., None]
 class Run:
     """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
 
-    def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, terms: Terms, *,
+    def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, federation: FederationConfig, *,
                  name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
                  replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
                  safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
                  source: str | None = None, server: Client | None = None, watch: Watch = lambda event, **facts: None,
-                 cards: dict[str, Card] | None = None):
+                 infos: dict[str, ClientInfo] | None = None):
         self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
-        self.algorithm, self.clients, self.training, self.terms = algorithm, clients, training, terms
+        self.algorithm, self.clients, self.training, self.federation = algorithm, clients, training, federation
         self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
         self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
         # one client is alone already, and would be compared with itself; alone nothing is protected
         self.alone = alone and len(clients) != 1 and not self.secret and not any(c.privacy for c in clients)
         self.server = server                    # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
-        self.sent = hasattr(self.carrier, "carry_out") and cards is None       # the server's program goes to where the engine's server is
-        self.options = {"workers": workers, "tick": terms.tick} if engine == "local" else options or {}
+        self.sent = hasattr(self.carrier, "carry_out") and infos is None       # the server's program goes to where the engine's server is
+        self.options = {"workers": workers, "tick": federation.tick} if engine == "local" else options or {}
         self.replay = Replay.read(Path(replay)) if replay is not None else None
         self.cost: dict[str, int] = {}          # releases of the last reply to each operation
-        if not clients and not cards and not self.sent:
+        if not clients and not infos and not self.sent:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
-        self.cards = cards if cards is not None else {c.id: c.card() for c in clients}      # given where the clients are not here
-        public = [card.public_rows for card in self.cards.values() if card.public is not None]
+        self.infos = infos if infos is not None else {c.id: c.info() for c in clients}      # given where the clients are not here
+        public = [info.public_rows for info in self.infos.values() if info.public is not None]
         unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in
-                              algorithm.check(len(self.cards), rows) or algorithm.check_round(terms.places(len(self.cards)))]
-        problems = unfit(min(public, default=0)) if self.cards else []
-        if self.cards and not public and problems != (others := unfit(sys.maxsize)):
+                              algorithm.check(len(self.infos), rows) or algorithm.check_round(federation.places(len(self.infos)))]
+        problems = unfit(min(public, default=0)) if self.infos else []
+        if self.infos and not public and problems != (others := unfit(sys.maxsize)):
             problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        fits = misfits(algorithm, clients, training, seed, safeguard, privacy, not problems)
-        fits += misfits(algorithm, [server], training, seed, sound=not problems) if server is not None else []
+        fits = compatibility_problems(algorithm, clients, training, seed, safeguard, privacy, not problems)
+        fits += compatibility_problems(algorithm, [server], training, seed, sound=not problems) if server is not None else []
         if problems := problems + fits:
             raise Problems(source or name, problems)
 
@@ -98,15 +98,15 @@ class Run:
         before = saved["seconds"] if saved else 0.0
         self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
                   config=self.folder.config, round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
-                  clients={id: card.as_dict() for id, card in self.cards.items()})
+                  clients={id: info.as_dict() for id, info in self.infos.items()})
         alone = self.alone_values() if self.alone else None
         self.tell("stage", text=self.method, round=saved["federation"]["finished"] if saved else 0)
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
-            fed = Federation(engine, self.training, self.terms, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
+            fed = Federation(engine, self.training, self.federation, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
                              self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
-                             self.declared, self.lengths, untold(self.algorithm.Side, self.privacy),
-                             make_side(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
+                             self.declared, self.lengths, unanswered_measurements(self.algorithm.Program, self.privacy),
+                             build_program(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
             fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
             if saved is not None:
@@ -140,9 +140,9 @@ class Run:
                     self.end_round(fed, finished, seconds)
                 return
             except QuorumError as short:
-                if not short.passing or fed.visits or len(fed.lost) + 1 == self.training.rounds:
+                if not short.passing or fed.visits or len(fed.failed_rounds) + 1 == self.training.rounds:
                     raise
-                fed.lost.append(fed.round)
+                fed.failed_rounds.append(fed.round)
                 self.tell("lost", round=fed.round, reason=str(short))
                 self.end_round(fed, fed.round, seconds)
 
@@ -167,7 +167,7 @@ class Run:
 
     def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """What came of it, per client and in all."""
-        fed.manned()
+        fed.require_clients()
         fed.round = max(fed.finished, self.training.rounds)
         self.algorithm.finish(fed)
         self.watch("sent", bytes={way: fed.ledger.total(way) for way in ("up", "down")})
@@ -178,24 +178,24 @@ class Run:
         guarded: dict[str, Any] = {}
         if self.guarded:
             self.tell("stage", text="each client decides what to keep")
-            attended = self.terms.attended(list(fed.cards), self.seed, range(1, self.training.rounds + 1))
-            kept = fed.call("safeguard", clients=fed.everyone, quorum=0, each={c: {"rounds": attended[c]} for c in fed.everyone})
-            guarded = fed.call("evaluate", clients=fed.everyone, quorum=0)
+            attended = self.federation.attended(list(fed.infos), self.seed, range(1, self.training.rounds + 1))
+            kept = fed.call("safeguard", clients=fed.clients, quorum=0, each={c: {"rounds": attended[c]} for c in fed.clients})
+            guarded = fed.call("evaluate", clients=fed.clients, quorum=0)
         settle(fed)
-        about = fed.call("describe", clients=fed.everyone, quorum=0)
+        about = fed.call("describe", clients=fed.clients, quorum=0)
         self.count_again(fed)
         fed.engine.save(fed.round + 1)
         clients = {}
-        for id, card in fed.cards.items():
-            value, before = together.get(id, {}).get(card.metric), (alone or {}).get(id, {}).get(card.metric)
-            entry = {"model": card.model, "modalities": list(card.modalities), "task": card.task, "metric": card.metric,
-                     "samples": card.samples, "test": "own" if self.algorithm.personal else card.tested_on, "alone": before, "value": value,
+        for id, info in fed.infos.items():
+            value, before = together.get(id, {}).get(info.metric), (alone or {}).get(id, {}).get(info.metric)
+            entry = {"model": info.model, "modalities": list(info.modalities), "task": info.task, "metric": info.metric,
+                     "samples": info.samples, "test": "own" if self.algorithm.personalised else info.tested_on, "alone": before, "value": value,
                      "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None}),
                      "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")}}
             if "flops" in entry:            # of a round's training: backward costs twice forward
-                entry["round_flops"] = 3 * entry["flops"] * card.samples * self.training.epochs
+                entry["round_flops"] = 3 * entry["flops"] * info.samples * self.training.epochs
             if id in kept:
-                entry |= {"safeguarded": (safe := guarded.get(id, {}).get(card.metric)), "safeguarded_gain": gain(safe, before),
+                entry |= {"safeguarded": (safe := guarded.get(id, {}).get(info.metric)), "safeguarded_gain": gain(safe, before),
                           "kept": kept[id]["kept"], "judged": kept[id]["log_loss"]}
             if self.privacy is not None:
                 entry["privacy"] = self.privacy.spent(fed.released[id])
@@ -203,7 +203,7 @@ class Run:
         results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
                    "metrics": figures, **summary(clients, "gain"),
                    "bytes": {way: fed.ledger.total(way) for way in ("up", "down")}, "clock": fed.clock, "rounds": fed.finished,
-                   "lost": fed.lost, "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason,
+                   "lost": fed.failed_rounds, "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason,
                                                    "lasting": f.lasting} for f in fed.failures]}
         if fed.visits:
             results["visits"] = fed.visits
@@ -227,12 +227,12 @@ class Run:
         engine = self.engine(place)
         try:
             engine.load(0, 0.0, [])
-            terms = Terms(evaluations=self.terms.evaluations, participation=self.terms.participation, dropout=self.terms.dropout, quorum=0)
-            fed = Federation(engine, self.training, terms, self.seed, self.tell_alone, declared=self.declared, lengths=self.lengths)
-            fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.everyone, quorum=0, common=not self.algorithm.personal and all(
-                card.tested_on == "common" for card in fed.cards.values()))
+            federation = FederationConfig(evaluations=self.federation.evaluations, participation=self.federation.participation, dropout=self.federation.dropout, quorum=0)
+            fed = Federation(engine, self.training, federation, self.seed, self.tell_alone, declared=self.declared, lengths=self.lengths)
+            fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.clients, quorum=0, common=not self.algorithm.personalised and all(
+                info.tested_on == "common" for info in fed.infos.values()))
             self.algorithm.alone(fed)
-            first = fed.call("describe", clients=fed.everyone, quorum=0)
+            first = fed.call("describe", clients=fed.clients, quorum=0)
             cached = self.cached(first)
             if (kept := recall(cached)) is not None:
                 for event in kept["evaluations"]:
@@ -271,23 +271,23 @@ class Run:
         if not self.cache:
             return None
         from unalike.data.samples import fingerprint
-        side, build = self.algorithm.Side, self.algorithm.Side.build is not ClientSide.build
-        own = any(getattr(side, name) is not getattr(ClientSide, name) for name in ("train", "task_loss", "learn", "optimiser", "evaluate"))
-        told = [[f"{side.__module__}.{side.__qualname__}", vars(self.algorithm)] if own else "as local",
-                [str(side(replace(c, device="cpu"), self.algorithm, self.training, self.seed).model) for c in self.clients if build],
-                self.training.model_dump(), self.seed, self.algorithm.personal, self.terms.model_dump(), source_hash(),
+        program, build = self.algorithm.Program, self.algorithm.Program.build is not ClientProgram.build
+        own = any(getattr(program, name) is not getattr(ClientProgram, name) for name in ("train", "task_loss", "learn", "optimizer", "evaluate"))
+        told = [[f"{program.__module__}.{program.__qualname__}", vars(self.algorithm)] if own else "as local",
+                [str(program(replace(c, device="cpu"), self.algorithm, self.training, self.seed).model) for c in self.clients if build],
+                self.training.model_dump(), self.seed, self.algorithm.personalised, self.federation.model_dump(), source_hash(),
                 {c.id: [first.get(c.id), str(c.dtype), c.device, fingerprint(c.train), fingerprint(c.test) if c.test is not None else 0,
                         fingerprint(c.common) if c.common is not None else 0] for c in self.clients}]
         root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
         return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
-        side = partial(make_side, self.algorithm, self.training, self.seed, guarded, privacy)
-        limit = {"limit": self.terms.message_bytes} if self.terms.message_bytes is not None else {}
-        return self.carrier(self.clients, side, place, alive=self.alive, **limit, **self.options)
+        program = partial(build_program, self.algorithm, self.training, self.seed, guarded, privacy)
+        limit = {"limit": self.federation.message_bytes} if self.federation.message_bytes is not None else {}
+        return self.carrier(self.clients, program, place, alive=self.alive, **limit, **self.options)
 
     def declared(self, operation: str) -> Declared:
-        return declared(getattr(self.algorithm.Side, operation))
+        return declared(getattr(self.algorithm.Program, operation))
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -295,7 +295,7 @@ class Run:
         return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
     def releases(self, operation: str, reply: Value) -> int:
-        self.cost[operation] = releases(reply, getattr(getattr(self.algorithm.Side, operation), "sends", {}))
+        self.cost[operation] = releases(reply, getattr(getattr(self.algorithm.Program, operation), "sends", {}))
         return self.cost[operation]
 
     def count_again(self, fed: Federation) -> None:
@@ -320,9 +320,9 @@ class Run:
         self.watch(event, **facts)
 
 
-def make_side(algorithm: Algorithm, training: Training, seed: int, guarded: bool, privacy: Privacy | None, client: Client) -> ClientSide:
-    made = algorithm.Side(client, algorithm, training, seed)
-    made.shadows, made.privacy = shadows(made) if guarded else [], privacy
+def build_program(algorithm: Algorithm, training: Training, seed: int, guarded: bool, privacy: Privacy | None, client: Client) -> ClientProgram:
+    made = algorithm.Program(client, algorithm, training, seed)
+    made.fold_replicas, made.privacy = build_fold_replicas(made) if guarded else [], privacy
     return made
 
 

@@ -119,12 +119,12 @@ def put(told: dict[str, Any], setting: str) -> None:
 def room(told: dict[str, Any], key: str) -> str:
     """The part of a scenario that has a bare field."""
     from unalike.algorithms import ALGORITHMS
-    from unalike.core.participation import Terms
+    from unalike.core.participation import FederationConfig
     from unalike.training.loop import Training
     named = told.get("algorithm")
     method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
     rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),
-             "federation": list(Terms.model_fields)}
+             "federation": list(FederationConfig.model_fields)}
     found = [name for name, its in rooms.items() if key in its]
     if len(found) > 1:
         raise UserError(f'--set {key}: both {" and ".join(found)} have it; write {" or ".join(f"{r}.{key}" for r in found)}')

@@ -13,7 +13,7 @@ from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.partitions import alike
-from unalike.data.samples import each, joined, pooled, thinned
+from unalike.data.samples import each, joined, pooled, drop_modalities
 from unalike.models import build_encoder
 from unalike.scenarios.reading import dataset_options, model_options, names, partition_options, sources, task_options
 from unalike.scenarios.schema import Data, Group, Scenario
@@ -204,7 +204,7 @@ def _features(scenario: Scenario, table: Table, rows: Tensor, encoder: str | Non
         frozen = build_encoder(encoder, held.shape, {}).eval().to(device)
     eye = Client(id="partition", model=frozen, task=next(iter(table.tasks.values())), train=held, device=device)     # as a client sees them
     with torch.no_grad():
-        return torch.cat([frozen(eye.place(held.rows(few)[0])) for few in batches(len(rows), 256)])
+        return torch.cat([frozen(eye.to_device(held.rows(few)[0])) for few in batches(len(rows), 256)])
 
 
 def _fits(i: int, group: Group, scenario: Scenario, tables: dict[str, Table], problems: list[Problem]) -> bool:
@@ -277,7 +277,7 @@ def _client(scenario: Scenario, group: Group, id: str, table: Table, rows: Tenso
         hidden = torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id)) < group.masked
         train = Tensors(each(x, lambda part: part[rows]), torch.where(hidden, -1.0, y[rows]))
     if group.missing and isinstance(x, dict):
-        train = thinned(train, group.missing, stream(scenario.seed, "missing", id))
+        train = drop_modalities(train, group.missing, stream(scenario.seed, "missing", id))
     if table.overlap:                                           # nothing is learnt from labels: what it holds is what is scored
         tested = train
     elif (how := (group.data or scenario.data).partition).name != "iid" and y.dim() == 1:

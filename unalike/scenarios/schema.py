@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from unalike.base.settings import Settings
-from unalike.core.participation import Terms
+from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.training.loop import Training
 
@@ -80,7 +80,7 @@ class Scenario(Settings):
     summary: str = ""
     algorithm: Named
     training: Training = Training()
-    federation: Terms = Terms()
+    federation: FederationConfig = FederationConfig()
     data: Data
     public: Public | None = None
     clients: list[Group]

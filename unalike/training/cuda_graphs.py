@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 log = logging.getLogger(__name__)
 
 
-class Played:
+class GraphedFunction:
     """A function of tensors that a GPU records when inputs of their shapes come for the third time, and plays from then on: then it does
     not wait for Python. Elsewhere, and where it cannot be recorded, it is simply called.
 
@@ -55,8 +55,8 @@ class Played:
         return ends
 
     def _record(self, given: list[Tensor], form: Any) -> tuple | None:
-        Played.shared = Played.shared or memory()
-        made = captured(lambda: self.function(*tree_unflatten(given, form)), Played.shared)
+        GraphedFunction.shared = GraphedFunction.shared or memory()
+        made = captured(lambda: self.function(*tree_unflatten(given, form)), GraphedFunction.shared)
         return made and (made[0], given, made[1])
 
 
@@ -65,7 +65,7 @@ def kind_of(leaves: list[Tensor], form: Any) -> tuple:
     return form, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-class Passes(Played):
+class GraphedForward(GraphedFunction):
     """A pass of a model that is played, and its way back: what it gives leads back to `parameters` like that of any pass, until the next
     call with rows of this shape. Ahead and back are recorded apart, in memory of their own: passes of others may come between."""
 
@@ -86,10 +86,10 @@ class Passes(Played):
         return back and (ahead[0], given, ahead[1].detach(), back[0], gradient, back[1])
 
     def _play(self, kept: tuple, leaves: list[Tensor]) -> Tensor:
-        return ThereAndBack.apply(kept, leaves, *self.parameters)
+        return GraphedForwardBackward.apply(kept, leaves, *self.parameters)
 
 
-class ThereAndBack(torch.autograd.Function):
+class GraphedForwardBackward(torch.autograd.Function):
     """A recorded pass as one step of autograd's."""
 
     @staticmethod

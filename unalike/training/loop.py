@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from unalike.base.settings import Settings
-from unalike.training.cuda_graphs import Played
+from unalike.training.cuda_graphs import GraphedFunction
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -21,7 +21,7 @@ class Training(Settings):
     rounds: Positive = 20
     epochs: Positive = 1                                        # local epochs a round
     batch: Positive = 32
-    optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0         # SGD only
@@ -32,11 +32,11 @@ class Diverged(ValueError):
     """A loss that is no longer a number."""
 
 
-def optimiser_for(parameters: Sequence[Tensor], training: Training, rate: float | None = None) -> torch.optim.Optimizer:
+def build_optimizer(parameters: Sequence[Tensor], training: Training, rate: float | None = None) -> torch.optim.Optimizer:
     """Fused kernels do the same arithmetic in one call; they exist for floating parameters on CPU and CUDA."""
     rate = rate or training.rate
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
-    match training.optimiser:
+    match training.optimizer:
         case "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=training.weight_decay, fused=fused)
         case "adam":
@@ -60,21 +60,21 @@ def batches(rows: int, batch: int, generator: torch.Generator | None = None) -> 
         yield order[start:end]
 
 
-def step(loss: Tensor, optimiser: torch.optim.Optimizer, clip: float | None = None) -> None:
+def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
     """One update from a loss."""
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    move(optimiser, clip)
+    move(optimizer, clip)
 
 
-def move(optimiser: torch.optim.Optimizer, clip: float | None = None) -> None:
+def move(optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
     """One update from gradients that are there already."""
     if clip:
-        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
-    optimiser.step()
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+    optimizer.step()
 
 
-def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer,
+def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer,
           orders: list[torch.Generator], batch: int, clip: float | None = None) -> float:
     """One epoch per generator in `orders` over `rows` samples; `gradient(index)` leaves that of a batch in the parameters and gives its
     loss. Returns the mean loss."""
@@ -84,19 +84,19 @@ def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], opt
         for index in batches(rows, batch, order):
             losses.append(gradient(index))                        # stays on the device: no waiting for each step
             sizes.append(len(index))
-            move(optimiser, clip)
+            move(optimizer, clip)
     mean = float(torch.stack(losses) @ losses[0].new_tensor(sizes)) / sum(sizes) if losses else 0.0
     if not math.isfinite(mean):
-        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimiser.param_groups[0]['lr']})")
+        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimizer.param_groups[0]['lr']})")
     return mean
 
 
-class Tape:
+class GraphedStep:
     """Forward and backward of a batch: `tape(x, y)` leaves the gradient of `loss(x, y)` in the model's parameters and gives the loss. If it
     `records`, they are played on a GPU."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor], records: bool = True):
-        self.model, self.loss, self.played = model, loss, Played(self._run, records)
+        self.model, self.loss, self.played = model, loss, GraphedFunction(self._run, records)
         self.begin()
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class Stack:
         trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self.turned = {name: turn(torch.stack([each[name].detach() for each in parameters])).contiguous().requires_grad_(moves)
                        for name, moves in trained.items()}
-        self.optimiser = optimiser_for([p for p in self.turned.values() if p.requires_grad], training, rate)
+        self.optimizer = build_optimizer([p for p in self.turned.values() if p.requires_grad], training, rate)
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -153,11 +153,11 @@ class Stack:
             losses = one(*tree_map(lambda rows: rows.squeeze(0), (self.parameters, *inputs)))[None]
         else:
             losses = torch.func.vmap(one)(self.parameters, *inputs)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         losses.sum().backward()
         if self.clip:
             self._clip(self.clip)
-        self.optimiser.step()
+        self.optimizer.step()
         return losses.detach()
 
     def _clip(self, largest: float) -> None:
@@ -174,22 +174,22 @@ class Stack:
 
 
 def turn(stacked: Tensor) -> Tensor:
-    """Matrices of a stack, transposed; all else as it is. A batched product gives the gradient of a weight transposed, which an optimiser
+    """Matrices of a stack, transposed; all else as it is. A batched product gives the gradient of a weight transposed, which an optimizer
     can only use as it is where the weight lies so too. Undoes itself."""
     return stacked.mT if stacked.ndim == 3 else stacked
 
 
 class Recorded:
-    """The steps of a stack from a fresh optimiser, recorded once and played again from other parameters: a GPU then does them without
+    """The steps of a stack from a fresh optimizer, recorded once and played again from other parameters: a GPU then does them without
     waiting for Python. The same arithmetic, for the same losses on the same inputs."""
 
     def __init__(self, stack: Stack, losses: Sequence[Callable[..., Tensor]], *inputs: Any):
         self.stack, self.losses, self.inputs = stack, losses, inputs
-        for group in stack.optimiser.param_groups:
+        for group in stack.optimizer.param_groups:
             group["capturable"] = True
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):                      # lets every kernel be chosen, and the optimiser make its state
+        with torch.cuda.stream(aside):                      # lets every kernel be chosen, and the optimizer make its state
             self._go()
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
@@ -197,7 +197,7 @@ class Recorded:
             self.ends = self._go()
 
     def _go(self) -> Tensor:
-        for state in self.stack.optimiser.state.values():
+        for state in self.stack.optimizer.state.values():
             for value in state.values():
                 value.zero_()
         for loss in self.losses:
