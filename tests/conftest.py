@@ -22,12 +22,28 @@ from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Clustering, MultiLabel
 
-sys.path[:0] = [str(Path(__file__).parent / "engines"), str(Path(__file__).parent)]       # programs that tests run know each other by name
-collect_ignore = ["engines/on_ray.py", "engines/on_flare.py", "engines/on_flower.py", "engines/organisations.py"]   # what tests run
+sys.path[:0] = [
+    str(Path(__file__).parent / "engines"),
+    str(Path(__file__).parent),
+]  # programs that tests run know each other by name
+collect_ignore = [
+    "engines/on_ray.py",
+    "engines/on_flare.py",
+    "engines/on_flower.py",
+    "engines/organisations.py",
+]  # what tests run
 CLASSES = 4
 CENTRES = 2 * torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(0))
 # fields of methods, by name: as small as the toy
-SMALL = {"conditions": ("pose", "layout"), "rank": 4, "peers": 2, "width": 8, "batch": 8, "pretraining": 45, "threshold": 0.3}
+SMALL = {
+    "conditions": ("pose", "layout"),
+    "rank": 4,
+    "peers": 2,
+    "width": 8,
+    "batch": 8,
+    "pretraining": 45,
+    "threshold": 0.3,
+}
 
 
 def blobs(rows, seed):
@@ -42,13 +58,19 @@ def mlp():
 
 def noisy():
     """An encoder with all that makes repeating hard: batch statistics and dropout."""
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 8)
+    )
 
 
 def client(id, rows=20, model=mlp, dtype=torch.float64, **fields):
     number = sum(map(ord, id))
-    given = {"task": Classification(CLASSES), "train": blobs(rows, number), "test": blobs(40, 1000 + number),
-             "public": (blobs(24, 2000)[0], None)}
+    given = {
+        "task": Classification(CLASSES),
+        "train": blobs(rows, number),
+        "test": blobs(40, 1000 + number),
+        "public": (blobs(24, 2000)[0], None),
+    }
     return Client(id=id, model=model, dtype=dtype, **(given | fields))
 
 
@@ -57,7 +79,11 @@ class Seeing(nn.Module):
 
     def __init__(self, noisy=False):
         super().__init__()
-        more = [nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32)] if noisy else [nn.ReLU(), nn.Linear(32, 32)]
+        more = (
+            [nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32)]
+            if noisy
+            else [nn.ReLU(), nn.Linear(32, 32)]
+        )
         self.layers = nn.Sequential(nn.Linear(6, 32), *more)
 
     def grid(self, x):
@@ -98,8 +124,15 @@ def several(id, rows=20, model=None, noisy=False, **about):
     """A client with one of several labels a row; classes that are given as numbers become such labels."""
     number = sum(map(ord, id))
     sets = {"train": blobs(rows, number), "test": blobs(40, 1000 + number)} | about
-    marked = {name: (sets[name][0], nn.functional.one_hot(sets[name][1], CLASSES).float()) for name in ("train", "test")}
-    return client(id, model=model or partial(Seeing, noisy=noisy), **(about | {"task": MultiLabel(CLASSES)} | marked))
+    marked = {
+        name: (sets[name][0], nn.functional.one_hot(sets[name][1], CLASSES).float())
+        for name in ("train", "test")
+    }
+    return client(
+        id,
+        model=model or partial(Seeing, noisy=noisy),
+        **(about | {"task": MultiLabel(CLASSES)} | marked),
+    )
 
 
 def toys_for(method):
@@ -107,11 +140,21 @@ def toys_for(method):
     tasks = method.tasks
     if issubclass(method, PromptTuning):
         telling = lambda id, model=None, **about: several(id, model=Telling, **about)
-        return {"client": telling, "noisy": Telling,
-                "clients": lambda count=3, **about: [telling("abcdefgh"[i], **about) for i in range(count)]}
+        return {
+            "client": telling,
+            "noisy": Telling,
+            "clients": lambda count=3, **about: [
+                telling("abcdefgh"[i], **about) for i in range(count)
+            ],
+        }
     if tasks[0] == "multilabel":
-        return {"client": several, "noisy": partial(Seeing, noisy=True),
-                "clients": lambda count=3, **about: [several("abcdefgh"[i], noisy=i == 2, **about) for i in range(count)]}
+        return {
+            "client": several,
+            "noisy": partial(Seeing, noisy=True),
+            "clients": lambda count=3, **about: [
+                several("abcdefgh"[i], noisy=i == 2, **about) for i in range(count)
+            ],
+        }
     if tasks[0] != "clustering":
         return {}
     auto = lambda: Autoencoder((6,), (8,), 4)
@@ -119,7 +162,11 @@ def toys_for(method):
     def single(id, model=None, **about):
         return client(id, model=auto, **({"task": Clustering(CLASSES)} | about))
 
-    return {"client": single, "clients": lambda count=3, **about: [single("abcdefgh"[i], **about) for i in range(count)], "noisy": auto}
+    return {
+        "client": single,
+        "clients": lambda count=3, **about: [single("abcdefgh"[i], **about) for i in range(count)],
+        "noisy": auto,
+    }
 
 
 def clients(count=3, **fields):
@@ -142,12 +189,44 @@ def quiet(event, **facts):
     pass
 
 
-def execute(folder, algorithm, clients, *, seed=0, workers=0, federation=None, rounds=3, watch=quiet, alone=False, **changed):
+def execute(
+    folder,
+    algorithm,
+    clients,
+    *,
+    seed=0,
+    workers=0,
+    federation=None,
+    rounds=3,
+    watch=quiet,
+    alone=False,
+    **changed,
+):
     """A run in a folder, new or resumed; returns the results."""
-    options = {k: changed.pop(k) for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay") if k in changed}
-    there = Folder(folder) if (Path(folder) / "config.yaml").exists() else Folder.create(folder, {"name": "toy"})
-    return Run(there, algorithm, clients, training(rounds=rounds, **changed), federation or FederationConfig(), name="toy", method=type(algorithm).__name__,
-               seed=seed, workers=workers, alone=alone, watch=watch, **options).go()
+    options = {
+        k: changed.pop(k)
+        for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay")
+        if k in changed
+    }
+    there = (
+        Folder(folder)
+        if (Path(folder) / "config.yaml").exists()
+        else Folder.create(folder, {"name": "toy"})
+    )
+    return Run(
+        there,
+        algorithm,
+        clients,
+        training(rounds=rounds, **changed),
+        federation or FederationConfig(),
+        name="toy",
+        method=type(algorithm).__name__,
+        seed=seed,
+        workers=workers,
+        alone=alone,
+        watch=watch,
+        **options,
+    ).go()
 
 
 def federation(folder, algorithm, clients, *, seed=0, federation=None, **changed):
@@ -168,14 +247,18 @@ def serve(fed, algorithm):
 def states(folder):
     """Parameters that each client has in the end, from its newest checkpoint."""
     store = Store(Path(folder) / "checkpoints" / "clients")
-    return {entry.name: store.newest(entry.name)["model"] for entry in sorted(store.folder.iterdir())}
+    return {
+        entry.name: store.newest(entry.name)["model"] for entry in sorted(store.folder.iterdir())
+    }
 
 
 def apart(one, other):
     """The largest difference between two clients' worth of parameters; infinite where names or shapes differ."""
     if one.keys() != other.keys() or any(one[c].keys() != other[c].keys() for c in one):
         return float("inf")
-    return max(float((one[c][n].double() - other[c][n].double()).abs().max()) for c in one for n in one[c])
+    return max(
+        float((one[c][n].double() - other[c][n].double()).abs().max()) for c in one for n in one[c]
+    )
 
 
 def hashes(results):
@@ -184,9 +267,25 @@ def hashes(results):
 
 @pytest.fixture(scope="session")
 def toys():
-    return SimpleNamespace(blobs=blobs, mlp=mlp, noisy=noisy, client=client, clients=clients, method=method, training=training,
-                           execute=execute, federation=federation, serve=serve, states=states, apart=apart, hashes=hashes,
-                           partial=partial, classes=CLASSES, toys_for=toys_for, Telling=Telling)
+    return SimpleNamespace(
+        blobs=blobs,
+        mlp=mlp,
+        noisy=noisy,
+        client=client,
+        clients=clients,
+        method=method,
+        training=training,
+        execute=execute,
+        federation=federation,
+        serve=serve,
+        states=states,
+        apart=apart,
+        hashes=hashes,
+        partial=partial,
+        classes=CLASSES,
+        toys_for=toys_for,
+        Telling=Telling,
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,23 @@ from unalike.runs import run_scenario
 from unalike.scenarios import load
 
 GOLDEN = Path(__file__).with_name("golden.json")
-SCENARIOS = ("digits", "afmcc-digits", "subflot-digits", "fedmpt-digits", "fednca-digits", "creamfl-digits")
+SCENARIOS = (
+    "digits",
+    "afmcc-digits",
+    "subflot-digits",
+    "fedmpt-digits",
+    "fednca-digits",
+    "creamfl-digits",
+)
 
 
 def machine() -> str:
     """What decides the last bits of floating-point sums: processors and torch versions choose other kernels."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     return f"{platform.machine()} {names[:1]} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
 
 
@@ -34,7 +45,12 @@ def outcome(scenario: str, folder: Path) -> dict:
     for client, entry in results["clients"].items():
         state = load_file(max((path / "checkpoints" / "clients" / client).glob("*.safetensors")))
         square = sum(float(tensor.double().square().sum()) for tensor in state.values())
-        clients[client] = {"hash": entry["hash"], "norm": square**0.5, "local": entry["alone"], "value": entry["value"]}
+        clients[client] = {
+            "hash": entry["hash"],
+            "norm": square**0.5,
+            "local": entry["alone"],
+            "value": entry["value"],
+        }
     ledger = hashlib.sha256((path / "ledger.csv").read_bytes()).hexdigest()
     return {"clients": clients, "ledger": ledger}
 
@@ -45,7 +61,8 @@ def test_two_rounds_end_in_the_same_models_and_bytes_as_before(scenario, tmp_pat
     expected, got = golden[scenario], outcome(scenario, tmp_path / "run")
     assert got["ledger"] == expected["ledger"]
     assert {c: e["norm"] for c, e in got["clients"].items()} == pytest.approx(
-        {c: e["norm"] for c, e in expected["clients"].items()}, rel=1e-6)
+        {c: e["norm"] for c, e in expected["clients"].items()}, rel=1e-6
+    )
     if golden["machine"] == machine():
         assert got == expected
 

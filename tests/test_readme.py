@@ -12,28 +12,36 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 @pytest.mark.parametrize("page", ["losses.md", "clustering.md"])
 def test_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("unalike.report.write", lambda path: path)          # the README's runs write one
+    monkeypatch.setattr("unalike.report.write", lambda path: path)  # the README's runs write one
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), names := {})
     if page == "clustering.md":
-        assert {id for id, its in names["results"]["clients"].items() if its["value"] is not None} == {"some"}
+        assert {
+            id for id, its in names["results"]["clients"].items() if its["value"] is not None
+        } == {"some"}
         assert names["groups"].shape == (120,) and len(set(names["groups"].tolist())) == 3
 
 
 def test_the_readme_example_gains_and_ends_the_same_whenever_it_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    block, = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     ends = []
     for _ in range(2):
         exec(compile(block, "README.md", "exec"), names := {})
-        ends.append({id: (its["hash"], its["value"]) for id, its in names["results"]["clients"].items()})
-    assert ends[0] == ends[1] and {its["model"] for its in names["results"]["clients"].values()} == {"Sequential"}
+        ends.append(
+            {id: (its["hash"], its["value"]) for id, its in names["results"]["clients"].items()}
+        )
+    assert ends[0] == ends[1] and {
+        its["model"] for its in names["results"]["clients"].values()
+    } == {"Sequential"}
     assert names["models"]["clinic"](names["x"]).shape == (1797, 10)
     assert all(its["gain"] > 0 for its in names["results"]["clients"].values())
     for run in (tmp_path / "runs").iterdir():
-        assert {"config.yaml", "events.jsonl", "ledger.csv", "results.json", "report.html"} <= {p.name for p in run.iterdir()}
+        assert {"config.yaml", "events.jsonl", "ledger.csv", "results.json", "report.html"} <= {
+            p.name for p in run.iterdir()
+        }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -44,15 +52,20 @@ def test_links_lead_somewhere(page):
 
 def test_every_method_has_a_page_and_a_row():
     from unalike.algorithms import ALGORITHMS
+
     readme = (ROOT / "README.md").read_text()
     for name in ALGORITHMS:
         assert f"`{name}`" in readme, name
-        assert any(f"`{name}`" in page.read_text() for page in (ROOT / "docs").glob("*.md")) or (ROOT / "docs" / f"{name}.md").exists()
+        assert (
+            any(f"`{name}`" in page.read_text() for page in (ROOT / "docs").glob("*.md"))
+            or (ROOT / "docs" / f"{name}.md").exists()
+        )
 
 
 def test_scenario_page_is_a_scenario(tmp_path):
     from unalike.scenarios import build, load
-    block, = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenarios.md").read_text(), re.S)
+
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenarios.md").read_text(), re.S)
     (tmp_path / "mine.yaml").write_text(block)
     scenario, _ = load(str(tmp_path / "mine.yaml"))
     assert len(build.clients(scenario)) == 6
@@ -60,6 +73,7 @@ def test_scenario_page_is_a_scenario(tmp_path):
 
 def test_named_benches_exist():
     from unalike.cli.lists import bench_names
+
     for page in PAGES:
         for name in re.findall(r"unalike bench ([a-z-]+)", page.read_text()):
             assert name in bench_names(), (page.name, name)

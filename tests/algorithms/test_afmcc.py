@@ -20,9 +20,22 @@ def clients(toys, owned=("left right", "left right", "left", "right"), **about):
     made = []
     for id, names in zip("abcd", owned, strict=False):
         x, y = toys.blobs(24, ord(id))
-        x = {name: part for name, part in (("left", x[:, :3]), ("right", x[:, 3:])) if name in names.split()}
-        made.append(toys.client(id, model=lambda: Autoencoder(SHAPE, (8,), 4), task=Clustering(4), train=(x, y), test=(x, y),
-                                public=None, **about))
+        x = {
+            name: part
+            for name, part in (("left", x[:, :3]), ("right", x[:, 3:]))
+            if name in names.split()
+        }
+        made.append(
+            toys.client(
+                id,
+                model=lambda: Autoencoder(SHAPE, (8,), 4),
+                task=Clustering(4),
+                train=(x, y),
+                test=(x, y),
+                public=None,
+                **about,
+            )
+        )
     return made
 
 
@@ -33,7 +46,9 @@ def small(**changed):
 def test_finds_clusters(toys, tmp_path):
     results = toys.execute(tmp_path / "run", small(), clients(toys), rounds=12, rate=0.01)
     assert results["metrics"]["acc"] > 60 and results["metrics"]["joint"]["acc"] > 60
-    assert set(results["clients"]["c"]["metrics"]) == {"acc", "nmi", "ari"} and not results["failures"]
+    assert (
+        set(results["clients"]["c"]["metrics"]) == {"acc", "nmi", "ari"} and not results["failures"]
+    )
 
 
 @pytest.mark.parametrize("weights", ["uniform", "far", "near"])
@@ -48,7 +63,9 @@ def test_processes_and_memory_make_no_difference(toys, tmp_path, weights):
 def test_sending_all_models_gives_the_same(toys, tmp_path):
     """Where all arrive at the same instants; else two messages a visit meet other models than one does."""
     for how in ("encoders", "paper"):
-        toys.execute(tmp_path / how, small(exchange=how), clients(toys, ["left right"] * 3), rounds=2)
+        toys.execute(
+            tmp_path / how, small(exchange=how), clients(toys, ["left right"] * 3), rounds=2
+        )
     assert toys.apart(toys.states(tmp_path / "encoders"), toys.states(tmp_path / "paper")) <= 1e-9
 
 
@@ -63,16 +80,31 @@ def test_a_stopped_run_ends_the_same(toys, tmp_path):
     whole = toys.execute(tmp_path / "whole", small(), clients(toys), rounds=3)
     with pytest.raises(Stopped):
         toys.execute(tmp_path / "cut", small(), clients(toys), rounds=3, watch=stop)
-    assert toys.hashes(toys.execute(tmp_path / "cut", small(), clients(toys), rounds=3)) == toys.hashes(whole)
+    assert toys.hashes(
+        toys.execute(tmp_path / "cut", small(), clients(toys), rounds=3)
+    ) == toys.hashes(whole)
 
 
 def test_slow_clients_are_not_waited_for(toys, tmp_path):
-    quick, slow = (toys.execute(tmp_path / str(i), small(), [*clients(toys)[:2], *clients(toys, speed=speed)[2:]], rounds=2)["clock"]
-                   for i, speed in enumerate((1000.0, 10.0)))
-    visits = [row for row in (tmp_path / "1" / "events.jsonl").read_text().splitlines() if '"arrival"' in row]
+    quick, slow = (
+        toys.execute(
+            tmp_path / str(i),
+            small(),
+            [*clients(toys)[:2], *clients(toys, speed=speed)[2:]],
+            rounds=2,
+        )["clock"]
+        for i, speed in enumerate((1000.0, 10.0))
+    )
+    visits = [
+        row
+        for row in (tmp_path / "1" / "events.jsonl").read_text().splitlines()
+        if '"arrival"' in row
+    ]
     first = [row.split('"client": "')[1][0] for row in visits]
     assert slow > 5 * quick
-    assert {"c", "d"}.isdisjoint(first[:6]) and {"a", "b"}.isdisjoint(first[-4:])      # two visits of two messages each
+    assert {"c", "d"}.isdisjoint(first[:6]) and {"a", "b"}.isdisjoint(
+        first[-4:]
+    )  # two visits of two messages each
 
 
 def test_objective_is_equation_7(toys):
@@ -81,10 +113,17 @@ def test_objective_is_equation_7(toys):
     x = program.client.to_device(program.client.train.rows(torch.arange(10))[0])
     auto = program.model.encoder
     z = {name: auto.encoders[name](x[name]) for name in x}
-    h = z["left"]                                       # fused from one modality, both are rebuilt
-    by_hand = sum(reconstruction(x[v], auto.decoders[v](h), "sample") + 0.7 * fusion_contrast(h, z[v], 0.5) for v in x)
-    by_hand = by_hand + 0.3 * class_correlation_loss((h @ program.model.head.weight.mT).softmax(-1), 0.3)
-    assert torch.allclose(program.objective(("left",))(program.model, marked(x)), by_hand, rtol=1e-12)
+    h = z["left"]  # fused from one modality, both are rebuilt
+    by_hand = sum(
+        reconstruction(x[v], auto.decoders[v](h), "sample") + 0.7 * fusion_contrast(h, z[v], 0.5)
+        for v in x
+    )
+    by_hand = by_hand + 0.3 * class_correlation_loss(
+        (h @ program.model.head.weight.mT).softmax(-1), 0.3
+    )
+    assert torch.allclose(
+        program.objective(("left",))(program.model, marked(x)), by_hand, rtol=1e-12
+    )
 
 
 def test_a_sample_counts_only_where_it_has_something(toys):
@@ -96,19 +135,46 @@ def test_a_sample_counts_only_where_it_has_something(toys):
         x, y = one.train.rows(torch.arange(10))
         x["left"][~left], x["right"][~right] = nothing, nothing
         method = small(alpha=0.7, beta=0.3)
-        program = method.Program(replace(one, train=({**x, "left?": left, "right?": right}, y)), method, toys.training(), 0)
-        assert program.client.info().modalities == ("left", "right") and torch.isfinite(program.embed()["features"]).all()
-        losses[nothing] = {subset: program.objective(subset)(program.model, program.rows()) for subset in program.subsets()}
-    auto, there, x = program.model.encoder, {"left": left, "right": right}, program.client.to_device(x)
+        program = method.Program(
+            replace(one, train=({**x, "left?": left, "right?": right}, y)),
+            method,
+            toys.training(),
+            0,
+        )
+        assert (
+            program.client.info().modalities == ("left", "right")
+            and torch.isfinite(program.embed()["features"]).all()
+        )
+        losses[nothing] = {
+            subset: program.objective(subset)(program.model, program.rows())
+            for subset in program.subsets()
+        }
+    auto, there, x = (
+        program.model.encoder,
+        {"left": left, "right": right},
+        program.client.to_device(x),
+    )
     z = {name: auto.encoders[name](torch.where(there[name][:, None], x[name], 0)) for name in there}
     for (subset, loss), same in zip(losses[7.0].items(), losses[nothing].values(), strict=True):
         seen = torch.stack([there[name] for name in subset]).any(0)
-        h = torch.stack([torch.stack([z[name][i] for name in subset if there[name][i]]).mean(0) if seen[i] else z["left"][i] * 0
-                         for i in range(10)])
-        by_hand = 0.3 * class_correlation_loss((h[seen] @ program.model.head.weight.mT).softmax(-1), 0.3)
+        h = torch.stack(
+            [
+                torch.stack([z[name][i] for name in subset if there[name][i]]).mean(0)
+                if seen[i]
+                else z["left"][i] * 0
+                for i in range(10)
+            ]
+        )
+        by_hand = 0.3 * class_correlation_loss(
+            (h[seen] @ program.model.head.weight.mT).softmax(-1), 0.3
+        )
         for name, own in there.items():
             both = seen & own
-            by_hand = by_hand + reconstruction(x[name][both], auto.decoders[name](h[both])) + 0.7 * fusion_contrast(h[both], z[name][both])
+            by_hand = (
+                by_hand
+                + reconstruction(x[name][both], auto.decoders[name](h[both]))
+                + 0.7 * fusion_contrast(h[both], z[name][both])
+            )
         assert torch.allclose(loss, by_hand, rtol=1e-12) and torch.equal(loss, same)
 
 
@@ -117,13 +183,24 @@ def test_samples_without_a_modality_train_in_a_stack_as_one_by_one(toys, tmp_pat
         made = clients(toys, ["left right"] * 4)
         for i in (0, 2):
             held = made[i].train
-            made[i] = replace(made[i], train=({**held.x, "left?": torch.arange(24) % (i + 2) > 0}, held.y))
+            made[i] = replace(
+                made[i], train=({**held.x, "left?": torch.arange(24) % (i + 2) > 0}, held.y)
+            )
         return made
 
     for how in ({}, {"alive": 1}):
-        results = toys.execute(tmp_path / str(how), small(), odd(), rounds=2, federation=FederationConfig(tick=10.0), **how)
+        results = toys.execute(
+            tmp_path / str(how),
+            small(),
+            odd(),
+            rounds=2,
+            federation=FederationConfig(tick=10.0),
+            **how,
+        )
         assert not results["failures"]
-    assert toys.apart(toys.states(tmp_path / "{}"), toys.states(tmp_path / str({"alive": 1}))) <= 1e-9
+    assert (
+        toys.apart(toys.states(tmp_path / "{}"), toys.states(tmp_path / str({"alive": 1}))) <= 1e-9
+    )
 
 
 def test_weights_follow_the_distance(toys):
@@ -135,7 +212,9 @@ def test_weights_follow_the_distance(toys):
         own = {name: t.clone() for name, t in program.model.state_dict().items()}
         both = {name: torch.stack([t, t + 1.0]) for name, t in own.items() if "encoders" in name}
         shares[weights] = program.perform("weigh", 1, 0, {"models": both, "own": 0})["shares"]
-        assert sum(shares[weights]) == pytest.approx(1) and all(torch.equal(t, own[n]) for n, t in program.model.state_dict().items())
+        assert sum(shares[weights]) == pytest.approx(1) and all(
+            torch.equal(t, own[n]) for n, t in program.model.state_dict().items()
+        )
     assert shares["far"][1] > 0.5 > shares["near"][1]
 
 
@@ -145,13 +224,20 @@ def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
     some = torch.arange(24) > 4
     client = replace(client, train=({**client.train.x, "right?": some}, client.train.y))
     program = AFMCC.Program(client, small(sharpness=2.0), toys.training(), 0)
-    models = [AFMCC.Program(client, small(), toys.training(), seed).model.encoder for seed in range(3)]
+    models = [
+        AFMCC.Program(client, small(), toys.training(), seed).model.encoder for seed in range(3)
+    ]
     x = {name: client.train.x[name].double() for name in SHAPE}
     z = [{name: model.encoders[name](x[name]) for name in SHAPE} for model in models]
     h = torch.where(some[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
-    far = torch.stack([((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z])
-    stacked = {f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
-               for name in models[0].state_dict() if "encoders" in name}
+    far = torch.stack(
+        [((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z]
+    )
+    stacked = {
+        f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
+        for name in models[0].state_dict()
+        if "encoders" in name
+    }
     told = program.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
     assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
 
@@ -166,25 +252,48 @@ def test_other_models_and_tasks_are_refused(toys, tmp_path):
 def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, tmp_path):
     for method in (small(), FMCSC()):
         some = clients(toys)
-        some[2].train.x["left"], some[3].train.x["right"] = torch.rand(24, 5), some[3].train.x["right"].long()
+        some[2].train.x["left"], some[3].train.x["right"] = (
+            torch.rand(24, 5),
+            some[3].train.x["right"].long(),
+        )
         with pytest.raises(UserError) as told:
-            toys.execute(tmp_path / "run", method, [*some, replace(some[0], task=Clustering(5), id="e")])
-        for sentence in ('clients.c   its modality "left" has 5 features, and its autoencoder was made for 3.',
-                         'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real numbers',
-                         "clients.e   it looks for 5 clusters and others for 4: who clusters together looks for as many."):
+            toys.execute(
+                tmp_path / "run", method, [*some, replace(some[0], task=Clustering(5), id="e")]
+            )
+        for sentence in (
+            'clients.c   its modality "left" has 5 features, and its autoencoder was made for 3.',
+            'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real numbers',
+            "clients.e   it looks for 5 clusters and others for 4: who clusters together looks for as many.",
+        ):
             assert sentence in str(told.value)
 
 
 @pytest.mark.parametrize("method", [small(), FMCSC()])
 def test_models_that_cannot_be_mixed_are_told_before_anything_runs(toys, tmp_path, method):
     some = clients(toys)
-    some[2].model = lambda: Autoencoder({"left": (3,)}, (8,), 4)          # made for what it owns, not for what all own
-    with pytest.raises(UserError, match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a, and "):
+    some[2].model = lambda: Autoencoder(
+        {"left": (3,)}, (8,), 4
+    )  # made for what it owns, not for what all own
+    with pytest.raises(
+        UserError,
+        match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a, and ",
+    ):
         run(method, some, out=tmp_path / "run")
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"beta": -1.0}, {"flexibility": 2.0}, {"temperature": 0.0}, {"steps": 0},
-                                   {"pretraining": -1}, {"sharpness": -1.0}, {"starts": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"alpha": -1.0},
+        {"beta": -1.0},
+        {"flexibility": 2.0},
+        {"temperature": 0.0},
+        {"steps": 0},
+        {"pretraining": -1},
+        {"sharpness": -1.0},
+        {"starts": 0},
+    ],
+)
 def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
     with pytest.raises(UserError, match=rf"algorithm\.{next(iter(wrong))} +must be"):
         run(AFMCC(**wrong), clients(toys), out=tmp_path / "run")
@@ -194,48 +303,99 @@ def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
 def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, each):
     program = AFMCC.Program(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
     seen, objective = [], AFMCC.Program.objective
-    monkeypatch.setattr(AFMCC.Program, "objective", lambda self, subset: seen.append(subset) or objective(self, subset))
+    monkeypatch.setattr(
+        AFMCC.Program,
+        "objective",
+        lambda self, subset: seen.append(subset) or objective(self, subset),
+    )
     program.pretrain()
     assert [seen.count(subset) for subset in program.subsets()] == [each] * 3
-    assert seen[:min(each, 5)] == [("left",)] * min(each, 5)
+    assert seen[: min(each, 5)] == [("left",)] * min(each, 5)
 
 
 def test_nobody_need_pretrain(toys, tmp_path):
-    assert not toys.execute(tmp_path / "run", small(pretraining=0), clients(toys), rounds=1)["failures"]
+    assert not toys.execute(tmp_path / "run", small(pretraining=0), clients(toys), rounds=1)[
+        "failures"
+    ]
 
 
 def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
     """Different numbers of rows are filled up, and what fills them up counts for nothing."""
-    odd = lambda: [toys.client(id, rows=rows, model=lambda: Autoencoder((6,), (8,), 4), task=Clustering(4), public=None)
-                   for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))]
+    odd = lambda: [
+        toys.client(
+            id, rows=rows, model=lambda: Autoencoder((6,), (8,), 4), task=Clustering(4), public=None
+        )
+        for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))
+    ]
     asked = []
     perform = AFMCC.Program.perform_together.__func__
-    monkeypatch.setattr(AFMCC.Program, "perform_together", classmethod(
-        lambda cls, programs, name, *rest: asked.append((name, len(programs))) or perform(cls, programs, name, *rest)))
-    once = toys.execute(tmp_path / "once", small(), odd(), rounds=3, federation=FederationConfig(tick=10.0), alone=True)
+    monkeypatch.setattr(
+        AFMCC.Program,
+        "perform_together",
+        classmethod(
+            lambda cls, programs, name, *rest: (
+                asked.append((name, len(programs))) or perform(cls, programs, name, *rest)
+            )
+        ),
+    )
+    once = toys.execute(
+        tmp_path / "once",
+        small(),
+        odd(),
+        rounds=3,
+        federation=FederationConfig(tick=10.0),
+        alone=True,
+    )
     assert {("train", 4), ("visit", 4), ("weigh", 4)} <= set(asked) and not once["failures"]
     alone = {client: told["alone"] for client, told in once["clients"].items()}
     for how in ({"alive": 1}, {"workers": 2}):
-        apart = toys.execute(tmp_path / str(how), small(), odd(), rounds=3, federation=FederationConfig(tick=10.0), alone=True, **how)
+        apart = toys.execute(
+            tmp_path / str(how),
+            small(),
+            odd(),
+            rounds=3,
+            federation=FederationConfig(tick=10.0),
+            alone=True,
+            **how,
+        )
         assert toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / str(how))) <= 1e-9
-        assert {client: told["alone"] for client, told in apart["clients"].items()} == alone and None not in alone.values()
+        assert {
+            client: told["alone"] for client, told in apart["clients"].items()
+        } == alone and None not in alone.values()
 
 
 def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
     one = clients(toys, ["left right"] * 4)
     one[1].train.x["left"][3] = float("nan")
-    results = toys.execute(tmp_path / "run", small(), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True)
+    results = toys.execute(
+        tmp_path / "run", small(), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True
+    )
     assert [failure["client"] for failure in results["failures"]] == ["b"]
     assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
-    assert results["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 1 of 24 samples')
-    assert all(torch.isfinite(t).all() for c in "acd" for t in toys.states(tmp_path / "run")[c].values())
+    assert results["failures"][0]["reason"].startswith(
+        'modality "left" has NaN or infinity in 1 of 24 samples'
+    )
+    assert all(
+        torch.isfinite(t).all() for c in "acd" for t in toys.states(tmp_path / "run")[c].values()
+    )
 
 
 def test_who_diverges_in_a_stack_is_named_and_the_others_go_on(toys, tmp_path):
     one = clients(toys, ["left right"] * 3)
-    one[1].train.x["left"] = one[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
-    results = toys.execute(tmp_path / "run", small(weights="uniform"), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True)
-    assert {failure["client"] for failure in results["failures"]} == {"b"} and "the data of b" in results["failures"][0]["reason"]
+    one[1].train.x["left"] = (
+        one[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
+    )
+    results = toys.execute(
+        tmp_path / "run",
+        small(weights="uniform"),
+        one,
+        rounds=2,
+        federation=FederationConfig(tick=10.0),
+        alone=True,
+    )
+    assert {failure["client"] for failure in results["failures"]} == {
+        "b"
+    } and "the data of b" in results["failures"][0]["reason"]
     assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
 
 
@@ -247,7 +407,11 @@ def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):
 
 def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_path):
     with pytest.raises(UserError, match=r"clients\.b +it has 3 samples, fewer than the 4 clusters"):
-        toys.execute(tmp_path / "run", small(), [*clients(toys)[:1], toys.client("b", rows=3, task=Clustering(4))])
+        toys.execute(
+            tmp_path / "run",
+            small(),
+            [*clients(toys)[:1], toys.client("b", rows=3, task=Clustering(4))],
+        )
 
 
 def test_the_same_of_many_clients_is_told_once(toys, tmp_path):
@@ -256,5 +420,7 @@ def test_the_same_of_many_clients_is_told_once(toys, tmp_path):
         one.train.x["left"] = torch.ones(24, 3)
     with pytest.raises(UserError, match=r"^1 problem in") as told:
         toys.execute(tmp_path / "run", small(), some)
-    assert 'clients.a   its modality "left" is the same in all its samples and tells nothing apart: leave it out. The same is true of b' \
+    assert (
+        'clients.a   its modality "left" is the same in all its samples and tells nothing apart: leave it out. The same is true of b'
         in str(told.value)
+    )

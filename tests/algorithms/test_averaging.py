@@ -23,7 +23,9 @@ def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
         for rows in order.split(8):
             loss = torch.nn.functional.cross_entropy(model(x[rows].double()), y[rows])
             if mu:
-                loss = loss + mu / 2 * sum(((p - anchor[name]) ** 2).sum() for name, p in model.named_parameters())
+                loss = loss + mu / 2 * sum(
+                    ((p - anchor[name]) ** 2).sum() for name, p in model.named_parameters()
+                )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -37,10 +39,20 @@ def rounds_by_hand(toys, clients, rounds, epochs=1, mu=0.0):
         for client in clients:
             model = beginning(toys, client)
             model.load_state_dict(shared)
-            by_hand(model, client, round, epochs=epochs, anchor={name: t.clone() for name, t in shared.items()}, mu=mu)
+            by_hand(
+                model,
+                client,
+                round,
+                epochs=epochs,
+                anchor={name: t.clone() for name, t in shared.items()},
+                mu=mu,
+            )
             trained.append(model.state_dict())
         total = sum(len(c.train) for c in clients)
-        shared = {name: sum(len(c.train) * t[name] for c, t in zip(clients, trained, strict=True)) / total for name in shared}
+        shared = {
+            name: sum(len(c.train) * t[name] for c, t in zip(clients, trained, strict=True)) / total
+            for name in shared
+        }
     return shared
 
 
@@ -55,17 +67,25 @@ def test_fedavg_is_the_loop_by_hand(rounds, epochs, toys, tmp_path):
     left = toys.serve(fed, FedAvg())
     shared = rounds_by_hand(toys, alike(toys), rounds, epochs)
     assert toys.apart(left, dict.fromkeys("abc", shared)) <= 1e-9
-    assert toys.apart(left, dict.fromkeys("abc", beginning(toys, alike(toys)[0]).state_dict())) > 1e-2
+    assert (
+        toys.apart(left, dict.fromkeys("abc", beginning(toys, alike(toys)[0]).state_dict())) > 1e-2
+    )
 
 
 def test_fedprox_is_the_loop_by_hand(toys, tmp_path):
-    left = toys.serve(toys.federation(tmp_path, FedProx(mu=0.5), alike(toys), rounds=2), FedProx(mu=0.5))
-    assert toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys), 2, mu=0.5))) <= 1e-9
+    left = toys.serve(
+        toys.federation(tmp_path, FedProx(mu=0.5), alike(toys), rounds=2), FedProx(mu=0.5)
+    )
+    assert (
+        toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys), 2, mu=0.5))) <= 1e-9
+    )
 
 
 def test_fedprox_without_mu_is_fedavg(toys, tmp_path):
-    ends = [toys.serve(toys.federation(tmp_path / str(i), method, toys.clients()), method)
-            for i, method in enumerate((FedAvg(), FedProx(mu=0), FedProx(mu=1.0)))]
+    ends = [
+        toys.serve(toys.federation(tmp_path / str(i), method, toys.clients()), method)
+        for i, method in enumerate((FedAvg(), FedProx(mu=0), FedProx(mu=1.0)))
+    ]
     assert toys.apart(ends[0], ends[1]) == 0
     assert toys.apart(ends[0], ends[2]) > 1e-4
 
@@ -75,14 +95,19 @@ def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
     gradients = {}
     for mu in (0.0, 0.3):
         program = FedProx.Program(toys.client("a"), FedProx(mu=mu), toys.training(), 0)
-        program.start = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
+        program.start = {
+            name: tensor.clone() for name, tensor in program.model.state_dict().items()
+        }
         with torch.no_grad():
             for p in program.model.parameters():
                 p += 0.1
         x, y = program.client.train.rows(torch.arange(8))
         program.loss(program.client.to_device(x), y).backward()
         gradients[mu] = [p.grad for p in program.model.parameters()]
-    assert all(torch.allclose(held - free, torch.full_like(free, 0.3 * 0.1)) for free, held in zip(*gradients.values(), strict=True))
+    assert all(
+        torch.allclose(held - free, torch.full_like(free, 0.3 * 0.1))
+        for free, held in zip(*gradients.values(), strict=True)
+    )
 
 
 def test_unlike_shapes_form_groups(toys, tmp_path):
@@ -90,26 +115,39 @@ def test_unlike_shapes_form_groups(toys, tmp_path):
     clients = toys.clients()
     left = toys.serve(toys.federation(tmp_path / "all", FedAvg(), clients, rounds=2), FedAvg())
     assert toys.apart({"x": left["a"]}, {"x": left["b"]}) == 0
-    pair = toys.serve(toys.federation(tmp_path / "pair", FedAvg(), toys.clients(2), rounds=2), FedAvg())
+    pair = toys.serve(
+        toys.federation(tmp_path / "pair", FedAvg(), toys.clients(2), rounds=2), FedAvg()
+    )
     assert toys.apart(pair, {c: left[c] for c in "ab"}) == 0
     fed = toys.federation(tmp_path / "again", FedAvg(), toys.clients(), rounds=1)
     toys.serve(fed, FedAvg())
-    assert fed.state["group"]["a"] == fed.state["group"]["b"] != fed.state["group"]["c"] and len(fed.state["models"]) == 2
+    assert (
+        fed.state["group"]["a"] == fed.state["group"]["b"] != fed.state["group"]["c"]
+        and len(fed.state["models"]) == 2
+    )
 
 
 def test_rows_of_a_head_that_stand_for_other_labels_are_not_averaged(toys, tmp_path):
     """Three clients of one shape, the third with the same labels in another order: what it calls the first is another's last."""
     names = [str(label) for label in range(4)]
-    clients = [toys.client("a"), toys.client("b"), toys.client("c", task=Classification(names[::-1]))]
+    clients = [
+        toys.client("a"),
+        toys.client("b"),
+        toys.client("c", task=Classification(names[::-1])),
+    ]
     assert clients[0].task.labels == tuple(names)
     for method, groups in ((FedAvg(), 2), (toys.method("heterofl"), 2), (toys.method("fedrcl"), 1)):
         fed = toys.federation(tmp_path / type(method).__name__, method, clients, rounds=1)
         toys.serve(fed, method)
-        assert fed.state["group"]["a"] == fed.state["group"]["b"] and len(fed.state["models"]) == groups
+        assert (
+            fed.state["group"]["a"] == fed.state["group"]["b"]
+            and len(fed.state["models"]) == groups
+        )
 
 
 def test_a_group_of_one_trains_alone(toys, tmp_path):
     from unalike.models import MLP
+
     lone = toys.client("z", model=toys.partial(MLP, (6,), (5,), 8))
     left = toys.serve(toys.federation(tmp_path, FedAvg(), [*alike(toys), lone], rounds=2), FedAvg())
     model = beginning(toys, lone)
@@ -120,17 +158,31 @@ def test_a_group_of_one_trains_alone(toys, tmp_path):
 
 def test_who_does_not_answer_does_not_count(toys, tmp_path):
     """The mean is over those who replied: with one client too slow it is that of the other two."""
-    slow = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, speed=1e-3)]
-    fed = toys.federation(tmp_path, FedAvg(), slow, rounds=2, federation=FederationConfig(deadline=60))
+    slow = [
+        toys.client("a", rows=20),
+        toys.client("b", rows=12),
+        toys.client("c", rows=36, speed=1e-3),
+    ]
+    fed = toys.federation(
+        tmp_path, FedAvg(), slow, rounds=2, federation=FederationConfig(deadline=60)
+    )
     left = toys.serve(fed, FedAvg())
     assert {f.client for f in fed.failures} == {"c"}
-    assert toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9, "c leaves with the global model too"
+    assert (
+        toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9
+    ), "c leaves with the global model too"
 
 
 def test_latecomers_join_when_they_can_be_reached(toys, tmp_path):
     """c missed the introductions; its link is mended before the second round, and from then on it counts."""
-    clients = [toys.client("a", rows=20), toys.client("b", rows=12), toys.client("c", rows=36, latency=100.0)]
-    fed = toys.federation(tmp_path, FedAvg(), clients, rounds=2, federation=FederationConfig(deadline=60))
+    clients = [
+        toys.client("a", rows=20),
+        toys.client("b", rows=12),
+        toys.client("c", rows=36, latency=100.0),
+    ]
+    fed = toys.federation(
+        tmp_path, FedAvg(), clients, rounds=2, federation=FederationConfig(deadline=60)
+    )
     for round in FedAvg().serve(fed):
         if round == 1:
             assert set(fed.state["group"]) == {"a", "b"}
@@ -159,15 +211,23 @@ def test_where_a_value_is_measured(name, test, toys, tmp_path):
     for client in clients:
         entry, model = results["clients"][client.id], beginning(toys, client)
         model.load_state_dict(states[client.id])
-        assert entry["value"] == pytest.approx(accuracy(model, client.common if globally else client.test))
+        assert entry["value"] == pytest.approx(
+            accuracy(model, client.common if globally else client.test)
+        )
         assert entry["test"] == ("common" if globally else "own")
         if name == "local":
             assert entry["alone"] == entry["value"]
     assert (len({entry["value"] for entry in results["clients"].values()}) == 1) == globally
-    if globally:       # alone is measured where together is
+    if globally:  # alone is measured where together is
         assert all(entry["alone"] > 40 for entry in results["clients"].values())
 
 
 def test_fedavg_ends_with_one_model(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", FedAvg(), alike(toys), rounds=2, federation=FederationConfig(participation=0.4))
+    results = toys.execute(
+        tmp_path / "run",
+        FedAvg(),
+        alike(toys),
+        rounds=2,
+        federation=FederationConfig(participation=0.4),
+    )
     assert len(set(toys.hashes(results).values())) == 1

@@ -16,14 +16,19 @@ from unalike.models import build_encoder
 from unalike.tasks import Retrieval
 
 SHAPE = {"image": (1, 4, 4), "text": (3,)}
-PAIR = {"image": {"name": "mlp", "hidden": [8], "width": 8}, "text": {"name": "gru", "words": 20, "embedding": 4, "width": 8}}
+PAIR = {
+    "image": {"name": "mlp", "hidden": [8], "width": 8},
+    "text": {"name": "gru", "words": 20, "embedding": 4, "width": 8},
+}
 
 
 def rows(count, seed):
     """What an image shows is said in its text."""
     y = torch.arange(count) % 4
     draw = torch.Generator().manual_seed(seed)
-    image = torch.eye(4)[y].repeat_interleave(4, 1).view(count, 1, 4, 4) + 0.1 * torch.randn(count, 1, 4, 4, generator=draw)
+    image = torch.eye(4)[y].repeat_interleave(4, 1).view(count, 1, 4, 4) + 0.1 * torch.randn(
+        count, 1, 4, 4, generator=draw
+    )
     more = (image[:, 0, 0, 0] > 0).long()
     return image, torch.stack([y + 1, more + 6, y + 9], 1), y
 
@@ -33,47 +38,100 @@ def federation():
     seen, read, _ = rows(12, 2)
     both, public = {"image": image, "text": text}, {"image": seen, "text": read}
     pair = lambda width: partial(build_encoder, "pair", SHAPE, {**PAIR, "width": width})
-    clients = [Client("sees", partial(build_encoder, "mlp", (1, 4, 4), {"width": 8}), Classification(4), (image, y), (image, y), seen),
-               Client("reads", partial(build_encoder, "gru", (3,), {"words": 20, "embedding": 4, "width": 8}), Classification(4),
-                      (text, y), (text, y), read),
-               Client("both", pair(8), Retrieval(), (both, torch.arange(16)), (both, torch.arange(16)), public)]
-    return clients, Client("server", pair(16), Retrieval(), (public, torch.arange(12)), (both, torch.arange(16)), public)
+    clients = [
+        Client(
+            "sees",
+            partial(build_encoder, "mlp", (1, 4, 4), {"width": 8}),
+            Classification(4),
+            (image, y),
+            (image, y),
+            seen,
+        ),
+        Client(
+            "reads",
+            partial(build_encoder, "gru", (3,), {"words": 20, "embedding": 4, "width": 8}),
+            Classification(4),
+            (text, y),
+            (text, y),
+            read,
+        ),
+        Client(
+            "both", pair(8), Retrieval(), (both, torch.arange(16)), (both, torch.arange(16)), public
+        ),
+    ]
+    return clients, Client(
+        "server",
+        pair(16),
+        Retrieval(),
+        (public, torch.arange(12)),
+        (both, torch.arange(16)),
+        public,
+    )
 
 
 def run(folder, contrast="cream", rounds=2, resume=False, watch=None, server=True, **fields):
     clients, own = federation()
     more = {"watch": watch} if watch else {}
-    return unalike.run(ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast, **fields), clients, server=own if server else None,
-                       training=Training(rounds=rounds, batch=8, rate=0.01), out=folder, alone=False, resume=resume, **more)
+    return unalike.run(
+        ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast, **fields),
+        clients,
+        server=own if server else None,
+        training=Training(rounds=rounds, batch=8, rate=0.01),
+        out=folder,
+        alone=False,
+        resume=resume,
+        **more,
+    )
 
 
 def test_the_server_has_a_model_of_its_own_and_learns_from_clients(tmp_path):
-    found = {contrast: run(tmp_path / contrast, contrast) for contrast in ("none", "cream", "muscle")}
+    found = {
+        contrast: run(tmp_path / contrast, contrast) for contrast in ("none", "cream", "muscle")
+    }
     assert all(not told["failures"] for told in found.values())
     assert len({told["server"]["hash"] for told in found.values()}) == 3
     assert set(found["cream"]["server"]["metrics"]) >= {"recall", "i2t_R@1", "t2i_R@10"}
-    assert found["none"]["bytes"]["down"] < found["cream"]["bytes"]["down"] == found["muscle"]["bytes"]["down"]
+    assert (
+        found["none"]["bytes"]["down"]
+        < found["cream"]["bytes"]["down"]
+        == found["muscle"]["bytes"]["down"]
+    )
     assert "server" not in run(tmp_path / "without", server=False)
     clients, _ = federation()
-    sees = unalike.run(ALGORITHMS["creamfl"](width=8, batch=6), clients, server=clients[0], training=Training(rounds=2), out=tmp_path / "b",
-                       alone=False)
-    assert "accuracy" in sees["server"]["metrics"]                          # a server that only sees
+    sees = unalike.run(
+        ALGORITHMS["creamfl"](width=8, batch=6),
+        clients,
+        server=clients[0],
+        training=Training(rounds=2),
+        out=tmp_path / "b",
+        alone=False,
+    )
+    assert "accuracy" in sees["server"]["metrics"]  # a server that only sees
 
 
 @pytest.mark.parametrize("contrast", ["cream", "muscle"])
 def test_walks_never_look_at_values(contrast):
     """So that a GPU can record them: tensors without values are enough, where texts are cut to a length."""
     _, own = federation()
-    model = partial(build_encoder, "pair", SHAPE, {**PAIR, "text": {**PAIR["text"], "length": 3}, "width": 8})
+    model = partial(
+        build_encoder, "pair", SHAPE, {**PAIR, "text": {**PAIR["text"], "length": 3}, "width": 8}
+    )
     method = ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast)
     program = method.Program(replace(own, model=model), method, Training(), 0)
     views, x = program.tell(), program.public_rows(torch.arange(6))
-    some, lists = {kind: view[:6] for kind, view in views.items()}, [view[:6] for view in views.values()]
+    some, lists = (
+        {kind: view[:6] for kind, view in views.items()},
+        [view[:6] for view in views.values()],
+    )
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert program.farness(x, some, some).shape == program.unlearnt(x, torch.arange(6), some, lists).shape == ()
+        assert (
+            program.farness(x, some, some).shape
+            == program.unlearnt(x, torch.arange(6), some, lists).shape
+            == ()
+        )
     looks = method.Program(own, method, Training(), 0)
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        looks.farness(x, some, some)                            # without a length a batch is as long as its longest text
+        looks.farness(x, some, some)  # without a length a batch is as long as its longest text
 
 
 class Stopped(BaseException):
@@ -94,19 +152,28 @@ def test_the_servers_model_survives_a_crash(contrast, tmp_path):
 
 
 def test_of_each_row_those_count_who_find_it():
-    one, other = torch.eye(3).double(), torch.eye(3).double()[[1, 0, 2]]                # `other` takes rows 0 and 1 for each other
+    one, other = (
+        torch.eye(3).double(),
+        torch.eye(3).double()[[1, 0, 2]],
+    )  # `other` takes rows 0 and 1 for each other
     known = {"text": torch.eye(3).double()}
     found = ensemble({"a": {"image": one}, "b": {"image": other}}, "image", known)
     right, wrong = (torch.tensor([1.0, 0, 0]).double().log_softmax(0)[i].exp() for i in (0, 1))
-    assert torch.allclose(found[0], right / (right + wrong) * one[0] + wrong / (right + wrong) * other[0])
+    assert torch.allclose(
+        found[0], right / (right + wrong) * one[0] + wrong / (right + wrong) * other[0]
+    )
     assert torch.allclose(found[2], one[2])
-    assert torch.allclose(ensemble({"a": {"image": one}, "b": {"image": other}}, "image", {}), (one + other) / 2)
+    assert torch.allclose(
+        ensemble({"a": {"image": one}, "b": {"image": other}}, "image", {}), (one + other) / 2
+    )
 
 
 def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     clients, own = federation()
-    told = [set(method.Program(client, method, toys.training(), 0).tell()) for client in (*clients, own)]
+    told = [
+        set(method.Program(client, method, toys.training(), 0).tell()) for client in (*clients, own)
+    ]
     assert told == [{"image"}, {"text"}, {"image", "text"}, {"image", "text"}]
 
 
@@ -115,8 +182,12 @@ def test_clients_draw_near_to_what_is_known(toys):
     for contrast in ("cream", "muscle"):
         method.contrast = contrast
         program = method.Program(federation()[0][0], method, toys.training(), 0)
-        known = {kind: torch.nn.functional.normalize(torch.randn(12, 8, generator=torch.Generator().manual_seed(i)), dim=-1)
-                 for i, kind in enumerate(("image", "text"))}
+        known = {
+            kind: torch.nn.functional.normalize(
+                torch.randn(12, 8, generator=torch.Generator().manual_seed(i)), dim=-1
+            )
+            for i, kind in enumerate(("image", "text"))
+        }
         far = [float((program.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
         program.round = 1
         program.draw_near(known)
@@ -128,7 +199,14 @@ def test_bad_input(tmp_path):
     clients, _ = federation()
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     image, _, _ = rows(8, 3)
-    lost = Client("lost", partial(build_encoder, "mlp", (1, 4, 4), {"width": 8}), Retrieval(), (image, torch.arange(8)), None, image[:12])
+    lost = Client(
+        "lost",
+        partial(build_encoder, "mlp", (1, 4, 4), {"width": 8}),
+        Retrieval(),
+        (image, torch.arange(8)),
+        None,
+        image[:12],
+    )
     with pytest.raises(UserError, match="give it both, by name"):
         unalike.run(method, [lost], out=tmp_path / "a")
     with pytest.raises(UserError, match=r"server must be made by unalike\.Client"):
@@ -138,9 +216,22 @@ def test_bad_input(tmp_path):
 def test_the_shipped_scenario_has_clients_that_see_and_clients_with_pairs(tmp_path):
     from unalike.runs import run_scenario
     from unalike.scenarios import load
-    small = ["rounds=1", "epochs=1", "public.size=40", "clients.sees.train=20", "clients.both.train=20", "clients.both.test=40"]
-    results, _ = run_scenario(*load("creamfl-digits", settings=[*small, "contrast=muscle"]), out=tmp_path / "run")
-    assert {client["task"] for client in results["clients"].values()} == {"classification", "retrieval"} and not results["failures"]
+
+    small = [
+        "rounds=1",
+        "epochs=1",
+        "public.size=40",
+        "clients.sees.train=20",
+        "clients.both.train=20",
+        "clients.both.test=40",
+    ]
+    results, _ = run_scenario(
+        *load("creamfl-digits", settings=[*small, "contrast=muscle"]), out=tmp_path / "run"
+    )
+    assert {client["task"] for client in results["clients"].values()} == {
+        "classification",
+        "retrieval",
+    } and not results["failures"]
     assert results["server"]["metrics"]["recall"] > 0
 
 
@@ -160,14 +251,20 @@ clients:
 def test_a_scenario_may_give_the_server_a_model(tmp_path):
     from unalike.runs import run_scenario
     from unalike.scenarios import build, load
+
     (tmp_path / "pairs.yaml").write_text(SCENARIO)
     scenario, method = load(str(tmp_path / "pairs.yaml"))
     own = build.server(scenario)
-    assert len(own.train) == 40 and torch.equal(own.train.index, build.clients(scenario)[0].public.index)
+    assert len(own.train) == 40 and torch.equal(
+        own.train.index, build.clients(scenario)[0].public.index
+    )
     results, _ = run_scenario(scenario, method, out=tmp_path / "run")
     assert results["server"]["metrics"]["recall"] > 0 and not results["failures"]
-    for was, now, said in (("size: 40", "size: 4000", "must be below 1200"), ("public: {size: 40}", "", "there is none: say public"),
-                           ("pair, test: 50}\nclients", "word}\nclients", "no target .word")):
+    for was, now, said in (
+        ("size: 40", "size: 4000", "must be below 1200"),
+        ("public: {size: 40}", "", "there is none: say public"),
+        ("pair, test: 50}\nclients", "word}\nclients", "no target .word"),
+    ):
         (tmp_path / "bad.yaml").write_text(SCENARIO.replace(was, now))
         with pytest.raises(UserError, match=said):
             run_scenario(*load(str(tmp_path / "bad.yaml")), out=tmp_path / "bad")

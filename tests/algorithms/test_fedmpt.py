@@ -26,6 +26,7 @@ def program(toys):
         method = method or FedMPT(conditions=TWO, rank=3)
         client = toys.toys_for(FedMPT)["client"]("a", **about)
         return method.Program(client, method, toys.training(), 0)
+
     return made
 
 
@@ -42,28 +43,44 @@ def unit(v):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_head_is_equations_6_to_11(program, whole):
-    made = program(FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole))       # the paper's, which ten steps of any plan are enough for
+    made = program(
+        FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole)
+    )  # the paper's, which ten steps of any plan are enough for
     made.model.eval()
     stir(made.model)
     head, model = made.model.head, made.model.encoder
     x = made.client.to_device(made.client.train.rows(torch.arange(2))[0])
     patches, seen = model.patches(x)
-    places = torch.cat([patches, seen[:, None]], 1) if whole else patches       # the gate goes by patches alone
+    places = (
+        torch.cat([patches, seen[:, None]], 1) if whole else patches
+    )  # the gate goes by patches alone
     word = lambda text: model.embed(model.tokens([text])[0])[0]
     for image in range(2):
-        gate = (torch.stack([unit(f) for f in patches[image]]).mean(0) @ head.route[0].weight.T @ head.route[1].weight.T
-                + head.route[1].bias).softmax(0)
+        gate = (
+            torch.stack([unit(f) for f in patches[image]]).mean(0)
+            @ head.route[0].weight.T
+            @ head.route[1].weight.T
+            + head.route[1].bias
+        ).softmax(0)
         mixed = torch.zeros(4, dtype=torch.float64)
         for n, condition in enumerate(TWO):
             texts = []
             for label in "0123":
-                prompt = torch.cat([head.condition_tokens[n], word(condition), head.class_tokens, word(label)])
-                texts.append(unit(model.read(prompt[None], torch.ones(1, len(prompt), dtype=torch.bool))[0]))
-            adapted = [unit(unit(f) + head.up[n].T @ (head.down[n].T @ unit(f))) for f in places[image]]
+                prompt = torch.cat(
+                    [head.condition_tokens[n], word(condition), head.class_tokens, word(label)]
+                )
+                texts.append(
+                    unit(model.read(prompt[None], torch.ones(1, len(prompt), dtype=torch.bool))[0])
+                )
+            adapted = [
+                unit(unit(f) + head.up[n].T @ (head.down[n].T @ unit(f))) for f in places[image]
+            ]
             s = 20 * torch.stack([torch.stack([f @ t for t in texts]) for f in adapted]).detach()
             cost = 1 - (s / 4).softmax(0)
             entropy = torch.stack([-(p * p.log()).sum() for p in s.softmax(1)])
-            plan = ot.sinkhorn((entropy / 4).softmax(0).numpy(), [0.25] * 4, cost.numpy(), 0.2, stopThr=1e-13)
+            plan = ot.sinkhorn(
+                (entropy / 4).softmax(0).numpy(), [0.25] * 4, cost.numpy(), 0.2, stopThr=1e-13
+            )
             mixed += gate[n].detach() * 4 * (torch.from_numpy(plan) * s).sum(0)
         wanted = head.verdict((mixed)[None])[0]
         torch.testing.assert_close(made.model(x)[image], wanted, rtol=1e-6, atol=1e-6)
@@ -77,11 +94,16 @@ def test_adapters_leave_out_in_training_only(program):
     assert torch.equal(made.model.eval()(x), made.model(x))
 
 
-@pytest.mark.parametrize(("off", "gone"), [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)])
+@pytest.mark.parametrize(
+    ("off", "gone"),
+    [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)],
+)
 def test_each_part_can_be_switched_off(program, off, gone):
     plain = {"conditions": TWO, "rank": 3, "whole": False, "dropout": 0.0}
     whole, less = program(FedMPT(**plain)), program(FedMPT(**plain | {off: False}))
-    names = {name.split(".")[1] for name in whole.model.state_dict()} - {name.split(".")[1] for name in less.model.state_dict()}
+    names = {name.split(".")[1] for name in whole.model.state_dict()} - {
+        name.split(".")[1] for name in less.model.state_dict()
+    }
     assert (gone in names) if gone else not names
     stir(whole.model)
     stir(less.model)
@@ -97,49 +119,78 @@ def test_only_what_is_learnt_travels_and_is_kept(toys, tmp_path):
     results = toys.execute(tmp_path / "run", FedMPT(), clients, rounds=2)
     told = results["clients"]["a"]
     assert told["trainable"] < told["parameters"] and told["parameters"] - told["trainable"] == sum(
-        p.numel() for p in toys.Telling().parameters())
-    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
+        p.numel() for p in toys.Telling().parameters()
+    )
+    rows = [
+        line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]
+    ]
     sizes = {int(size) for _, _, _, operation, _, size in rows if operation == "update"}
     assert all(0 < size - 4 * told["trainable"] < 2048 for size in sizes)
-    assert not any("joint" in name or "base" in name for state in toys.states(tmp_path / "run").values() for name in state)
+    assert not any(
+        "joint" in name or "base" in name
+        for state in toys.states(tmp_path / "run").values()
+        for name in state
+    )
 
 
 def test_clients_count_the_same_and_in_rivals_by_their_samples():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
-    assert FedMPT().weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS["promptfl"]().weights(replies) == {"a": 10.0, "b": 30.0}
+    assert FedMPT().weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS["promptfl"]().weights(
+        replies
+    ) == {"a": 10.0, "b": 30.0}
 
 
 def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_path, monkeypatch):
     rows, see = [], toys.Telling.see
-    monkeypatch.setattr(toys.Telling, "see", lambda self, images: (rows.append(len(images)), see(self, images))[1])
+    monkeypatch.setattr(
+        toys.Telling, "see", lambda self, images: (rows.append(len(images)), see(self, images))[1]
+    )
     clients = lambda: toys.toys_for(FedMPT)["clients"](1)
     toys.execute(tmp_path / "once", FedMPT(conditions=TWO), clients(), rounds=3)
-    assert rows == [2, 20, 40, 1]                                     # two to see that it fits, to train, to test, one to count operations
+    assert rows == [
+        2,
+        20,
+        40,
+        1,
+    ]  # two to see that it fits, to train, to test, one to count operations
     monkeypatch.setattr(prompting, "LARGEST", 0)
     toys.execute(tmp_path / "again", FedMPT(conditions=TWO), clients(), rounds=3)
-    assert sum(rows) > 200 and toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / "again")) < 1e-9
+    assert (
+        sum(rows) > 200
+        and toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / "again")) < 1e-9
+    )
 
 
 def test_rows_without_any_label_are_borne(program):
-    made = program(FedMPT(conditions=("pose",)))                                         # and a list of one condition
+    made = program(FedMPT(conditions=("pose",)))  # and a list of one condition
     x = made.client.to_device(made.client.train.rows(torch.arange(4))[0])
     for y in (torch.zeros(4, 4), torch.full((4, 4), -1.0), torch.full((4, 4), math.nan)):
         loss = made.loss(x, y)
         loss.backward()
-        assert loss.isfinite() and all(p.grad is None or p.grad.isfinite().all() for p in made.model.parameters())
+        assert loss.isfinite() and all(
+            p.grad is None or p.grad.isfinite().all() for p in made.model.parameters()
+        )
 
 
-@pytest.mark.parametrize(("fields", "told"), [
-    ({"conditions": ()}, "must name one condition or more"), ({"conditions": ("pose", "pose")}, "must differ, got more than once: pose"),
-    ({"conditions": "nowhere.yaml"}, "there is no file nowhere.yaml; a single condition"), ({"temperature": 0.0}, "must be above 0"),
-    ({"condition_tokens": -1}, "must be at least 0")])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"conditions": ()}, "must name one condition or more"),
+        ({"conditions": ("pose", "pose")}, "must differ, got more than once: pose"),
+        ({"conditions": "nowhere.yaml"}, "there is no file nowhere.yaml; a single condition"),
+        ({"temperature": 0.0}, "must be above 0"),
+        ({"condition_tokens": -1}, "must be at least 0"),
+    ],
+)
 def test_fields_that_make_no_sense_are_told(fields, told):
     assert any(told in said for _, said in FedMPT(**fields).check(3, 0))
 
 
 def test_conditions_from_a_file(tmp_path):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"conditions": ["weather", "pose"]}))
-    assert FedMPT(conditions=str(tmp_path / "c.yaml")).named == ("weather", "pose") and not FedMPT(conditions=("pose",)).check(3, 0)
+    assert FedMPT(conditions=str(tmp_path / "c.yaml")).named == ("weather", "pose") and not FedMPT(
+        conditions=("pose",)
+    ).check(3, 0)
 
 
 @pytest.mark.parametrize("name", ["fedmpt", "promptfl", "zeroshot"])
@@ -169,7 +220,10 @@ def test_dualcoop_weighs_evidence_for_against_evidence_against(program):
     texts = model.read(*head.texts(head.tokens.flatten(0, 1)))
     patches, _ = model.patches(x)
     for image, label in ((0, 1), (2, 3)):
-        there, absent = (20 * torch.cosine_similarity(patches[image], texts[row], dim=-1) for row in (label, 4 + label))
+        there, absent = (
+            20 * torch.cosine_similarity(patches[image], texts[row], dim=-1)
+            for row in (label, 4 + label)
+        )
         wanted = 5 * (there.softmax(0) * (there - absent)).sum()
         assert made.model(x)[image, label].item() == pytest.approx(wanted.item(), rel=1e-9)
 
@@ -188,7 +242,14 @@ def test_ram_without_knowledge_is_plain_transport_and_with_it_heeds_the_frozen_m
 
 
 def test_labels_can_be_withheld_at_random():
-    told, _ = load("fedmpt-digits", settings=["clients.0.masked=0.7", "data.options={train: 100, test: 20}", "data.partition={name: iid}"])
+    told, _ = load(
+        "fedmpt-digits",
+        settings=[
+            "clients.0.masked=0.7",
+            "data.options={train: 100, test: 20}",
+            "data.partition={name: iid}",
+        ],
+    )
     first, again = (build.clients(told)[0] for _ in range(2))
     y = first.train.y[first.train.index]
     assert 0.6 < (y < 0).float().mean() < 0.8 and torch.equal(y, again.train.y[again.train.index])
@@ -201,13 +262,29 @@ def test_a_run_is_explained(tmp_path):
     from PIL import Image
 
     from unalike.runs import run_scenario
-    made, method = load("fedmpt-digits", settings=["data.options={train: 40, test: 20}", "rounds=1", "epochs=1", "alone=false",
-                                                   "clients.0.count=2", "algorithm.conditions=[pose, background]"])
+
+    made, method = load(
+        "fedmpt-digits",
+        settings=[
+            "data.options={train: 40, test: 20}",
+            "rounds=1",
+            "epochs=1",
+            "alone=false",
+            "clients.0.count=2",
+            "algorithm.conditions=[pose, background]",
+        ],
+    )
     _, folder = run_scenario(made, method, out=tmp_path / "run")
     told = explain(folder, "3", top=2)
-    assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(1, abs=1e-3)
+    assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(
+        1, abs=1e-3
+    )
     first = build.clients(made)[0]
-    assert told["there"] == [name for name, mark in zip(first.task.labels, first.common.rows(torch.tensor([3]))[1][0]) if mark == 1]
+    assert told["there"] == [
+        name
+        for name, mark in zip(first.task.labels, first.common.rows(torch.tensor([3]))[1][0])
+        if mark == 1
+    ]
     assert (folder / "explained" / "3.png").stat().st_size > 1000 and json.dumps(told)
     Image.new("RGB", (40, 30), "white").save(tmp_path / "white.jpg")
     told = explain(folder, str(tmp_path / "white.jpg"), client="c-1")

@@ -8,7 +8,7 @@ from functools import wraps
 import pytest
 import torch
 
-from unalike import Classification, Client, MultiLabel, FederationConfig
+from unalike import Classification, Client, FederationConfig, MultiLabel
 from unalike.algorithms import FedMuscle
 from unalike.base.errors import Problems
 from unalike.base.randomness import stream
@@ -25,13 +25,28 @@ from unalike.report import formatting as words
 @pytest.fixture
 def outcome(toys, tmp_path):
     """Everyone's parameters after some rounds of FedMuscle with these fields."""
+
     def made(clients=None, rounds=2, training=None, federation=None, **fields):
         made.number += 1
         algorithm = toys.method("fedmuscle", **fields)
-        clients = clients or [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c"), toys.client("d")]
-        made.fed = toys.federation(tmp_path / str(made.number), algorithm, clients, federation=federation, rounds=rounds, **(training or {}))
+        clients = clients or [
+            toys.client("a"),
+            toys.client("b", model=toys.noisy),
+            toys.client("c"),
+            toys.client("d"),
+        ]
+        made.fed = toys.federation(
+            tmp_path / str(made.number),
+            algorithm,
+            clients,
+            federation=federation,
+            rounds=rounds,
+            **(training or {}),
+        )
         made.noted = []
-        made.fed.record = lambda event, **facts: made.noted.append(facts) if event == "note" else None
+        made.fed.record = lambda event, **facts: (
+            made.noted.append(facts) if event == "note" else None
+        )
         return toys.serve(made.fed, algorithm)
 
     made.number = 0
@@ -40,10 +55,15 @@ def outcome(toys, tmp_path):
 
 def test_three_exchanges_one_update(outcome, toys):
     """M = 2 and B = 6: the paper's aggregate has 36 rows."""
-    gradient, peers, paper = (outcome(exchange=how, batch=6, keep="aligned") for how in ("gradient", "peers", "paper"))
+    gradient, peers, paper = (
+        outcome(exchange=how, batch=6, keep="aligned") for how in ("gradient", "peers", "paper")
+    )
     assert toys.apart(gradient, peers) <= 1e-9
     assert toys.apart(gradient, paper) <= 1e-9
-    assert toys.apart(gradient, outcome(exchange="gradient", batch=6, keep="aligned", temperature=0.3)) > 1e-4
+    assert (
+        toys.apart(gradient, outcome(exchange="gradient", batch=6, keep="aligned", temperature=0.3))
+        > 1e-4
+    )
 
 
 @pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
@@ -62,7 +82,10 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
 
 
-@pytest.mark.parametrize("fields", [{"exchange": "gradient"}, {"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"exchange": "gradient"}, {"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}],
+)
 def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
     """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back: the ends of both are the same."""
     found = []
@@ -70,7 +93,9 @@ def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
 
     def end(program):
         first = next(program.model.encoder.parameters())
-        return first.view_as(first).grad_fn.next_functions[0][0].metadata           # kept as long as a graph has it
+        return (
+            first.view_as(first).grad_fn.next_functions[0][0].metadata
+        )  # kept as long as a graph has it
 
     def watched(self, epoch, batch):
         found.append(end(self).get("seen", False))
@@ -98,12 +123,16 @@ def test_down_is_up_whatever_the_number_of_peers(outcome, toys):
     totals = {}
     for peers in (1, 5):
         outcome(six(), peers=peers)
-        totals[peers] = [{way: outcome.fed.ledger.total(way, client=c) for way in ("up", "down")} for c in "abcdef"]
+        totals[peers] = [
+            {way: outcome.fed.ledger.total(way, client=c) for way in ("up", "down")}
+            for c in "abcdef"
+        ]
     assert all(each["up"] == each["down"] > 0 for each in totals[1])
     assert totals[1] == totals[5]
     outcome(six(), peers=5, exchange="peers")
-    assert outcome.fed.ledger.total("down", client="a", operation="align_to_peers") > 3 * outcome.fed.ledger.total(
-        "up", client="a", operation="align_to_peers")
+    assert outcome.fed.ledger.total(
+        "down", client="a", operation="align_to_peers"
+    ) > 3 * outcome.fed.ledger.total("up", client="a", operation="align_to_peers")
 
 
 @pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
@@ -112,11 +141,17 @@ def test_a_batch_costs_one_call(exchange, outcome, toys):
     with a call for each, in fewer messages."""
     outcome(rounds=1, batch=7, passes=2, exchange=exchange, keep="aligned")
     rows = outcome.fed.ledger.rows
-    align = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[exchange]
+    align = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[
+        exchange
+    ]
     batches = len(outcome.fed.public(7))
     told = {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")}
     assert told == {"train": 1, "represent": 2, align: 2 * batches}
-    blocks = sum(-(-8 * 8 * len(each) // 256) for epoch in (0, 1) for each in outcome.fed.public(7).batches(1, epoch))
+    blocks = sum(
+        -(-8 * 8 * len(each) // 256)
+        for epoch in (0, 1)
+        for each in outcome.fed.public(7).batches(1, epoch)
+    )
     assert outcome.fed.ledger.total("up", client="a") == 256 * (blocks + 1 + 2 + 2 * batches)
 
 
@@ -132,16 +167,23 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
     call = type(outcome.fed).call
 
     def apart(fed, operation, *, sizes=None, **given):
-        told = call(fed, operation, sizes=sizes if operation == "represent" else {"rows": 0}, **given)
+        told = call(
+            fed, operation, sizes=sizes if operation == "represent" else {"rows": 0}, **given
+        )
         asked.append(operation)
         if operation == "align_to_peers" and sizes["rows"]:
-            views = apart(fed, "represent", epoch=given["epoch"], batch=given["batch"] + 1, sizes=sizes)
+            views = apart(
+                fed, "represent", epoch=given["epoch"], batch=given["batch"] + 1, sizes=sizes
+            )
             told.update({c: {**told[c], "views": views[c]} for c in told})
         return told
 
     monkeypatch.setattr(program, "following", following)
     monkeypatch.setattr(type(outcome.fed), "call", apart)
-    assert toys.apart(together, outcome(rounds=1, keep="aligned", exchange="peers")) == 0 and asked.count("represent") == 3
+    assert (
+        toys.apart(together, outcome(rounds=1, keep="aligned", exchange="peers")) == 0
+        and asked.count("represent") == 3
+    )
     assert outcome.noted == noted
 
 
@@ -160,8 +202,19 @@ def test_losses_pull_clients_together(loss, sync, outcome, toys):
 def test_matrix_of_equal_temperatures_is_the_number(loss, exchange, outcome, toys):
     table = lambda t: [[t] * 4 for _ in range(4)]
     number = outcome(loss=loss, exchange=exchange, keep="aligned")
-    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", temperature=table(0.2))) <= 1e-9
-    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", lower_temperature=table(0.15))) <= 1e-9
+    assert (
+        toys.apart(
+            number, outcome(loss=loss, exchange=exchange, keep="aligned", temperature=table(0.2))
+        )
+        <= 1e-9
+    )
+    assert (
+        toys.apart(
+            number,
+            outcome(loss=loss, exchange=exchange, keep="aligned", lower_temperature=table(0.15)),
+        )
+        <= 1e-9
+    )
     both = {"temperature": table(0.2), "lower_temperature": table(0.15)}
     assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", **both)) <= 1e-9
 
@@ -176,25 +229,50 @@ def test_temperatures_belong_to_pairs(outcome, toys):
     assert moved["a"] > 1e-4 and moved["b"] > 1e-4 and moved["c"] == moved["d"] == 0
 
 
-@pytest.mark.parametrize("temperature", [0.2, [[0.2, 0.3, 0.4, 0.2], [0.3, 0.2, 0.2, 0.3], [0.4, 0.2, 0.2, 0.3], [0.2, 0.3, 0.3, 0.2]]])
+@pytest.mark.parametrize(
+    "temperature",
+    [0.2, [[0.2, 0.3, 0.4, 0.2], [0.3, 0.2, 0.2, 0.3], [0.4, 0.2, 0.2, 0.3], [0.2, 0.3, 0.3, 0.2]]],
+)
 def test_consistent_lower_temperature(temperature, outcome, toys):
-    gradient, paper = (outcome(temperature=temperature, lower_temperature="consistent", exchange=how, batch=6, keep="aligned")
-                       for how in ("gradient", "paper"))
-    assert toys.apart(gradient, paper) <= 1e-8      # AdamW divides rounding by the root of tiny second moments
-    if temperature == 0.2:       # eq. 22: 1 / lower = 1 / 0.2 + 1 / 0.04 = 30
-        assert toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, keep="aligned")) <= 1e-9
+    gradient, paper = (
+        outcome(
+            temperature=temperature,
+            lower_temperature="consistent",
+            exchange=how,
+            batch=6,
+            keep="aligned",
+        )
+        for how in ("gradient", "paper")
+    )
+    assert (
+        toys.apart(gradient, paper) <= 1e-8
+    )  # AdamW divides rounding by the root of tiny second moments
+    if temperature == 0.2:  # eq. 22: 1 / lower = 1 / 0.2 + 1 / 0.04 = 30
+        assert (
+            toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, keep="aligned")) <= 1e-9
+        )
 
 
 def test_peers_by_relevance_are_the_similar_ones(toys, tmp_path):
     """a and b see the rows alike but for a rotation, c and d likewise; the two pairs have nothing in common."""
     draws = torch.Generator().manual_seed(0)
-    shapes = {pair: torch.randn(24, 8, dtype=torch.float64, generator=draws) for pair in ("ab", "cd")}
+    shapes = {
+        pair: torch.randn(24, 8, dtype=torch.float64, generator=draws) for pair in ("ab", "cd")
+    }
     turn = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=draws))[0]
-    views = {"a": shapes["ab"], "b": shapes["ab"] @ turn, "c": shapes["cd"], "d": shapes["cd"] @ turn}
+    views = {
+        "a": shapes["ab"],
+        "b": shapes["ab"] @ turn,
+        "c": shapes["cd"],
+        "d": shapes["cd"] @ turn,
+    }
     algorithm = toys.method("fedmuscle", choice="relevance", peers=1)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     assert algorithm.draw(fed, views, 1, 0, 0) == {"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}
-    assert fed.state["relevance"]["a"]["b"] == pytest.approx(1) and fed.state["relevance"]["a"]["c"] < 0.7
+    assert (
+        fed.state["relevance"]["a"]["b"] == pytest.approx(1)
+        and fed.state["relevance"]["a"]["c"] < 0.7
+    )
 
 
 def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
@@ -207,14 +285,22 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
     assert algorithm.draw(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
 
 
-@pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"temperature": [[0.2] * 4] * 4}, {"samples": 4}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"loss": "pairwise"}, {"temperature": [[0.2] * 4] * 4}, {"samples": 4}]
+)
 def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
     """Itself as it is, whoever computes it."""
-    made = {way: outcome(peers=2, own=1, keep="aligned", exchange=way, **fields) for way in ("gradient", "peers")}
-    if "samples" not in fields:             # combinations are drawn by whoever computes
+    made = {
+        way: outcome(peers=2, own=1, keep="aligned", exchange=way, **fields)
+        for way in ("gradient", "peers")
+    }
+    if "samples" not in fields:  # combinations are drawn by whoever computes
         assert toys.apart(made["gradient"], made["peers"]) < 1e-9
     if not fields:
-        assert toys.apart(made["gradient"], outcome(peers=2, own=1, keep="aligned", exchange="paper")) < 1e-9
+        assert (
+            toys.apart(made["gradient"], outcome(peers=2, own=1, keep="aligned", exchange="paper"))
+            < 1e-9
+        )
     assert toys.apart(made["gradient"], outcome(peers=2, keep="aligned", **fields)) > 1e-4
     assert toys.apart(made["gradient"], outcome(peers=1, keep="aligned", **fields)) > 1e-4
     algorithm = toys.method("fedmuscle", peers=2, own=1)
@@ -228,13 +314,21 @@ def test_without_company_nobody_else_matters(outcome, toys):
     settings = {"peers": 3, "own": 3, "keep": "aligned"}
     many, few = outcome(**settings), outcome([toys.client("a"), toys.client("c")], **settings)
     assert toys.apart({"a": many["a"]}, {"a": few["a"]}) < 1e-12
-    assert toys.apart({"a": many["a"]}, {"a": outcome(keep="local", **{k: v for k, v in settings.items() if k != "keep"})["a"]}) > 1e-6
+    assert (
+        toys.apart(
+            {"a": many["a"]},
+            {"a": outcome(keep="local", **{k: v for k, v in settings.items() if k != "keep"})["a"]},
+        )
+        > 1e-6
+    )
 
 
 def test_redraw_once_a_pass(outcome, toys, monkeypatch):
     asked = []
     draw = FedMuscle.draw
-    monkeypatch.setattr(FedMuscle, "draw", lambda self, *a: asked.append(draw(self, *a)) or asked[-1])
+    monkeypatch.setattr(
+        FedMuscle, "draw", lambda self, *a: asked.append(draw(self, *a)) or asked[-1]
+    )
     outcome(rounds=1, redraw="pass")
     assert len(asked) == 3 and all(drawn == asked[0] for drawn in asked)
     asked.clear()
@@ -249,7 +343,9 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
 
     def spy(self):
         loss = train(self)
-        after[self.client.id] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        after[self.client.id] = {
+            name: tensor.clone() for name, tensor in self.model.state_dict().items()
+        }
         return loss
 
     spy.operation = "changes"
@@ -260,35 +356,76 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
     assert toys.apart({"a": aligned["a"]}, {"a": after["a"]}) > 1e-4
 
 
-@pytest.mark.parametrize("fields", [{}, {"loss": "pairwise"}, {"loss": "gramian"}, {"lower_temperature": "consistent"},
-                                    {"peers": 1}, {"peers": 3}, {"peers": 3, "samples": 5}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"loss": "pairwise"},
+        {"loss": "gramian"},
+        {"lower_temperature": "consistent"},
+        {"peers": 1},
+        {"peers": 3},
+        {"peers": 3, "samples": 5},
+    ],
+)
 def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
     from unalike.algorithms import fedmuscle
+
     algorithm = toys.method("fedmuscle", **fields)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
-    views = dict(zip("abcd", torch.randn(4, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), strict=True))
+    views = dict(
+        zip(
+            "abcd",
+            torch.randn(4, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+            strict=True,
+        )
+    )
     drawn = algorithm.draw(fed, views, 1, 0, 0)
     pulls, losses = algorithm.pulls(fed, views, drawn, stream(1))
     monkeypatch.setattr(fedmuscle, "STACKED", 0)
-    one = [[0.2] * 4] * 4 if "samples" in fields else 0.2                             # one per pair: nothing is stacked
+    one = [[0.2] * 4] * 4 if "samples" in fields else 0.2  # one per pair: nothing is stacked
     alone, each = replace(algorithm, temperature=one).pulls(fed, views, drawn, stream(1))
     assert list(pulls) == list(alone) == list("abcd")
     assert all(float(losses[c]) == pytest.approx(float(each[c]), abs=1e-12) for c in each)
-    assert all(torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4 for c in pulls)
+    assert all(
+        torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4
+        for c in pulls
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="passes are recorded on a GPU only")
-@pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"sync": "epoch"}, {"loss": "pairwise"}, {"loss": "gramian"}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"exchange": "peers"}, {"sync": "epoch"}, {"loss": "pairwise"}, {"loss": "gramian"}],
+)
 def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     """Clients with adapters in a network of which most is frozen, a plain one, and one that draws and so is not recorded."""
     from unalike.algorithms import fedmuscle
-    images = lambda rows, seed: torch.randint(256, (rows, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    seeing = toys.partial(build_encoder, "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4})
+
+    images = lambda rows, seed: torch.randint(
+        256, (rows, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    seeing = toys.partial(
+        build_encoder, "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4}
+    )
 
     def clients():
-        see = [toys.client(id, model=seeing, device="cuda", train=(images(20, i), torch.arange(20) % 4), test=None,
-                           public=(images(24, 9), None)) for i, id in enumerate("ab")]
-        return [*see, toys.client("c", device="cuda"), toys.client("d", model=toys.noisy, device="cuda")]
+        see = [
+            toys.client(
+                id,
+                model=seeing,
+                device="cuda",
+                train=(images(20, i), torch.arange(20) % 4),
+                test=None,
+                public=(images(24, 9), None),
+            )
+            for i, id in enumerate("ab")
+        ]
+        return [
+            *see,
+            toys.client("c", device="cuda"),
+            toys.client("d", model=toys.noisy, device="cuda"),
+        ]
 
     made = {}
     for records in (False, True):
@@ -296,10 +433,17 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
         fedmuscle.stacked.cache_clear()
         made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
     programs = outcome.fed.engine.host.programs
-    assert all(programs[c].passes.kept and all(programs[c].passes.kept.values()) for c in "abc") and not programs["d"].passes.kept
+    assert (
+        all(programs[c].passes.kept and all(programs[c].passes.kept.values()) for c in "abc")
+        and not programs["d"].passes.kept
+    )
     if not fields.keys() & {"exchange", "sync"}:
-        contrast = fedmuscle.stacked(fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15)
-        assert contrast.kept and all(contrast.kept.values()), "the server's losses are recorded, too"
+        contrast = fedmuscle.stacked(
+            fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15
+        )
+        assert contrast.kept and all(contrast.kept.values()), (
+            "the server's losses are recorded, too"
+        )
     fedmuscle.stacked.cache_clear()
     assert toys.apart(made[False], made[True]) < 1e-8
 
@@ -308,11 +452,22 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
 def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, monkeypatch):
     """Of 8^3 combinations: all of them, or an estimate that goes the same way, and the same twice."""
     from unalike.algorithms import fedmuscle
+
     exact = outcome(peers=3, rounds=1, keep="aligned", **fields)
     monkeypatch.setattr(fedmuscle, "WHOLE", 8**3 - 1)
     drawn, again = (outcome(peers=3, rounds=1, keep="aligned", **fields) for _ in range(2))
     assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
-    few, many = (outcome(peers=3, rounds=1, keep="aligned", samples=count, training={"optimizer": "sgd"}, **fields) for count in (2, 5000))
+    few, many = (
+        outcome(
+            peers=3,
+            rounds=1,
+            keep="aligned",
+            samples=count,
+            training={"optimizer": "sgd"},
+            **fields,
+        )
+        for count in (2, 5000)
+    )
     monkeypatch.undo()
     exact = outcome(peers=3, rounds=1, keep="aligned", training={"optimizer": "sgd"}, **fields)
     assert toys.apart(many, exact) < toys.apart(few, exact) / 4
@@ -329,20 +484,33 @@ def test_nine_peers(outcome, toys):
 def test_projection(toys, tmp_path):
     wide = toys.client("a", model=toys.partial(MLP, (6,), (8,), 12))
     fits = toys.client("b")
-    program = lambda client, how: FedMuscle.Program(client, toys.method("fedmuscle", projection=how), toys.training(), 0)
+    program = lambda client, how: FedMuscle.Program(
+        client, toys.method("fedmuscle", projection=how), toys.training(), 0
+    )
     assert isinstance(program(wide, "auto").model.projection, torch.nn.Linear)
     assert isinstance(program(fits, "auto").model.projection, torch.nn.Identity)
     assert isinstance(program(fits, "always").model.projection, torch.nn.Linear)
     assert isinstance(program(fits, "never").model.projection, torch.nn.Identity)
     with pytest.raises(ValueError, match="12 features, the federation compares 8"):
         program(wide, "never")
-    results = toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="auto"), [wide, fits, toys.client("c")])
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", projection="auto"),
+        [wide, fits, toys.client("c")],
+    )
     assert not results["failures"]
 
 
 def test_width_that_does_not_fit_is_told_before_anything_runs(toys, tmp_path):
-    clients = [toys.client("a", model=toys.partial(MLP, (6,), (8,), 12)), toys.client("b"), toys.client("c")]
-    with pytest.raises(Problems, match=r"clients\.a +its encoder gives 12 features.*set algorithm\.projection to auto"):
+    clients = [
+        toys.client("a", model=toys.partial(MLP, (6,), (8,), 12)),
+        toys.client("b"),
+        toys.client("c"),
+    ]
+    with pytest.raises(
+        Problems,
+        match=r"clients\.a +its encoder gives 12 features.*set algorithm\.projection to auto",
+    ):
         toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="never"), clients)
 
 
@@ -352,12 +520,24 @@ def test_segmentation_beside_classification(toys, tmp_path):
 
     def digits(id, mine, target, model):
         given = [(table.x[r], table.targets[target][r]) for r in (mine, table.test[:40])]
-        return Client(id=id, model=model, task=table.tasks[target], train=given[0], test=given[1], public=public)
+        return Client(
+            id=id,
+            model=model,
+            task=table.tasks[target],
+            train=given[0],
+            test=given[1],
+            public=public,
+        )
 
     cnn = toys.partial(CNN, (1, 8, 8), (4, 8), 8)
-    clients = [digits("digit", rows[0], "digit", toys.partial(MLP, (1, 8, 8), (16,), 16)), digits("ink", rows[1], "ink", cnn),
-               digits("attributes", rows[2], "attributes", cnn)]
-    results = toys.execute(tmp_path / "run", toys.method("fedmuscle"), clients, rounds=3, alone=True)
+    clients = [
+        digits("digit", rows[0], "digit", toys.partial(MLP, (1, 8, 8), (16,), 16)),
+        digits("ink", rows[1], "ink", cnn),
+        digits("attributes", rows[2], "attributes", cnn),
+    ]
+    results = toys.execute(
+        tmp_path / "run", toys.method("fedmuscle"), clients, rounds=3, alone=True
+    )
     assert not results["failures"]
     metrics = {id: entry["metric"] for id, entry in results["clients"].items()}
     assert metrics == {"digit": "accuracy", "ink": "miou", "attributes": "micro_f1"}
@@ -372,11 +552,14 @@ def test_two_optimizers_and_a_rate_of_its_own(outcome, toys):
     own = outcome(align_rate=1e-9, keep="aligned")
     still = outcome(optimizers="two", align_rate=1e-9, keep="local")
     assert toys.apart(one, two) > 1e-4 and toys.apart(two, own) > 1e-4
-    assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, "at a rate of almost nothing alignment does almost nothing"
+    assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, (
+        "at a rate of almost nothing alignment does almost nothing"
+    )
 
 
 def test_models_with_held_weights_are_aligned_gently(outcome, toys):
     """A tenth of the rate; from-scratch models, and whoever says a rate, as told."""
+
     def holding():
         model = toys.mlp()
         next(model.parameters()).requires_grad_(False)
@@ -386,20 +569,31 @@ def test_models_with_held_weights_are_aligned_gently(outcome, toys):
     for how, rate in {"auto": None, "told": 0.02}.items():
         clients = [toys.client("a"), toys.client("b", model=holding)]
         outcome(clients, peers=1, align_rate=rate)
-        rates[how] = {c: program.optimizers["align"].param_groups[0]["lr"] for c, program in outcome.fed.engine.host.programs.items()}
-    assert rates["auto"]["b"] == pytest.approx(0.1 * rates["auto"]["a"]) and rates["told"] == {"a": 0.02, "b": 0.02}
+        rates[how] = {
+            c: program.optimizers["align"].param_groups[0]["lr"]
+            for c, program in outcome.fed.engine.host.programs.items()
+        }
+    assert rates["auto"]["b"] == pytest.approx(0.1 * rates["auto"]["a"]) and rates["told"] == {
+        "a": 0.02,
+        "b": 0.02,
+    }
 
 
 def test_alignment_may_grow_gentler(outcome, toys):
     outcome(rounds=4, align_rate=0.02, decay=True)
     for program in outcome.fed.engine.host.programs.values():
-        assert program.optimizers["align"].param_groups[0]["lr"] == pytest.approx(0.02 * (1 + math.cos(0.75 * math.pi)) / 2)
-    assert toys.apart(outcome(rounds=1, decay=True), outcome(rounds=1)) == 0, "the first round is as told"
+        assert program.optimizers["align"].param_groups[0]["lr"] == pytest.approx(
+            0.02 * (1 + math.cos(0.75 * math.pi)) / 2
+        )
+    assert toys.apart(outcome(rounds=1, decay=True), outcome(rounds=1)) == 0, (
+        "the first round is as told"
+    )
 
 
 @pytest.fixture
 def breaks(monkeypatch):
     """Makes an operation fail at one client in the second round."""
+
     def make(operation, client):
         usual = getattr(FedMuscle.Program, operation)
 
@@ -422,21 +616,24 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
     assert outcome.fed.failures == [Failure("b", "align", 2, "RuntimeError: gone")]
 
 
-@pytest.mark.parametrize("fields, sentence", [
-    ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
-    ({"peers": 0}, "must be at least 1, got 0"),
-    ({"peers": 1, "own": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
-    ({"peers": 2, "own": 1, "loss": "gramian"}, "leave own at 0"),
-    ({"peers": 1, "decay": True, "optimizers": "one"}, "leaves no rate of alignment to decay"),
-    ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
-    ({"batch": 1}, "at least 2"),
-    ({"temperature": 0.0}, "must be at least 0.006"),
-    ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
-    ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be at least 0.006"),
-    ({"absent": "open"}, "open is for shared heads"),
-    ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
-    ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
-])
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
+        ({"peers": 0}, "must be at least 1, got 0"),
+        ({"peers": 1, "own": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
+        ({"peers": 2, "own": 1, "loss": "gramian"}, "leave own at 0"),
+        ({"peers": 1, "decay": True, "optimizers": "one"}, "leaves no rate of alignment to decay"),
+        ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
+        ({"batch": 1}, "at least 2"),
+        ({"temperature": 0.0}, "must be at least 0.006"),
+        ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
+        ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be at least 0.006"),
+        ({"absent": "open"}, "open is for shared heads"),
+        ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
+        ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
+    ],
+)
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
         toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())
@@ -453,24 +650,41 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
     """Of one task and label set, weighted by their rows, whatever their encoders are; nobody else's head moves, and no encoder does."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
     method = toys.method("fedmuscle", heads="shared")
-    fed = toys.federation(tmp_path / "run", method, [toys.client("a", rows=10), toys.client("b", rows=30, model=toys.noisy), other])
+    fed = toys.federation(
+        tmp_path / "run",
+        method,
+        [toys.client("a", rows=10), toys.client("b", rows=30, model=toys.noisy), other],
+    )
     fed.begin(1)
     fed.call("train")
     programs = fed.engine.host.programs
-    before = {c: {name: tensor.clone() for name, tensor in programs[c].model.state_dict().items()} for c in programs}
+    before = {
+        c: {name: tensor.clone() for name, tensor in programs[c].model.state_dict().items()}
+        for c in programs
+    }
     unite(fed)
     after = {c: programs[c].model.state_dict() for c in programs}
     heads = [name for name in before["a"] if name.startswith("head.")]
     mean = {name: 0.25 * before["a"][name] + 0.75 * before["b"][name] for name in heads}
     assert heads and all(torch.allclose(after[c][name], mean[name]) for c in "ab" for name in heads)
-    assert all(torch.equal(after[c][name], tensor) for c in "abd" for name, tensor in before[c].items() if c == "d" or name not in heads)
+    assert all(
+        torch.equal(after[c][name], tensor)
+        for c in "abd"
+        for name, tensor in before[c].items()
+        if c == "d" or name not in heads
+    )
 
 
 def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path):
     """What they think of the public set, not what they align; with the pace of the alignment. Nobody else is asked, or moved."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
     method = toys.method("fedmuscle", opinions="shared", align_rate=0.01, decay=True)
-    fed = toys.federation(tmp_path / "run", method, [toys.client("a"), toys.client("b", model=toys.noisy), other], rounds=3)
+    fed = toys.federation(
+        tmp_path / "run",
+        method,
+        [toys.client("a"), toys.client("b", model=toys.noisy), other],
+        rounds=3,
+    )
     fed.begin(2)
     fed.call("train")
     programs = fed.engine.host.programs
@@ -481,17 +695,36 @@ def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path)
         told = teach(fed)
     for c in "ab":
         assert (programs[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
-        assert programs[c].optimizers["public"].param_groups[0]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi / 3)) / 2)
-    assert told.keys() == set("ab") and all(torch.equal(programs["d"].model.state_dict()[name], t) for name, t in before.items())
+        assert programs[c].optimizers["public"].param_groups[0]["lr"] == pytest.approx(
+            0.01 * (1 + math.cos(math.pi / 3)) / 2
+        )
+    assert told.keys() == set("ab") and all(
+        torch.equal(programs["d"].model.state_dict()[name], t) for name, t in before.items()
+    )
 
 
 def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     """The same epochs: where there is one it is what sharing once is, and who shares with nobody learns what it learns in one go."""
-    assert toys.apart(outcome(heads="shared", training={"epochs": 1}), outcome(heads="epoch", training={"epochs": 1})) == 0
-    assert toys.apart(outcome(heads="shared", training={"epochs": 3}), outcome(heads="epoch", training={"epochs": 3})) > 1e-3
+    assert (
+        toys.apart(
+            outcome(heads="shared", training={"epochs": 1}),
+            outcome(heads="epoch", training={"epochs": 1}),
+        )
+        == 0
+    )
+    assert (
+        toys.apart(
+            outcome(heads="shared", training={"epochs": 3}),
+            outcome(heads="epoch", training={"epochs": 3}),
+        )
+        > 1e-3
+    )
     method = toys.method("fedmuscle", heads="epoch")
     clients = lambda: [*toys.clients(2), toys.client("d", task=Classification(tuple("wxyz")))]
-    fed, plain = (toys.federation(tmp_path / name, method, clients(), epochs=3) for name in ("united", "plain"))
+    fed, plain = (
+        toys.federation(tmp_path / name, method, clients(), epochs=3)
+        for name in ("united", "plain")
+    )
     asked, call = [], fed.call
     fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
     for each in (fed, plain):
@@ -499,7 +732,10 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     train_united(fed)
     plain.call("train")
     assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
-    ends = [{c: program.model.state_dict() for c, program in each.engine.host.programs.items()} for each in (fed, plain)]
+    ends = [
+        {c: program.model.state_dict() for c, program in each.engine.host.programs.items()}
+        for each in (fed, plain)
+    ]
     assert all(torch.equal(ends[0]["d"][name], tensor) for name, tensor in ends[1]["d"].items())
     apart = [(end["a"]["head.0.weight"] - end["b"]["head.0.weight"]).norm() for end in ends]
     assert 0 < apart[0] < apart[1]
@@ -507,9 +743,17 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
 
 def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
     """A classifier must name one of its classes, whatever a public row shows."""
-    labels = lambda id: (torch.randn(12, 6, generator=stream(0, id)).double(), torch.ones(12, 2).double())
-    tagged = [toys.client(id, task=MultiLabel(["sun", "sea"]), train=labels(id), test=labels(id)) for id in "cd"]
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", opinions="several"), [*toys.clients(2), *tagged])
+    labels = lambda id: (
+        torch.randn(12, 6, generator=stream(0, id)).double(),
+        torch.ones(12, 2).double(),
+    )
+    tagged = [
+        toys.client(id, task=MultiLabel(["sun", "sea"]), train=labels(id), test=labels(id))
+        for id in "cd"
+    ]
+    fed = toys.federation(
+        tmp_path / "run", toys.method("fedmuscle", opinions="several"), [*toys.clients(2), *tagged]
+    )
     fed.begin(1)
     fed.call("train")
     assert teach(fed, several=True).keys() == set("cd") and teach(fed).keys() == set("abcd")
@@ -519,11 +763,21 @@ def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
 def parted(toys, tmp_path):
     """Three who classify, two of them alike, of four classes of which a has two and b two; and one with several labels."""
     x, y = toys.blobs(24, 3)
-    some = lambda id, y, **about: toys.client(id, train=(x.double(), y), test=(x.double(), y), **about)
+    some = lambda id, y, **about: toys.client(
+        id, train=(x.double(), y), test=(x.double(), y), **about
+    )
     words = Classification(tuple("wxyz"))
     several = some("d", torch.nn.functional.one_hot(y, 4).double(), task=MultiLabel(list("pqrs")))
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared", absent="open"),
-                          [some("a", y % 2), some("b", 1 + y % 2, model=toys.noisy), some("c", y, task=words), several])
+    fed = toys.federation(
+        tmp_path / "run",
+        toys.method("fedmuscle", heads="shared", absent="open"),
+        [
+            some("a", y % 2),
+            some("b", 1 + y % 2, model=toys.noisy),
+            some("c", y, task=words),
+            several,
+        ],
+    )
     fed.begin(1)
     fed.call("train")
     return fed
@@ -532,12 +786,17 @@ def parted(toys, tmp_path):
 def test_classes_that_only_others_have_are_left_open(parted):
     """They are no wrong answers in the local loss and no row of the head learns of them; what nobody has is one. Each is asked once."""
     asked, call, programs = [], parted.call, parted.engine.host.programs
-    parted.call = lambda operation, **about: asked.append((operation, about.get("clients"))) or call(operation, **about)
+    parted.call = lambda operation, **about: (
+        asked.append((operation, about.get("clients"))) or call(operation, **about)
+    )
     for _ in range(2):
         unite(parted, spares=True)
     assert [told for told in asked if told[0] == "present"] == [("present", ["a", "b"])]
     parted.call("train")
-    assert [programs[c].open.tolist() for c in "ab"] == [[False, False, True, False], [True, False, False, False]]
+    assert [programs[c].open.tolist() for c in "ab"] == [
+        [False, False, True, False],
+        [True, False, False, False],
+    ]
     assert not any(programs[c].open.any() for c in "cd")
     for c, kept in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
         program = programs[c]
@@ -545,7 +804,9 @@ def test_classes_that_only_others_have_are_left_open(parted):
         x, y = program.sampled(torch.arange(24))
         loss = program.task_loss(x, y)
         left = program.model(x)[:, kept].log_softmax(1)
-        torch.testing.assert_close(loss, -left[torch.arange(24), [kept.index(label) for label in y.tolist()]].mean())
+        torch.testing.assert_close(
+            loss, -left[torch.arange(24), [kept.index(label) for label in y.tolist()]].mean()
+        )
         moved = torch.autograd.grad(loss, program.model.head[-1].weight)[0].abs().sum(1) > 0
         assert moved.nonzero().flatten().tolist() == kept
         torch.testing.assert_close(program.head_loss(x, y), loss)
@@ -555,14 +816,22 @@ def test_what_one_of_a_kind_has_ever_had_stays_open(parted):
     """A head knows it from whom it was shared with before; one of another kind is not spoken of."""
     kind = parted.engine.host.programs["a"].kind_of()
     parted.state["kinds"] = {"gone": kind, "other": "another"}
-    parted.state["present"] = {"gone": torch.tensor([False, False, False, True]), "other": torch.tensor([True, True, True, True])}
+    parted.state["present"] = {
+        "gone": torch.tensor([False, False, False, True]),
+        "other": torch.tensor([True, True, True, True]),
+    }
     unite(parted, spares=True)
-    assert [parted.engine.host.programs[c].memory["open"].tolist() for c in "ab"] == [[False, False, True, True], [True, False, False, True]]
+    assert [parted.engine.host.programs[c].memory["open"].tolist() for c in "ab"] == [
+        [False, False, True, True],
+        [True, False, False, True],
+    ]
 
 
 def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, parted):
     """And never by a client that asks for privacy, whatever the server keeps to."""
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2))
+    fed = toys.federation(
+        tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2)
+    )
     fed.begin(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
     program, other = parted.engine.host.programs["a"], fed.engine.host.programs["a"]
@@ -570,24 +839,47 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
     assert program.perform("present", 1, 0, {}) is None
     before = {name: tensor.clone() for name, tensor in program.shared().items()}
     more = {name: tensor + 1 for name, tensor in before.items()}
-    with pytest.raises(ValueError, match=r"it has 4 classes, which of them others have came as \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"it has 4 classes, which of them others have came as \(3,\)"
+    ):
         program.take(more, had=torch.ones(3))
-    assert all(torch.equal(program.shared()[name], tensor) for name, tensor in before.items()), "what is refused changes nothing"
+    assert all(torch.equal(program.shared()[name], tensor) for name, tensor in before.items()), (
+        "what is refused changes nothing"
+    )
     with pytest.raises(ValueError, match="leaves no class open"):
         other.take(other.shared(), had=torch.ones(4))
-    assert "set algorithm.absent to wrong" in (FedMuscle(heads="shared", absent="open").privacy_problem() or "") and FedMuscle().privacy_problem() is None
+    assert (
+        "set algorithm.absent to wrong"
+        in (FedMuscle(heads="shared", absent="open").privacy_problem() or "")
+        and FedMuscle().privacy_problem() is None
+    )
 
 
-@pytest.mark.parametrize("fields", [{"heads": "shared"}, {"heads": "epoch"}, {"opinions": "shared"}, {"heads": "epoch", "absent": "open"},
-                                    {"heads": "shared", "opinions": "shared"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"heads": "shared"},
+        {"heads": "epoch"},
+        {"opinions": "shared"},
+        {"heads": "epoch", "absent": "open"},
+        {"heads": "shared", "opinions": "shared"},
+    ],
+)
 def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path):
     """It learns another thing than where all have their own, and an interrupted run ends at the same bits."""
+
     def interrupted(event, **facts):
         if event == "round" and facts["round"] == 2:
             raise KeyboardInterrupt
 
-    few = lambda id, of, **about: toys.client(id, train=((x := toys.blobs(20, ord(id)))[0], of[x[1] % len(of)]), **about)
-    make = lambda: [few("a", torch.tensor([0, 1])), few("b", torch.tensor([1, 2, 3]), model=toys.noisy), toys.client("c")]
+    few = lambda id, of, **about: toys.client(
+        id, train=((x := toys.blobs(20, ord(id)))[0], of[x[1] % len(of)]), **about
+    )
+    make = lambda: [
+        few("a", torch.tensor([0, 1])),
+        few("b", torch.tensor([1, 2, 3]), model=toys.noisy),
+        toys.client("c"),
+    ]
     shared = lambda: toys.method("fedmuscle", **fields)
     whole = toys.execute(tmp_path / "whole", shared(), make())
     own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())
@@ -599,10 +891,13 @@ def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path
     assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
 
 
-@pytest.mark.parametrize("what, how", [("heads", "shared"), ("heads", "epoch"), ("opinions", "shared")])
+@pytest.mark.parametrize(
+    "what, how", [("heads", "shared"), ("heads", "epoch"), ("opinions", "shared")]
+)
 def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path, monkeypatch):
     """A shadow would learn from the mean what its client learnt from the labels it is tested on. Who cannot be judged has none after the
     first round. A run that is interrupted before everyone decides ends the same."""
+
     def interrupted(event, **facts):
         if event == "stage" and "decides" in facts["text"]:
             raise KeyboardInterrupt
@@ -615,12 +910,21 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path,
         trained[self.client.id, len(self.client.train), self.round] += 1
         return told
 
-    make = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c", task=Classification(tuple("wxyz")))]
+    make = lambda: [
+        toys.client("a"),
+        toys.client("b", model=toys.noisy),
+        toys.client("c", task=Classification(tuple("wxyz"))),
+    ]
     shared = lambda: toys.method("fedmuscle", **{what: how})
     monkeypatch.setattr(GroupAveragingProgram, "learn", counted)
     told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
     whole, rows = told["clients"], len(make()[0].train)
-    assert all(whole[c]["kept"] == "together" and whole[c]["judged"] == {} and whole[c]["safeguarded"] == whole[c]["value"] for c in "ab")
+    assert all(
+        whole[c]["kept"] == "together"
+        and whole[c]["judged"] == {}
+        and whole[c]["safeguarded"] == whole[c]["value"]
+        for c in "ab"
+    )
     assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
     assert {round for c, held, round in trained if c == "a" and held < rows} == {1}
     assert {round for c, held, round in trained if c == "c" and held < rows} == {1, 2, 3}
@@ -636,11 +940,17 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path,
 @pytest.mark.parametrize("sync", ["batch", "epoch"])
 def test_who_is_judged_only_listens(sync, toys, tmp_path):
     """What others learnt of it would come back to its shadows, its labels with it: so nobody learns of it. Unless too few speak."""
+
     def run(name, labels, **fields):
         unlike = toys.client("d", task=Classification(tuple("wxyz")))
         x, y = unlike.train.rows(torch.arange(len(unlike.train)))
         clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
-        told = toys.execute(tmp_path / name, toys.method("fedmuscle", heads="shared", sync=sync, **fields), clients, safeguard=True)
+        told = toys.execute(
+            tmp_path / name,
+            toys.method("fedmuscle", heads="shared", sync=sync, **fields),
+            clients,
+            safeguard=True,
+        )
         assert [bool(told["clients"][c]["judged"]) for c in "abcd"] == [False, False, False, True]
         return {c: state for c, state in toys.states(tmp_path / name).items() if c != "d"}
 
@@ -652,9 +962,15 @@ def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, breaks):
     """Whoever is told what, all of a batch are called as one: the only one of its kind is no quorum of its own."""
     breaks("align_to_peers", "d")
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
-    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
-    assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [("d", "align_to_peers", 2)]
-    assert told["rounds"] == 3 and [c for c in "abcd" if told["clients"][c].get("value") is not None] == list("abc")
+    told = toys.execute(
+        tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True
+    )
+    assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [
+        ("d", "align_to_peers", 2)
+    ]
+    assert told["rounds"] == 3 and [
+        c for c in "abcd" if told["clients"][c].get("value") is not None
+    ] == list("abc")
 
 
 def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, monkeypatch):
@@ -671,13 +987,18 @@ def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, 
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
     monkeypatch.setattr(FederationConfig, "drawn", lambda self, infos, seed, round: drawn[round])
-    toys.execute(tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True)
+    toys.execute(
+        tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True
+    )
     assert heard.keys() == {"d"}
 
 
 def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_path):
     shared = lambda: toys.method("fedmuscle", heads="shared")
-    plain, guarded = (toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it) for it in (False, True))
+    plain, guarded = (
+        toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it)
+        for it in (False, True)
+    )
     assert plain["bytes"]["down"] <= guarded["bytes"]["down"] < 1.1 * plain["bytes"]["down"]
     assert toys.apart(toys.states(tmp_path / "False"), toys.states(tmp_path / "True")) == 0
 
@@ -686,35 +1007,59 @@ def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_p
 @pytest.mark.parametrize("what", ["heads", "opinions"])
 def test_what_nobody_leaves_with_is_no_reason_not_to_judge(what, keep, toys, tmp_path):
     """With one round everybody leaves as it was before anything was shared, unless it leaves as aligned."""
-    made = toys.execute(tmp_path / "run", toys.method("fedmuscle", **{what: "shared"}, keep=keep), toys.clients(), safeguard=True, rounds=1)
+    made = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", **{what: "shared"}, keep=keep),
+        toys.clients(),
+        safeguard=True,
+        rounds=1,
+    )
     assert {bool(its["judged"]) for its in made["clients"].values()} == {keep == "local"}
 
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])
 def test_who_leaves_after_local_epochs_leaves_with_a_head_of_its_own(keep, outcome):
     left = outcome(heads="shared", keep=keep)
-    assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (keep == "aligned")
+    assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (
+        keep == "aligned"
+    )
 
 
 @pytest.mark.parametrize("what, more", [("heads", 1), ("opinions", 24)])
 def test_a_shared_head_is_a_release_a_round_and_an_opinion_one_a_row(what, more, toys, tmp_path):
-    told = toys.execute(tmp_path / "run", toys.method("fedmuscle", **{what: "shared"}), toys.clients(), privacy=Privacy(noise=1.0))
+    told = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", **{what: "shared"}),
+        toys.clients(),
+        privacy=Privacy(noise=1.0),
+    )
     assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + more)
 
 
 def test_a_client_takes_only_what_it_shares(toys, tmp_path):
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients())
+    fed = toys.federation(
+        tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients()
+    )
     fed.begin(1)
     fed.call("train")
     program = fed.engine.host.programs["a"]
-    for wrong in ({}, dict(program.model.state_dict()), {name: tensor[:1] for name, tensor in program.shared().items()}):
+    for wrong in (
+        {},
+        dict(program.model.state_dict()),
+        {name: tensor[:1] for name, tensor in program.shared().items()},
+    ):
         with pytest.raises(ValueError, match="not what it shares"):
             program.take(wrong)
 
 
 def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
     """Where its sibling fails, a client is not given its own head back."""
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2), federation=FederationConfig(quorum=0.5))
+    fed = toys.federation(
+        tmp_path / "run",
+        toys.method("fedmuscle", heads="shared"),
+        toys.clients(2),
+        federation=FederationConfig(quorum=0.5),
+    )
     fed.begin(1)
     fed.call("train")
     asked, call = [], fed.call

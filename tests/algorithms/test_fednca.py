@@ -23,7 +23,9 @@ LABELS = 5
 
 def data(rows=12, seed=0):
     source = torch.Generator().manual_seed(seed)
-    return torch.rand(rows, 1, 8, 8, generator=source), torch.randint(2, (rows, LABELS), generator=source).float()
+    return torch.rand(rows, 1, 8, 8, generator=source), torch.randint(
+        2, (rows, LABELS), generator=source
+    ).float()
 
 
 SMALL = partial(CNN, (1, 8, 8), (4, 8), 16)
@@ -36,7 +38,9 @@ def client(id="a", model=SMALL, **about):
 
 def program(method=None, one=None, **training):
     method = method or FedNCA()
-    return method.Program(one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0)
+    return method.Program(
+        one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0
+    )
 
 
 def test_the_head_is_one_attention_with_the_prototypes_as_queries():
@@ -49,7 +53,9 @@ def test_the_head_is_one_attention_with_the_prototypes_as_queries():
     own.out_proj.load_state_dict(head.out.state_dict())
     seen = torch.randn(3, 16, 2, 3, dtype=torch.float64)
     tokens = seen.flatten(2).mT
-    torch.testing.assert_close(head.features(seen), own(head.prototypes.expand(3, -1, -1), tokens, tokens)[0])
+    torch.testing.assert_close(
+        head.features(seen), own(head.prototypes.expand(3, -1, -1), tokens, tokens)[0]
+    )
 
 
 def test_a_class_is_predicted_by_its_own_feature():
@@ -60,30 +66,44 @@ def test_a_class_is_predicted_by_its_own_feature():
     for b, k in ((0, 1), (2, 4)):
         assert head(seen)[b, k].item() == pytest.approx((10 * w[k] @ f[b, k] + head.bias[k]).item())
         for j in range(LABELS):
-            assert head.logits(f)[b, k, j].item() == pytest.approx((10 * w[j] @ f[b, k] + head.bias[j]).item())
+            assert head.logits(f)[b, k, j].item() == pytest.approx(
+                (10 * w[j] @ f[b, k] + head.bias[j]).item()
+            )
     torch.testing.assert_close(head(seen), head.logits(f).diagonal(dim1=-2, dim2=-1))
 
 
 def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
     x, y = data(6)
-    y[0] = -1                                             # an all-unknown row
+    y[0] = -1  # an all-unknown row
     x, y = x.double(), y.double()
     made = program()
     f = made.model.head.features(made.model.features(x))
     logits = made.model.head.logits(f)
-    entries = [(z, t) for zs, ts in zip(made.model(x).tolist(), y.tolist()) for z, t in zip(zs, ts) if t >= 0]
+    entries = [
+        (z, t)
+        for zs, ts in zip(made.model(x).tolist(), y.tolist())
+        for z, t in zip(zs, ts)
+        if t >= 0
+    ]
     bce = sum(math.log1p(math.exp(-z if t == 1 else z)) for z, t in entries) / 6
-    parts = (0.01 * rejection(logits, y, 0.3).item(), prototype_contrast(f, simplex_etf(LABELS, 16), y, 0.07).item())
+    parts = (
+        0.01 * rejection(logits, y, 0.3).item(),
+        prototype_contrast(f, simplex_etf(LABELS, 16), y, 0.07).item(),
+    )
     assert parts[0] > 0 and parts[1] > 0
     for on in ((1, 1), (0, 1), (1, 0), (0, 0)):
         switched = program(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
-        assert switched.loss(x, y).item() == pytest.approx(bce + on[0] * parts[0] + on[1] * parts[1], rel=1e-5)
+        assert switched.loss(x, y).item() == pytest.approx(
+            bce + on[0] * parts[0] + on[1] * parts[1], rel=1e-5
+        )
 
 
 def test_without_a_present_label_only_the_criterion_is_left():
     x, _ = data(6)
     absent = torch.zeros(6, LABELS, dtype=torch.float64)
-    assert program().loss(x.double(), absent).item() == pytest.approx(LABELS * program().task_loss(x.double(), absent).item())
+    assert program().loss(x.double(), absent).item() == pytest.approx(
+        LABELS * program().task_loss(x.double(), absent).item()
+    )
 
 
 def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys, tmp_path):
@@ -92,14 +112,20 @@ def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys,
         fed = toys.federation(tmp_path / etf, method, [client("a"), client("b")], rounds=3)
         toys.serve(fed, method)
         heads = [fed.engine.host.programs[c].model.head for c in "ab"]
-        same = [torch.equal(head.prototypes, simplex_etf(LABELS, 16).float().double()) for head in heads]
+        same = [
+            torch.equal(head.prototypes, simplex_etf(LABELS, 16).float().double()) for head in heads
+        ]
         assert same == [etf == "frozen"] * 2
-        assert ("head.prototypes" in fed.state["models"][fed.state["group"]["a"]]) == (etf == "trainable")
+        assert ("head.prototypes" in fed.state["models"][fed.state["group"]["a"]]) == (
+            etf == "trainable"
+        )
 
 
 def test_clients_count_the_same_unless_told_otherwise():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
-    assert FedNCA().weights(replies) == {"a": 1, "b": 1} and FedNCA(mean="samples").weights(replies) == {"a": 10, "b": 30}
+    assert FedNCA().weights(replies) == {"a": 1, "b": 1} and FedNCA(mean="samples").weights(
+        replies
+    ) == {"a": 10, "b": 30}
 
 
 def test_without_disentanglement_one_feature_stands_for_every_class_and_any_encoder_will_do():
@@ -107,30 +133,69 @@ def test_without_disentanglement_one_feature_stands_for_every_class_and_any_enco
     x = data(3)[0].double()
     f = made.model.head.features(made.model.features(x))
     assert torch.equal(f[:, 0], made.model.encoder(x)) and torch.equal(f[:, 0], f[:, 4])
-    torch.testing.assert_close(made.model(x), 10 * made.model.encoder(x) @ simplex_etf(LABELS, 16).float().double().mT)
+    torch.testing.assert_close(
+        made.model(x), 10 * made.model.encoder(x) @ simplex_etf(LABELS, 16).float().double().mT
+    )
 
 
 def test_collapse_is_noted_each_round(toys, tmp_path):
-    nobody = (data()[0], torch.zeros(12, LABELS))         # a client without a single present label takes part all the same
-    results = toys.execute(tmp_path / "run", FedNCA(), [client("a"), client("b"), client("c", train=nobody)], rounds=2)
-    notes = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    noted = {(event["round"], event["name"]): event["values"] for event in notes if event["event"] == "note"}
+    nobody = (
+        data()[0],
+        torch.zeros(12, LABELS),
+    )  # a client without a single present label takes part all the same
+    results = toys.execute(
+        tmp_path / "run", FedNCA(), [client("a"), client("b"), client("c", train=nobody)], rounds=2
+    )
+    notes = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
+    noted = {
+        (event["round"], event["name"]): event["values"]
+        for event in notes
+        if event["event"] == "note"
+    }
     assert not results["failures"]
     for number in (1, 2):
-        assert set(noted[number, "variance within / between"]) == set(noted[number, "cosine to prototypes"]) == {"a", "b"}
+        assert (
+            set(noted[number, "variance within / between"])
+            == set(noted[number, "cosine to prototypes"])
+            == {"a", "b"}
+        )
         assert set(noted[number, "train_loss"]) == set("abc")
     drawn = records.notes(read(tmp_path / "run"))
-    assert drawn.caption == "By round and client: train loss, variance within / between and cosine to prototypes."
+    assert (
+        drawn.caption
+        == "By round and client: train loss, variance within / between and cosine to prototypes."
+    )
 
 
-@pytest.mark.parametrize(("method", "about", "said"), [
-    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 4)}, "5 classes need 5 channels or more .* have 4: widen the encoder"),
-    (FedNCA(), {"model": partial(CNN, (1, 8, 8), (4,), 18)}, "18 channels among its heads: 4 do not divide them, heads=3 would"),
-    (FedNCA(margin=1.5), {}, "margin .*is a probability, from 0 to below 1, got 1.5"),
-    (FedNCA(), {"model": partial(MLP, (1, 8, 8))}, r"needs an encoder with grid\(x\), MLP has none; disentangle=false"),
-    (FedNCA(), {"task": MultiLabel(1), "train": (data()[0], data()[1][:, :1])}, "2 classes or more, got 1"),
-    (FedNCA(temperature=0.0, rejection=-1.0), {}, "temperature .*above 0, got 0"),
-])
+@pytest.mark.parametrize(
+    ("method", "about", "said"),
+    [
+        (
+            FedNCA(),
+            {"model": partial(CNN, (1, 8, 8), (4,), 4)},
+            "5 classes need 5 channels or more .* have 4: widen the encoder",
+        ),
+        (
+            FedNCA(),
+            {"model": partial(CNN, (1, 8, 8), (4,), 18)},
+            "18 channels among its heads: 4 do not divide them, heads=3 would",
+        ),
+        (FedNCA(margin=1.5), {}, "margin .*is a probability, from 0 to below 1, got 1.5"),
+        (
+            FedNCA(),
+            {"model": partial(MLP, (1, 8, 8))},
+            r"needs an encoder with grid\(x\), MLP has none; disentangle=false",
+        ),
+        (
+            FedNCA(),
+            {"task": MultiLabel(1), "train": (data()[0], data()[1][:, :1])},
+            "2 classes or more, got 1",
+        ),
+        (FedNCA(temperature=0.0, rejection=-1.0), {}, "temperature .*above 0, got 0"),
+    ],
+)
 def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, tmp_path):
     with pytest.raises(Problems, match=said):
         toys.execute(tmp_path / "run", method, [client(**({"test": None} | about))])
@@ -142,15 +207,28 @@ def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):
     from unalike.report import read
     from unalike.runs import run_scenario
     from unalike.scenarios import load
-    tiny = ["rounds=1", "epochs=1", "data.options={train: 40, test: 20}", "clients.0.model={name: cnn, width: 16}"]
-    once = lambda study, scenario, settings, seed: read(run_scenario(*load("fednca-digits", settings=[*settings, *tiny], seed=seed),
-                                                                     out=tmp_path / f"{len([*tmp_path.iterdir()])}")[1])
+
+    tiny = [
+        "rounds=1",
+        "epochs=1",
+        "data.options={train: 40, test: 20}",
+        "clients.0.model={name: cnn, width: 16}",
+    ]
+    once = lambda study, scenario, settings, seed: read(
+        run_scenario(
+            *load("fednca-digits", settings=[*settings, *tiny], seed=seed),
+            out=tmp_path / f"{len([*tmp_path.iterdir()])}",
+        )[1]
+    )
     monkeypatch.setattr(Study, "once", once)
-    rows = bench.run(Study(seeds=(0,), only=("ETF alone, alpha 0.1", "fedavg, ASL, alpha 0.5", "centralised")))["rows"]
+    rows = bench.run(
+        Study(seeds=(0,), only=("ETF alone, alpha 0.1", "fedavg, ASL, alpha 0.5", "centralised"))
+    )["rows"]
     assert len(rows) == 3 and all(set(bench.SHOWN) <= set(row) for row in rows.values())
 
 
 def test_the_cost_is_a_ratio():
     from unalike.benches import Study, fednca_cost
+
     told = fednca_cost.run(Study(quick=True))
     assert told["ratio"] > 0 and told["plain_ms"] > 0

@@ -24,24 +24,33 @@ def joint(toys, **fields):
 @pytest.mark.parametrize("rows, features", [(40, 7), (7, 40), (5, 5)])
 def test_principal_components_are_those_of_the_singular_values(rows, features):
     """Uncorrelated, by falling variance, as good a picture of the rows as their number allows; zeros where there are no more."""
-    x = torch.randn(rows, features, generator=stream(0, "rows"), dtype=torch.float64) * torch.arange(1, features + 1)
+    x = torch.randn(
+        rows, features, generator=stream(0, "rows"), dtype=torch.float64
+    ) * torch.arange(1, features + 1)
     found = principal(x, width := 6)
     left, values, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     kept = min(rows, features, width)
     assert torch.allclose(found[:, :kept].abs(), (left * values)[:, :kept].abs(), atol=1e-6)
     assert (found[:, kept:] == 0).all() and found.shape == (rows, width)
-    assert all(column[column.abs().argmax()] >= 0 for column in found.T), "its sign is no accident of the machine"
-    assert torch.allclose(principal(x[:, torch.randperm(features)], width), found, atol=1e-6), "nor is the order of features"
+    assert all(column[column.abs().argmax()] >= 0 for column in found.T), (
+        "its sign is no accident of the machine"
+    )
+    assert torch.allclose(principal(x[:, torch.randperm(features)], width), found, atol=1e-6), (
+        "nor is the order of features"
+    )
 
 
 def test_who_looks_from_different_sides_meets(toys, tmp_path):
     """Encoders that give the same features, turned and stretched, have the same representations after it, and had not before."""
+
     class Turned(nn.Module):
         width = 6
 
         def __init__(self, shape, seed=0):
             super().__init__()
-            turn = torch.linalg.qr(torch.randn(6, 6, generator=stream(seed, "turn"), dtype=torch.float64))[0]
+            turn = torch.linalg.qr(
+                torch.randn(6, 6, generator=stream(seed, "turn"), dtype=torch.float64)
+            )[0]
             self.register_buffer("turn", turn * (1 + seed))
 
         def forward(self, x):
@@ -52,12 +61,20 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
     fed.begin(1)
     fed.call("kind_of")
     programs = fed.engine.host.programs
-    apart = lambda: max((programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item() for c in "bc")
+    apart = lambda: max(
+        (programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item()
+        for c in "bc"
+    )
     before, told = apart(), meet(fed, programs["a"].algorithm.width)
     assert before > 0.5 and apart() < 0.05
     assert told.keys() == set("abc") and all(0.7 < fit <= 1 for fit in told.values())
-    features = programs["b"].model.features(programs["b"].public_rows(torch.arange(len(programs["b"].public))))
-    assert length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4) and features.mean(0).abs().max() < 1e-4
+    features = programs["b"].model.features(
+        programs["b"].public_rows(torch.arange(len(programs["b"].public)))
+    )
+    assert (
+        length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4)
+        and features.mean(0).abs().max() < 1e-4
+    )
 
 
 def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
@@ -66,7 +83,9 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     fed.begin(1)
     fed.drawn = ["a", "b"]
     asked, call = [], fed.call
-    fed.call = lambda operation, **about: asked.append((operation, list(about["each"]))) or call(operation, **about)
+    fed.call = lambda operation, **about: (
+        asked.append((operation, list(about["each"]))) or call(operation, **about)
+    )
     assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
     space = fed.state["joint"].clone()
     fed.drawn = ["a", "b", "c"]
@@ -89,14 +108,25 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
     broken.operation = fit.operation
     with monkeypatch.context() as patched:
         patched.setattr(FedMuscle.Program, "fit", broken)
-        assert meet(fed, method.width) == {} and fed.here == ["a", "b"] and fed.state["met"] == ["a", "b"]
-    gone = toys.federation(tmp_path / "gone", method, toys.clients(), federation=FederationConfig(dropout=0.99, quorum=0))
+        assert (
+            meet(fed, method.width) == {}
+            and fed.here == ["a", "b"]
+            and fed.state["met"] == ["a", "b"]
+        )
+    gone = toys.federation(
+        tmp_path / "gone",
+        method,
+        toys.clients(),
+        federation=FederationConfig(dropout=0.99, quorum=0),
+    )
     gone.begin(1)
     assert meet(gone, method.width) == {} and "joint" not in gone.state
 
 
 def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
-    fed = toys.federation(tmp_path / "run", joint(toys), toys.clients(), federation=FederationConfig(quorum=0))
+    fed = toys.federation(
+        tmp_path / "run", joint(toys), toys.clients(), federation=FederationConfig(quorum=0)
+    )
     fed.begin(1)
     with monkeypatch.context() as patched:
         patched.setattr(FedMuscle.Program, "seen", lambda self: 1 / 0)
@@ -119,16 +149,24 @@ def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
 @pytest.mark.parametrize("local, moves", [(0.0, False), (0.1, True), (1.0, True)])
 def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, toys, tmp_path):
     """The head learns all the same; alone everybody moves as ever."""
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=local), toys.clients(), epochs=2)
+    fed = toys.federation(
+        tmp_path / "run", toys.method("fedmuscle", local=local), toys.clients(), epochs=2
+    )
     fed.begin(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     first = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
-    gone = lambda part: max(float((t - first[n]).abs().max()) for n, t in program.model.state_dict().items() if n.startswith(part))
+    gone = lambda part: max(
+        float((t - first[n]).abs().max())
+        for n, t in program.model.state_dict().items()
+        if n.startswith(part)
+    )
     fed.call("train_gently")
     assert gone("head.") > 1e-3 and (gone("encoder.") > 0) is moves
     groups = program.optimizers[GENTLY].param_groups
-    assert [group["lr"] for group in groups] == pytest.approx([fed.training.rate, local * fed.training.rate])
+    assert [group["lr"] for group in groups] == pytest.approx(
+        [fed.training.rate, local * fed.training.rate]
+    )
     assert sum(len(group["params"]) for group in groups) == len(list(program.model.parameters()))
     slow, _ = gone("encoder."), fed.call("train")
     assert gone("encoder.") > slow
@@ -136,14 +174,21 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
 
 def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path):
     """Of batch norm, with dropout beside it; and alignment finds the encoder as it was, training."""
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", local=0.0), [toys.client(id, model=toys.noisy) for id in "abc"])
+    fed = toys.federation(
+        tmp_path / "run",
+        toys.method("fedmuscle", local=0.0),
+        [toys.client(id, model=toys.noisy) for id in "abc"],
+    )
     fed.begin(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     first = {name: tensor.clone() for name, tensor in program.model.encoder.state_dict().items()}
     assert any("running_mean" in name for name in first)
     fed.call("train_gently")
-    assert all(torch.equal(tensor, first[name]) for name, tensor in program.model.encoder.state_dict().items())
+    assert all(
+        torch.equal(tensor, first[name])
+        for name, tensor in program.model.encoder.state_dict().items()
+    )
     assert program.model.encoder.training
 
 
@@ -152,7 +197,10 @@ def test_clients_that_are_nothing_alike_meet(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", method := joint(toys, local=0.0), unlike(), rounds=1)
     toys.serve(fed, method)
     program = next(program for program in fed.engine.host.programs.values() if program.model.dense)
-    assert len(fed.state["met"]) == len(unlike()) and program.seen().shape == (len(program.public), program.model.projection.in_features)
+    assert len(fed.state["met"]) == len(unlike()) and program.seen().shape == (
+        len(program.public),
+        program.model.projection.in_features,
+    )
     with pytest.raises(ValueError, match="a dense task needs an encoder with grid"):
         program.model.encoder = nn.Identity()
         program.seen()
@@ -172,12 +220,15 @@ def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
     monkeypatch.setattr(FedMuscle.Program, "fit", watched)
     told = toys.execute(tmp_path / "run", joint(toys, local=0.5), toys.clients(), safeguard=True)
     fits = {c: {value for id, value in seen if id == c} for c in "abc"}
-    assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), "each shadow, and alike"
+    assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), (
+        "each shadow, and alike"
+    )
     assert {its["kept"] for its in told["clients"].values()} <= {"alone", "together"}
 
 
 def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, tmp_path):
     """Another model, one outline of the public rows more up and one space down; an interrupted run ends at the same bits."""
+
     def interrupted(event, **facts):
         if event == "round" and facts["round"] == 2:
             raise KeyboardInterrupt
@@ -189,35 +240,58 @@ def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, t
         toys.execute(tmp_path / "cut", made(), clients(), alone=True, watch=interrupted)
     cut = toys.execute(tmp_path / "cut", made(), clients(), alone=True, workers=2)
     assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
-    own = toys.execute(tmp_path / "own", toys.method("fedmuscle", local=0.1, heads="epoch", projection="always"), clients(), alone=True)
-    assert whole["bytes"]["up"] > own["bytes"]["up"] and whole["bytes"]["down"] > own["bytes"]["down"]
+    own = toys.execute(
+        tmp_path / "own",
+        toys.method("fedmuscle", local=0.1, heads="epoch", projection="always"),
+        clients(),
+        alone=True,
+    )
+    assert (
+        whole["bytes"]["up"] > own["bytes"]["up"] and whole["bytes"]["down"] > own["bytes"]["down"]
+    )
     assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
     alone = [[its["alone"] for its in told["clients"].values()] for told in (whole, own)]
     assert alone[0] == alone[1] and None not in alone[0], "alone nobody meets anybody"
 
 
 def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
-    fed = toys.federation(tmp_path / "run", toys.method("fedmuscle", opinion_rate=0.02, align_rate=0.01), toys.clients())
+    fed = toys.federation(
+        tmp_path / "run",
+        toys.method("fedmuscle", opinion_rate=0.02, align_rate=0.01),
+        toys.clients(),
+    )
     fed.begin(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
-    assert program.learner().param_groups[0]["lr"] == 0.02 and program.learner("align").param_groups[0]["lr"] == 0.01
+    assert (
+        program.learner().param_groups[0]["lr"] == 0.02
+        and program.learner("align").param_groups[0]["lr"] == 0.01
+    )
     program.algorithm = FedMuscle(align_rate=0.01)
     program.optimizers.clear()
     assert program.learner().param_groups[0]["lr"] == 0.01
 
 
 def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
-    rows = lambda how: toys.execute(tmp_path / how, toys.method("fedmuscle", start=how, projection="always"), toys.clients(),
-                                    privacy=Privacy(noise=1.0))["clients"]["a"]["privacy"]["releases"]
+    rows = lambda how: toys.execute(
+        tmp_path / how,
+        toys.method("fedmuscle", start=how, projection="always"),
+        toys.clients(),
+        privacy=Privacy(noise=1.0),
+    )["clients"]["a"]["privacy"]["releases"]
     assert rows("joint") - rows("own") == 24, "one for each of the public rows"
 
 
-@pytest.mark.parametrize("fields, sentence", [
-    ({"start": "joint", "projection": "never"}, "joint needs projections"), ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
-    ({"local": -0.1}, "must be from 0 to 1"), ({"local": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
-    ({"opinion_rate": 0}, "must be above 0"),
-])
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"start": "joint", "projection": "never"}, "joint needs projections"),
+        ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
+        ({"local": -0.1}, "must be from 0 to 1"),
+        ({"local": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
+        ({"opinion_rate": 0}, "must be above 0"),
+    ],
+)
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
         toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())

@@ -30,16 +30,58 @@ def unlike(rows=12, public=20):
     images, words = draw(rows, *IMAGE), draw(rows, *TEXT).mul(3).long().abs()
     seen, read = draw(public, *IMAGE), draw(public, *TEXT).mul(3).long().abs()
     y = torch.arange(rows)
-    encoder = lambda name, shape, **options: partial(build_encoder, name, shape, {"width": 8} | options)
+    encoder = lambda name, shape, **options: partial(
+        build_encoder, name, shape, {"width": 8} | options
+    )
     made = {
-        "ann": (encoder("mlp", IMAGE, hidden=[8]), Classification(["cat", "dog", "cow"]), images, y % 3, seen),
-        "bob": (encoder("cnn", IMAGE, channels=[4]), Classification(["dog", "cow", "cat"]), images, y % 3, seen),
-        "cid": (encoder("transformer", IMAGE, depth=1, heads=2), MultiLabel(["cat", "sky"]), images, (draw(rows, 2) > 0).float(), seen),
-        "dot": (encoder("cnn", IMAGE, channels=[4]), Segmentation(["cat", "sky"]), images, (images[:, 0] > 0).long(), seen),
-        "eve": (encoder("fasttext", TEXT, words=20, embedding=4), Classification(["sport", "news"]), words, y % 2, read),
+        "ann": (
+            encoder("mlp", IMAGE, hidden=[8]),
+            Classification(["cat", "dog", "cow"]),
+            images,
+            y % 3,
+            seen,
+        ),
+        "bob": (
+            encoder("cnn", IMAGE, channels=[4]),
+            Classification(["dog", "cow", "cat"]),
+            images,
+            y % 3,
+            seen,
+        ),
+        "cid": (
+            encoder("transformer", IMAGE, depth=1, heads=2),
+            MultiLabel(["cat", "sky"]),
+            images,
+            (draw(rows, 2) > 0).float(),
+            seen,
+        ),
+        "dot": (
+            encoder("cnn", IMAGE, channels=[4]),
+            Segmentation(["cat", "sky"]),
+            images,
+            (images[:, 0] > 0).long(),
+            seen,
+        ),
+        "eve": (
+            encoder("fasttext", TEXT, words=20, embedding=4),
+            Classification(["sport", "news"]),
+            words,
+            y % 2,
+            read,
+        ),
     }
-    return [Client(id, model, task, train=(x, labels), test=(x, labels), public=(unlabelled, None), dtype=torch.float64)
-            for id, (model, task, x, labels, unlabelled) in made.items()]
+    return [
+        Client(
+            id,
+            model,
+            task,
+            train=(x, labels),
+            test=(x, labels),
+            public=(unlabelled, None),
+            dtype=torch.float64,
+        )
+        for id, (model, task, x, labels, unlabelled) in made.items()
+    ]
 
 
 def side_of(method, client, toys, **changed):
@@ -47,42 +89,72 @@ def side_of(method, client, toys, **changed):
     return made.Program(client, made, toys.training(), 0)
 
 
-@pytest.mark.parametrize("name, fields", [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"opinions": "shared"})])
+@pytest.mark.parametrize(
+    "name, fields",
+    [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"opinions": "shared"})],
+)
 def test_unlike_tasks_labels_models_and_samples(name, fields, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name, **fields), unlike(), rounds=3, alone=True)
-    assert not results["failures"] and all(entry["gain"] is not None for entry in results["clients"].values())
+    results = toys.execute(
+        tmp_path / "run", toys.method(name, **fields), unlike(), rounds=3, alone=True
+    )
+    assert not results["failures"] and all(
+        entry["gain"] is not None for entry in results["clients"].values()
+    )
 
 
 def test_nobody_leaves_with_what_the_public_set_taught_last(toys, tmp_path):
     """One round: as alone; of two, the first has a public part."""
     for name in ("feddf", "sage", "simclr", "pseudolabel"):
         for rounds in (1, 2):
-            fed = toys.federation(tmp_path / f"{name}{rounds}", toys.method(name), toys.clients(), rounds=rounds)
+            fed = toys.federation(
+                tmp_path / f"{name}{rounds}", toys.method(name), toys.clients(), rounds=rounds
+            )
             toys.serve(fed, toys.method(name))
-            steps = [program.optimizers.get("public") for program in fed.engine.host.programs.values()]
+            steps = [
+                program.optimizers.get("public") for program in fed.engine.host.programs.values()
+            ]
             assert all(steps) if rounds == 2 else not any(steps), name
 
 
 # labels by name
 
+
 def infos(**labels):
-    return SimpleNamespace(infos={id: SimpleNamespace(task=task, labels=names) for id, (task, names) in labels.items()})
+    return SimpleNamespace(
+        infos={id: SimpleNamespace(task=task, labels=names) for id, (task, names) in labels.items()}
+    )
 
 
 def test_a_label_is_what_all_of_a_kind_call_so():
-    fed = infos(a=("classification", ("cat", "dog")), b=("classification", ("dog", "owl")), c=("multilabel", ("cat", "dog")))
-    told = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[4.0, 6.0]]), "c": torch.tensor([[90.0, 90.0]])}
-    assert agreed(fed, told, "a").tolist() == [[1, 3]] and agreed(fed, told, "b").tolist() == [[3, 6]]
-    assert agreed(fed, told, "c").tolist() == [[90, 90]] and owners(fed, told, "b") == [("a", [0], [1]), ("b", [0, 1], [0, 1])]
+    fed = infos(
+        a=("classification", ("cat", "dog")),
+        b=("classification", ("dog", "owl")),
+        c=("multilabel", ("cat", "dog")),
+    )
+    told = {
+        "a": torch.tensor([[1.0, 2.0]]),
+        "b": torch.tensor([[4.0, 6.0]]),
+        "c": torch.tensor([[90.0, 90.0]]),
+    }
+    assert agreed(fed, told, "a").tolist() == [[1, 3]] and agreed(fed, told, "b").tolist() == [
+        [3, 6]
+    ]
+    assert agreed(fed, told, "c").tolist() == [[90, 90]] and owners(fed, told, "b") == [
+        ("a", [0], [1]),
+        ("b", [0, 1], [0, 1]),
+    ]
 
 
 def test_dense_opinions_are_told_in_cells(toys):
-    dense, flat = (side_of("feddf", client, toys).opinion() for client in (unlike()[3], unlike()[0]))
+    dense, flat = (
+        side_of("feddf", client, toys).opinion() for client in (unlike()[3], unlike()[0])
+    )
     assert dense.shape == (20, 2, CELLS, CELLS) and flat.shape == (20, 3)
     assert dense.mean(1).abs().max() < 1e-12 and flat.mean(1).abs().max() < 1e-12
 
 
 # FedHeNN
+
 
 def test_fedhenn_is_held_near_the_mean_kernel(toys):
     program = side_of("fedhenn", toys.client("a"), toys, eta=0.5)
@@ -97,14 +169,18 @@ def test_fedhenn_is_held_near_the_mean_kernel(toys):
     program.follow(kernel)
     centring = torch.eye(8).double() - 1 / 8
     a, b = centring @ (z @ z.mT) @ centring, centring @ kernel @ centring
-    by_hand = program.task_loss(x, y) + 0.5 * math.sqrt(4) * (1 - (a * b).sum() / (a.norm() * b.norm()))
+    by_hand = program.task_loss(x, y) + 0.5 * math.sqrt(4) * (
+        1 - (a * b).sum() / (a.norm() * b.norm())
+    )
     assert torch.allclose(found[0], by_hand)
 
 
 def test_cka_knows_no_scale_and_no_shift():
     z = draw(6, 3).double()
     kernel = z @ z.mT
-    assert float(cka(kernel, 7 * kernel)) == pytest.approx(1) and float(cka(kernel, (z + 5) @ (z + 5).mT)) == pytest.approx(1)
+    assert float(cka(kernel, 7 * kernel)) == pytest.approx(1) and float(
+        cka(kernel, (z + 5) @ (z + 5).mT)
+    ) == pytest.approx(1)
     assert float(cka(kernel, torch.ones(6, 6).double())) == pytest.approx(0, abs=1e-9)
     with pytest.raises(ValueError, match="two square kernels of one size"):
         cka(kernel, kernel[:5])
@@ -112,28 +188,47 @@ def test_cka_knows_no_scale_and_no_shift():
 
 # FedDF
 
+
 def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
     method = toys.method("feddf")
-    other = toys.client("d", task=Classification(["p", "q", "r", "s"]))                  # shape of a and b, other labels
+    other = toys.client(
+        "d", task=Classification(["p", "q", "r", "s"])
+    )  # shape of a and b, other labels
     fed = toys.federation(tmp_path / "run", method, [*toys.clients(), other])
     fed.begin(1)
     fed.call("train")
     programs = fed.engine.host.programs
-    before = {c: {n: t.clone() for n, t in programs[c].model.state_dict().items()} for c in programs}
+    before = {
+        c: {n: t.clone() for n, t in programs[c].model.state_dict().items()} for c in programs
+    }
     asked = []
-    call, fed.call = fed.call, lambda operation, **about: asked.append((operation, about)) or call(operation, **about)
+    call, fed.call = (
+        fed.call,
+        lambda operation, **about: asked.append((operation, about)) or call(operation, **about),
+    )
     unite(fed)
     mean = {name: (before["a"][name] + before["b"][name]) / 2 for name in before["a"]}
-    assert all(torch.allclose(programs[c].model.state_dict()[name], mean[name]) for c in "ab" for name in mean)
-    assert all(torch.equal(programs[c].model.state_dict()[name], tensor) for c in "cd" for name, tensor in before[c].items())
+    assert all(
+        torch.allclose(programs[c].model.state_dict()[name], mean[name])
+        for c in "ab"
+        for name in mean
+    )
+    assert all(
+        torch.equal(programs[c].model.state_dict()[name], tensor)
+        for c in "cd"
+        for name, tensor in before[c].items()
+    )
     method.share(fed, 1)
     teachers = next(about["each"] for operation, about in asked if operation == "distil")
-    assert set(teachers) == set("abc")                                                  # d has nobody to learn from
-    assert next(about["clients"] for operation, about in asked if operation == "opinion") == list("abc")    # nor to tell
+    assert set(teachers) == set("abc")  # d has nobody to learn from
+    assert next(about["clients"] for operation, about in asked if operation == "opinion") == list(
+        "abc"
+    )  # nor to tell
     assert torch.equal(teachers["a"]["teacher"], teachers["c"]["teacher"])
 
 
 # CoFED
+
 
 def voted(toys, client, logits):
     program = side_of("cofed", client, toys)
@@ -145,16 +240,28 @@ def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
     ann, cid = unlike()[0], unlike()[2]
     logits = torch.tensor([[0.6, 0.2, 0.2], [0.5, 0.3, 0.2]]).log()
     assert voted(toys, ann, logits).tolist() == [[1, 0, 0], [0, 0, 0]]
-    assert voted(toys, cid, torch.tensor([[0.7, 0.6], [0.3, 0.1]]).logit()).tolist() == [[1, 0], [-1, -1]]
+    assert voted(toys, cid, torch.tensor([[0.7, 0.6], [0.3, 0.1]]).logit()).tolist() == [
+        [1, 0],
+        [-1, -1],
+    ]
 
 
 def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
     method, got = toys.method("cofed"), {}
-    votes = {"a": [[1, 0], [0, 1], [1, 0]], "b": [[1, 0], [1, 0], [0, 0]], "c": [[1, 0], [0, 0], [0, 0]], "d": [[1, 0], [0, 0], [0, 0]]}
+    votes = {
+        "a": [[1, 0], [0, 1], [1, 0]],
+        "b": [[1, 0], [1, 0], [0, 0]],
+        "c": [[1, 0], [0, 0], [0, 0]],
+        "d": [[1, 0], [0, 0], [0, 0]],
+    }
     fed = infos(**{id: ("classification", ("x", "y")) for id in votes})
-    fed.call = lambda name, each=None: got.update(each) or {} if each else {c: torch.tensor(v, dtype=torch.int8) for c, v in votes.items()}
+    fed.call = lambda name, each=None: (
+        got.update(each) or {}
+        if each
+        else {c: torch.tensor(v, dtype=torch.int8) for c, v in votes.items()}
+    )
     method.share(fed, 1)
-    assert got["a"]["votes"].tolist() == [[1, 0], [0, 0], [0, 0]]                       # 1/4 is not above 0.3
+    assert got["a"]["votes"].tolist() == [[1, 0], [0, 0], [0, 0]]  # 1/4 is not above 0.3
 
 
 def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
@@ -162,21 +269,24 @@ def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
     program = side_of("cofed", ann, toys)
     program.study = lambda loss, given, rows: got.update(rows=rows)
     votes = torch.zeros(20, 3, dtype=torch.int8)
-    votes[:15, 0], votes[15:17, 1], votes[18, :2] = 1, 1, 1                              # 18 is two things, 17 and 19 nothing
+    votes[:15, 0], votes[15:17, 1], votes[18, :2] = 1, 1, 1  # 18 is two things, 17 and 19 nothing
     torch.manual_seed(0)
     program.learn_votes(votes)
     assert len(got["rows"]) == 17 and not {17, 18, 19} & set(got["rows"].tolist())
-    assert sum(15 <= row < 17 for row in got["rows"].tolist()) >= 5                      # 2 of 17 rows, half of the draws
+    assert (
+        sum(15 <= row < 17 for row in got["rows"].tolist()) >= 5
+    )  # 2 of 17 rows, half of the draws
 
 
 # SAGE
+
 
 def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
     program = side_of("sage", unlike()[0], toys, threshold=0.9)
     own = torch.tensor([[0.95, 0.05, 0.0], [0.5, 0.5, 0.0], [0.6, 0.4, 0.0]]).double()
     all_ = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.95, 0.05], [0.2, 0.8, 0.0]]).double()
     target, kept = program.target(own, all_)
-    assert target[0].tolist() == pytest.approx([0.5, 0.5, 0])                            # 0.05 apart: half and half
+    assert target[0].tolist() == pytest.approx([0.5, 0.5, 0])  # 0.05 apart: half and half
     assert target[1].tolist() == [0, 1, 0] and kept.tolist() == [True, True, False]
     several = side_of("sage", unlike()[2], toys, threshold=0.9)
     target, kept = several.target(torch.tensor([[0.95, 0.5]]), torch.tensor([[0.05, 0.02]]))
@@ -185,12 +295,15 @@ def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
 
 # pseudo-labelling
 
+
 def test_the_surest_of_each_guess_are_trusted(toys):
     sure = torch.tensor([[0.99, 0.6], [0.98, 0.9], [0.97, 0.7]])
     program = side_of("pseudolabel", unlike()[2], toys)
     kinds = program.kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
     assert surest(sure, kinds, 0.5).tolist() == [[True, False], [True, True], [False, True]]
-    y, rows = program.only(torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]]))
+    y, rows = program.only(
+        torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]])
+    )
     assert y.tolist() == [[1, -1], [-1, -1], [1, 1]] and rows.tolist() == [0, 2]
     dense = side_of("pseudolabel", unlike()[3], toys)
     assert dense.only(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2) > 0)[0].unique().tolist() == [255]
@@ -198,37 +311,72 @@ def test_the_surest_of_each_guess_are_trusted(toys):
 
 def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
     method = ALGORITHMS["pseudolabel"]()
-    assert [method.trusted(round, 6) for round in range(1, 6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [method.trusted(round, 6) for round in range(1, 6)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1.0]
+    )
 
 
 # SimCLR, FedRCL
+
 
 def test_simclr_moves_the_encoder_and_not_the_head(toys):
     program = side_of("simclr", toys.client("a"), toys)
     before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
     program.perform("contrast", 1, 0, {})
-    moved = {name.split(".")[0] for name, tensor in program.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    moved = {
+        name.split(".")[0]
+        for name, tensor in program.model.state_dict().items()
+        if not torch.equal(tensor, before[name])
+    }
     assert moved == {"encoder", "compared"}
     alone = side_of("local", toys.client("a"), toys).model.state_dict()
-    assert all(torch.equal(before[name], tensor) for name, tensor in alone.items())      # begins where everyone begins alone
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in alone.items()
+    )  # begins where everyone begins alone
 
 
 def test_fedrcl_contrasts_at_several_depths(toys):
-    program = side_of("fedrcl", toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))), toys)
+    program = side_of(
+        "fedrcl",
+        toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))),
+        toys,
+    )
     assert [list(program.model.encoder).index(layer) for layer in program.layers()] == [1, 3, 5, 7]
-    assert pooled(torch.ones(2, 3, 4, 4)).shape == (2, 3) and pooled(torch.ones(2, 5, 3)).shape == (2, 3)
+    assert pooled(torch.ones(2, 3, 4, 4)).shape == (2, 3) and pooled(torch.ones(2, 5, 3)).shape == (
+        2,
+        3,
+    )
 
 
 def test_fedrcl_knows_the_labels_of_every_task(toys):
     ann, _, cid, dot, _ = (side_of("fedrcl", client, toys) for client in unlike())
-    assert ann.sets(torch.tensor([2, 0]), torch.zeros(2, 3)).tolist() == [[False, False, True], [True, False, False]]
+    assert ann.sets(torch.tensor([2, 0]), torch.zeros(2, 3)).tolist() == [
+        [False, False, True],
+        [True, False, False],
+    ]
     assert cid.sets(torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2)).tolist() == [[True, False]]
-    assert dot.sets(torch.tensor([[[0, 0], [255, 0]]]), torch.zeros(1, 2, 1, 1)).tolist() == [[True, False]]
+    assert dot.sets(torch.tensor([[[0, 0], [255, 0]]]), torch.zeros(1, 2, 1, 1)).tolist() == [
+        [True, False]
+    ]
 
 
-@pytest.mark.parametrize("name, field, value", [
-    ("feddf", "passes", 0), ("feddf", "public_rate", -1.0), ("cofed", "margin", 1.0), ("sage", "threshold", 2.0), ("fedhenn", "eta", -1.0),
-    ("simclr", "temperature", 0.0), ("pseudolabel", "steps", 0), ("fedrcl", "depths", 0), ("fedhenn", "batch", 1), ("sage", "batch", 99)])
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("feddf", "passes", 0),
+        ("feddf", "public_rate", -1.0),
+        ("cofed", "margin", 1.0),
+        ("sage", "threshold", 2.0),
+        ("fedhenn", "eta", -1.0),
+        ("simclr", "temperature", 0.0),
+        ("pseudolabel", "steps", 0),
+        ("fedrcl", "depths", 0),
+        ("fedhenn", "batch", 1),
+        ("sage", "batch", 99),
+    ],
+)
 def test_bad_fields_are_told(name, field, value):
-    (at, said), = ALGORITHMS[name](**{"batch": 8} | {field: value} if name != "fedrcl" else {field: value}).check(3, 24)
+    ((at, said),) = ALGORITHMS[name](
+        **{"batch": 8} | {field: value} if name != "fedrcl" else {field: value}
+    ).check(3, 24)
     assert at == field and said

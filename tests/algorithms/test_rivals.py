@@ -21,8 +21,21 @@ def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
     made = []
     for id, names in zip("abcd", owned, strict=False):
         x, y = toys.blobs(rows, ord(id))
-        x = {name: part for name, part in (("left", x[:, :3]), ("right", x[:, 3:])) if name in names.split()}
-        made.append(toys.client(id, model=lambda: Autoencoder(SHAPE, (8,), 4), task=Clustering(4), train=(x, y), test=(x, y), public=None))
+        x = {
+            name: part
+            for name, part in (("left", x[:, :3]), ("right", x[:, 3:]))
+            if name in names.split()
+        }
+        made.append(
+            toys.client(
+                id,
+                model=lambda: Autoencoder(SHAPE, (8,), 4),
+                task=Clustering(4),
+                train=(x, y),
+                test=(x, y),
+                public=None,
+            )
+        )
     return made
 
 
@@ -34,23 +47,39 @@ def side_of(method, client, toys):
 def test_both_protocols_are_reported(name, toys, tmp_path):
     some = clients(toys)
     held = some[0].train
-    some[0] = replace(some[0], train=({**held.x, "right?": torch.arange(24) % 4 > 0}, held.y))       # samples lack a modality
+    some[0] = replace(
+        some[0], train=({**held.x, "right?": torch.arange(24) % 4 > 0}, held.y)
+    )  # samples lack a modality
     results = toys.execute(tmp_path / "run", toys.method(name), some, rounds=2, alone=True)
     assert not results["failures"] and set(results["metrics"]) == {"acc", "nmi", "ari", "joint"}
     assert set(results["metrics"]["joint"]) == {"acc", "nmi", "ari"}
-    assert all(set(its["metrics"]) == {"acc", "nmi", "ari"} and its["alone"] is not None for its in results["clients"].values())
+    assert all(
+        set(its["metrics"]) == {"acc", "nmi", "ari"} and its["alone"] is not None
+        for its in results["clients"].values()
+    )
 
 
 def test_local_is_as_good_as_alone(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method("local"), clients(toys), rounds=2, alone=True)
+    results = toys.execute(
+        tmp_path / "run", toys.method("local"), clients(toys), rounds=2, alone=True
+    )
     assert all(its["value"] == its["alone"] for its in results["clients"].values())
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg"])
 def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), [*clients(toys)[:2], toys.client("e")], rounds=2)
-    assert not results["failures"] and set(results["clients"]["a"]["metrics"]) == {"acc", "nmi", "ari"}
-    assert results["clients"]["e"]["metrics"]["accuracy"] == results["metrics"]["accuracy"] and "joint" not in results["metrics"]
+    results = toys.execute(
+        tmp_path / "run", toys.method(name), [*clients(toys)[:2], toys.client("e")], rounds=2
+    )
+    assert not results["failures"] and set(results["clients"]["a"]["metrics"]) == {
+        "acc",
+        "nmi",
+        "ari",
+    }
+    assert (
+        results["clients"]["e"]["metrics"]["accuracy"] == results["metrics"]["accuracy"]
+        and "joint" not in results["metrics"]
+    )
 
 
 def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
@@ -58,24 +87,52 @@ def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
         program = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
         x, y = program.client.train.labelled(torch.arange(10))
         h = program.model.encoder(program.client.to_device(x))
-        by_hand = sum(reconstruction(program.client.to_device(x[v]), program.model.encoder.decoders[v](h)) for v in x)
-        assert torch.allclose(program.task_loss(program.client.to_device(x), program.client.to_device(y)), by_hand, rtol=1e-12)
+        by_hand = sum(
+            reconstruction(program.client.to_device(x[v]), program.model.encoder.decoders[v](h))
+            for v in x
+        )
+        assert torch.allclose(
+            program.task_loss(program.client.to_device(x), program.client.to_device(y)),
+            by_hand,
+            rtol=1e-12,
+        )
 
 
 def test_averaging_helps_autoencoders_find_clusters(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method("fedavg"), clients(toys, ["left right"] * 4), rounds=10, epochs=3)
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method("fedavg"),
+        clients(toys, ["left right"] * 4),
+        rounds=10,
+        epochs=3,
+    )
     assert results["metrics"]["acc"] > 60 and results["metrics"]["joint"]["acc"] > 60
 
 
 # who cannot cluster
 
+
 @pytest.mark.parametrize("name", ["local", "fedavg", "fmcsc", "afmcc"])
-@pytest.mark.parametrize("change, said", [
-    (lambda x, y: ({name: rows[:3] for name, rows in x.items()}, y[:3]), "clients.b   it has 3 samples, fewer than the 4 clusters to find"),
-    (lambda x, y: (x | {"left": torch.ones(24, 3)}, y), 'clients.b   its modality "left" is the same in all its samples'),
-    (lambda x, y: ({**x, "left?": torch.arange(24) < 1}, y), 'clients.b   its modality "left" is the same in all its samples'),
-])
-def test_what_cannot_be_clustered_is_refused_before_anything_runs(name, change, said, toys, tmp_path):
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (
+            lambda x, y: ({name: rows[:3] for name, rows in x.items()}, y[:3]),
+            "clients.b   it has 3 samples, fewer than the 4 clusters to find",
+        ),
+        (
+            lambda x, y: (x | {"left": torch.ones(24, 3)}, y),
+            'clients.b   its modality "left" is the same in all its samples',
+        ),
+        (
+            lambda x, y: ({**x, "left?": torch.arange(24) < 1}, y),
+            'clients.b   its modality "left" is the same in all its samples',
+        ),
+    ],
+)
+def test_what_cannot_be_clustered_is_refused_before_anything_runs(
+    name, change, said, toys, tmp_path
+):
     some = clients(toys)
     some[1] = replace(some[1], train=change(some[1].train.x, some[1].train.y))
     with pytest.raises(UserError, match=said):
@@ -86,8 +143,14 @@ def test_a_client_needs_a_modality_and_rows_of_one_number(toys):
     one = clients(toys)[0]
     with pytest.raises(ValueError, match="client a, train: there is no modality"):
         replace(one, train=({}, one.train.y))
-    with pytest.raises(ValueError, match=r"client a, train: .*same number of rows, got {'left': 24, 'right': 20, 'y': 24}"):
-        replace(one, train=({"left": one.train.x["left"], "right": one.train.x["right"][:20]}, one.train.y))
+    with pytest.raises(
+        ValueError,
+        match=r"client a, train: .*same number of rows, got {'left': 24, 'right': 20, 'y': 24}",
+    ):
+        replace(
+            one,
+            train=({"left": one.train.x["left"], "right": one.train.x["right"][:20]}, one.train.y),
+        )
 
 
 def test_other_models_and_the_safeguard_are_refused(toys, tmp_path):
@@ -100,9 +163,12 @@ def test_other_models_and_the_safeguard_are_refused(toys, tmp_path):
 
 # FMCSC
 
+
 def mlp(layers, x):
     """Two layers with a ReLU between them, written out."""
-    return (x @ layers[0].weight.mT + layers[0].bias).clamp(min=0) @ layers[2].weight.mT + layers[2].bias
+    return (x @ layers[0].weight.mT + layers[0].bias).clamp(min=0) @ layers[2].weight.mT + layers[
+        2
+    ].bias
 
 
 def views_of(program, x):
@@ -120,9 +186,16 @@ def test_several_views_are_drawn_to_the_fused_feature(toys):
     program = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
     x = some_rows(program)
     net, z, h = views_of(program, x)
-    by_hand = sum(reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, mlp(net.view[v], z[v]), 0.5) for v in x)
-    by_hand = by_hand + 0.5 * class_correlation_loss((h @ program.model.head.weight.mT).softmax(-1), 0.3)
-    assert torch.allclose(program.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(program.model.features(x), h)
+    by_hand = sum(
+        reconstruction(x[v], net.auto.decoders[v](z[v])) + nt_xent(h, mlp(net.view[v], z[v]), 0.5)
+        for v in x
+    )
+    by_hand = by_hand + 0.5 * class_correlation_loss(
+        (h @ program.model.head.weight.mT).softmax(-1), 0.3
+    )
+    assert torch.allclose(program.loss(x, torch.zeros(10)), by_hand, rtol=1e-12) and torch.allclose(
+        program.model.features(x), h
+    )
 
 
 def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toys):
@@ -131,12 +204,19 @@ def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toy
     other = {name: t + 0.3 for name, t in program.model.state_dict().items()}
     net, z, h = views_of(program, x)
     rebuilt = reconstruction(x["left"], net.auto.decoders["left"](z["left"]))
-    assert torch.allclose(program.loss(x, torch.zeros(10)), rebuilt)                       # alone there is nobody to follow
+    assert torch.allclose(
+        program.loss(x, torch.zeros(10)), rebuilt
+    )  # alone there is nobody to follow
     program.given = other
     given = side_of(FMCSC(), clients(toys)[2], toys)
     given.model.load_state_dict(other)
-    near, far = ((h * to).sum(-1).div(0.5).exp() for to in (given.model.features(x), normalize(z["left"], dim=-1)))
-    assert torch.allclose(program.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12)
+    near, far = (
+        (h * to).sum(-1).div(0.5).exp()
+        for to in (given.model.features(x), normalize(z["left"], dim=-1))
+    )
+    assert torch.allclose(
+        program.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12
+    )
 
 
 def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
@@ -144,8 +224,13 @@ def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
     program, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
     first = {name: t.clone() for name, t in program.shared().items()}
     told = program.perform("update", 1, 0, {"models": {"left,right": first, "left": first}})
-    assert set(told["models"]) == set(told["weights"]) == {"left,right", "left"} and min(told["weights"].values()) >= 0
-    assert all(torch.equal(t, told["models"]["left,right"][name]) for name, t in program.shared().items())         # it keeps its own
+    assert (
+        set(told["models"]) == set(told["weights"]) == {"left,right", "left"}
+        and min(told["weights"].values()) >= 0
+    )
+    assert all(
+        torch.equal(t, told["models"]["left,right"][name]) for name, t in program.shared().items()
+    )  # it keeps its own
     x = program.rows()
     goal = program.model.features(x)
 
@@ -163,24 +248,37 @@ def test_pretraining_goes_from_client_to_client(toys, tmp_path):
     fed.begin(1)
     method.register_clients(fed)
     given = {}
-    for client in (some[1], some[0], some[2]):          # most views first
+    for client in (some[1], some[0], some[2]):  # most views first
         given = side_of(method, client, toys).perform("pretrain", 1, 0, {"given": given})
     assert set(fed.state["models"]) == {"left,right", "left", "right"}
-    assert all(torch.equal(t, given[n]) for model in fed.state["models"].values() for n, t in model.items())
+    assert all(
+        torch.equal(t, given[n]) for model in fed.state["models"].values() for n, t in model.items()
+    )
 
 
 def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_path, monkeypatch):
     method = FMCSC(pretraining=1)
     fed = toys.federation(tmp_path / "a", method, clients(toys))
     got, call = {}, fed.call
-    monkeypatch.setattr(fed, "call", lambda operation, **about: got.setdefault(operation, call(operation, **about))
-                        if operation == "update" else call(operation, **about))
+    monkeypatch.setattr(
+        fed,
+        "call",
+        lambda operation, **about: (
+            got.setdefault(operation, call(operation, **about))
+            if operation == "update"
+            else call(operation, **about)
+        ),
+    )
     next(method.serve(fed))
     told = got["update"]
     for views, members in (("left,right", "ab"), ("left", "abc"), ("right", "abd")):
         weights = {c: told[c]["weights"][views] for c in members}
-        by_hand = sum(w * told[c]["models"][views]["encoder.common.0.weight"] for c, w in weights.items()) / sum(weights.values())
-        assert torch.allclose(fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9)
+        by_hand = sum(
+            w * told[c]["models"][views]["encoder.common.0.weight"] for c, w in weights.items()
+        ) / sum(weights.values())
+        assert torch.allclose(
+            fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9
+        )
         assert {c for c in told if views in told[c]["models"]} == set(members)
 
 
@@ -188,12 +286,21 @@ def test_mutual_information():
     draw = torch.Generator().manual_seed(0)
     a, b = torch.rand(20000, generator=draw), torch.rand(20000, generator=draw)
     assert mutual_information(a, a) == pytest.approx(torch.tensor(10.0).log().item(), abs=0.01)
-    assert mutual_information(a, b) < 0.01 < mutual_information(a, a + b) == pytest.approx(mutual_information(a + b, a))
+    assert (
+        mutual_information(a, b)
+        < 0.01
+        < mutual_information(a, a + b)
+        == pytest.approx(mutual_information(a + b, a))
+    )
     assert mutual_information(torch.zeros(5), a[:5]) == 0
 
 
 def test_too_few_in_the_relay_is_no_quorum(toys, tmp_path):
     some = clients(toys, ["left right"] * 3)
     some[1].train.x["left"][0] = float("nan")
-    with pytest.raises(RuntimeError, match="pretrain, round 1: 2 of 3 clients replied, the quorum is 3"):
-        toys.execute(tmp_path / "run", FMCSC(pretraining=2), some, federation=FederationConfig(quorum=1.0))
+    with pytest.raises(
+        RuntimeError, match="pretrain, round 1: 2 of 3 clients replied, the quorum is 3"
+    ):
+        toys.execute(
+            tmp_path / "run", FMCSC(pretraining=2), some, federation=FederationConfig(quorum=1.0)
+        )

@@ -24,10 +24,16 @@ CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
 
 def net():
     """Linear layers with batch norm and a residual."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.norm, self.inner, self.width = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), 8
+            self.first, self.norm, self.inner, self.width = (
+                nn.Linear(6, 8),
+                nn.BatchNorm1d(8),
+                nn.Linear(8, 8),
+                8,
+            )
 
         def forward(self, x):
             x = self.norm(self.first(x)).relu()
@@ -37,7 +43,10 @@ def net():
 
 
 def clients(toys, model=net, **about):
-    return [toys.client(id, model=model, capacity=capacity, **about) for id, capacity in CAPACITIES.items()]
+    return [
+        toys.client(id, model=model, capacity=capacity, **about)
+        for id, capacity in CAPACITIES.items()
+    ]
 
 
 def begun(toys, folder, algorithm, made):
@@ -60,10 +69,16 @@ def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(to
     for client, ratio in CAPACITIES.items():
         widths = algorithm.widths(fed, client)
         expected = extract(whole, widths, first(widths, ratio))
-        expected |= {name: expected[name] / ratio for name in ("encoder.inner.weight", "head.0.weight", "head.2.weight")}      # as strong
+        expected |= {
+            name: expected[name] / ratio
+            for name in ("encoder.inner.weight", "head.0.weight", "head.2.weight")
+        }  # as strong
         assert largest(sent[client]["parameters"], expected) < 1e-12
         assert sent[client]["units"] == [max(1, int(ratio * width.units)) for width in widths]
-    assert len(whole["encoder.first.weight"]) == 8 and len(sent["c"]["parameters"]["encoder.first.weight"]) == 2
+    assert (
+        len(whole["encoder.first.weight"]) == 8
+        and len(sent["c"]["parameters"]["encoder.first.weight"]) == 2
+    )
 
 
 def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
@@ -86,7 +101,9 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
     fed.scratch.clear()
     fed.archive["a"] = {name: tensor + 0.001 for name, tensor in mixed.items()}
     sent = half.messages(fed, ["a"])["a"]["parameters"]
-    expected = {n: 0.25 * t + 0.75 * (t + 0.001) if t.is_floating_point() else t for n, t in mixed.items()}
+    expected = {
+        n: 0.25 * t + 0.75 * (t + 0.001) if t.is_floating_point() else t for n, t in mixed.items()
+    }
     assert largest(sent, expected) < 1e-6
 
 
@@ -98,7 +115,12 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     program = fed.engine.host.programs["b"]
     torch.manual_seed(0)
     small = program.made(sent["units"])
-    small.load_state_dict({n: t + 0.1 * torch.randn_like(t).abs() if t.is_floating_point() else t for n, t in sent["parameters"].items()})
+    small.load_state_dict(
+        {
+            n: t + 0.1 * torch.randn_like(t).abs() if t.is_floating_point() else t
+            for n, t in sent["parameters"].items()
+        }
+    )
     whole = copy.deepcopy(fed.engine.host.programs["a"].model)
     algorithm.absorb(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
     whole.load_state_dict(algorithm.model(fed, "a"))
@@ -110,14 +132,21 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     """What was cut and comes back untrained changes nothing; trained, it changes its own entries and leaves the others alone."""
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    before, group = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}, fed.state["group"]["b"]
-    sent = {c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()}
+    before, group = (
+        {n: t.clone() for n, t in algorithm.model(fed, "a").items()},
+        fed.state["group"]["b"],
+    )
+    sent = {
+        c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()
+    }
     algorithm.absorb(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
     assert largest(algorithm.model(fed, "a"), before) < 1e-12
     fed.begin(2)
     moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
     algorithm.absorb(fed, group, {"c": moved}, {"c": 1.0})
-    change = (algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]).abs()
+    change = (
+        algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]
+    ).abs()
     assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
 
 
@@ -129,8 +158,12 @@ def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(t
         fed = toys.federation(tmp_path / name, algorithm, alike(), rate=1e-3, rounds=3)
         for finished in algorithm.serve(fed):
             fed.finished = finished
-        model, = fed.state["models"].values()
-        states[name] = {key: tensor for key, tensor in model.items() if "norm." not in key or key.endswith(("weight", "bias"))}
+        (model,) = fed.state["models"].values()
+        states[name] = {
+            key: tensor
+            for key, tensor in model.items()
+            if "norm." not in key or key.endswith(("weight", "bias"))
+        }
     assert largest(states["fedavg"], states["subflot"]) < 1e-6
 
 
@@ -148,10 +181,16 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     origin.load_state_dict(sent["parameters"])
     more = program.pace()
     with levelled(program.model, more), levelled(origin, more):
-        plain = torch.autograd.grad(program.task_loss(x.double(), y), list(program.model.parameters()))
+        plain = torch.autograd.grad(
+            program.task_loss(x.double(), y), list(program.model.parameters())
+        )
         pulled = torch.autograd.grad(program.loss(x.double(), y), list(program.model.parameters()))
-        for p, before, without, with_it in zip(program.model.parameters(), origin.parameters(), plain, pulled):
-            torch.testing.assert_close(with_it - without, 2 * 3.0 * 0.75 * (p - before), atol=1e-6, rtol=0)
+        for p, before, without, with_it in zip(
+            program.model.parameters(), origin.parameters(), plain, pulled
+        ):
+            torch.testing.assert_close(
+                with_it - without, 2 * 3.0 * 0.75 * (p - before), atol=1e-6, rtol=0
+            )
 
 
 def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
@@ -161,45 +200,74 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     x, _ = toys.blobs(5, 1)
     ways = {}
     for level in (True, False):
-        other = toys.federation(tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64)
+        other = toys.federation(
+            tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64
+        )
         other.begin(1)
         ways[level] = other.call("update", each={"c": sent})["c"]["parameters"]
     program = fed.engine.host.programs["c"]
     program.take(**sent)
-    out, names = program.model.eval()(x.double()), [name for name, _ in program.model.named_parameters()]
+    out, names = (
+        program.model.eval()(x.double()),
+        [name for name, _ in program.model.named_parameters()],
+    )
     with levelled(program.model, program.pace()):
         torch.testing.assert_close(program.model(x.double()), out)
-        assert largest({"w": 2 * program.model.head[2].parametrizations.weight.original}, {"w": sent["parameters"]["head.2.weight"]}) < 1e-12
+        assert (
+            largest(
+                {"w": 2 * program.model.head[2].parametrizations.weight.original},
+                {"w": sent["parameters"]["head.2.weight"]},
+            )
+            < 1e-12
+        )
     assert sorted(name for name, _ in program.model.named_parameters()) == sorted(names)
     assert largest(program.model.state_dict(), sent["parameters"]) < 1e-12
-    moved = {level: {n: (t - sent["parameters"][n]).abs().max() for n, t in way.items()} for level, way in ways.items()}
-    assert float(moved[True]["head.2.weight"] / moved[False]["head.2.weight"]) == pytest.approx(2, rel=0.02)
-    assert float(moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]) == pytest.approx(1, rel=0.02)
+    moved = {
+        level: {n: (t - sent["parameters"][n]).abs().max() for n, t in way.items()}
+        for level, way in ways.items()
+    }
+    assert float(moved[True]["head.2.weight"] / moved[False]["head.2.weight"]) == pytest.approx(
+        2, rel=0.02
+    )
+    assert float(
+        moved[True]["encoder.first.weight"] / moved[False]["encoder.first.weight"]
+    ) == pytest.approx(1, rel=0.02)
 
 
-def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play_its_steps(toys, tmp_path):
+def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play_its_steps(
+    toys, tmp_path
+):
     """What is recorded reads the same places: parameters, what they are multiplied with, and where the round began."""
     algorithm = SubFLOT(penalty=3.0)
     fed, places, distances = begun(toys, tmp_path, algorithm, clients(toys)), [], []
     program, seen = fed.engine.host.programs["c"], []
-    tape, where = program.tape, lambda: [tensor.data_ptr() for tensor in program.model.state_dict().values()]
+    tape, where = (
+        program.tape,
+        lambda: [tensor.data_ptr() for tensor in program.model.state_dict().values()],
+    )
     program.tape = lambda loss: seen.append((loss.graph_safe, where())) or tape(loss)
     for round in (1, 2, 3):
         fed.begin(round)
         sent = algorithm.messages(fed, ["c"])["c"]
         fed.call("update", each={"c": sent})
-        places.append(where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)])
+        places.append(
+            where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)]
+        )
         program.take(**sent)
         with levelled(program.model, program.pace()):
             distances.append(float(program.drift()))
     assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
-    assert distances == [0.0] * 3                               # and it is where this round began, not the first
+    assert distances == [0.0] * 3  # and it is where this round began, not the first
 
 
 def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_back():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
     model[1].weight = model[0].weight
-    x, before, more = torch.randn(3, 4).double(), model[0].weight.clone(), torch.full((1, 4), 2.0).double()
+    x, before, more = (
+        torch.randn(3, 4).double(),
+        model[0].weight.clone(),
+        torch.full((1, 4), 2.0).double(),
+    )
     out, strengths = model(x), {"0.weight": more, "1.weight": more}
     with levelled(model, strengths):
         torch.testing.assert_close(model(x), out)
@@ -213,21 +281,50 @@ def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_b
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimizer(toys, tmp_path, optimizer):
     """Divided parameters come in another order than plain ones; what is kept of an optimizer is of the plain order."""
-    ends = [toys.execute(tmp_path / str(alive), SubFLOT(), clients(toys), alone=True, alive=alive, rounds=3, optimizer=optimizer, rate=0.05,
-                         momentum=0.9 * (optimizer == "sgd"))["clients"] for alive in (256, 1)]
-    assert [each["alone"] for each in ends[0].values()] == [each["alone"] for each in ends[1].values()]
+    ends = [
+        toys.execute(
+            tmp_path / str(alive),
+            SubFLOT(),
+            clients(toys),
+            alone=True,
+            alive=alive,
+            rounds=3,
+            optimizer=optimizer,
+            rate=0.05,
+            momentum=0.9 * (optimizer == "sgd"),
+        )["clients"]
+        for alive in (256, 1)
+    ]
+    assert [each["alone"] for each in ends[0].values()] == [
+        each["alone"] for each in ends[1].values()
+    ]
     assert all(each["alone"] is not None for each in ends[0].values())
 
 
 def test_a_masked_model_is_taken_home_as_it_was_measured(toys, tmp_path):
     x, y = toys.blobs(60, 5)
-    some = {c: torch.isin(y, torch.tensor(labels)) for c, labels in {"a": [0, 1], "b": [2, 3]}.items()}
-    made = [toys.client(c, model=net, train=(x[have], y[have]), test=(x[have], y[have])) for c, have in some.items()]
-    told = unalike.run(SubFLOT(masked=True), made, training=toys.training(rounds=2), out=tmp_path / "run", alone=False)["clients"]
+    some = {
+        c: torch.isin(y, torch.tensor(labels)) for c, labels in {"a": [0, 1], "b": [2, 3]}.items()
+    }
+    made = [
+        toys.client(c, model=net, train=(x[have], y[have]), test=(x[have], y[have]))
+        for c, have in some.items()
+    ]
+    told = unalike.run(
+        SubFLOT(masked=True),
+        made,
+        training=toys.training(rounds=2),
+        out=tmp_path / "run",
+        alone=False,
+    )["clients"]
     models = unalike.trained(tmp_path / "run", made)
     for c, have in some.items():
-        assert 100 * float((models[c](x[have].double()).argmax(1) == y[have]).double().mean()) == pytest.approx(told[c]["value"])
-        assert not models[c](x.double())[:, [label for label in range(4) if label not in y[have]]].any()
+        assert 100 * float(
+            (models[c](x[have].double()).argmax(1) == y[have]).double().mean()
+        ) == pytest.approx(told[c]["value"])
+        assert not models[c](x.double())[
+            :, [label for label in range(4) if label not in y[have]]
+        ].any()
     pytest.importorskip("onnxscript")
     assert "model.onnx" in unalike.export(tmp_path / "run", "a", clients=made)[-1]
 
@@ -236,7 +333,10 @@ def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
     """Columns four times as strong, of a quarter of the units: divided by 2 while they are trained."""
     moved = {}
     for units, root in ((64, 1.0), (16, 2.0)):
-        layer, x = nn.Sequential(nn.Linear(units, 3, bias=False)).double(), torch.ones(1, units).double()
+        layer, x = (
+            nn.Sequential(nn.Linear(units, 3, bias=False)).double(),
+            torch.ones(1, units).double(),
+        )
         before = layer(x).detach()
         with levelled(layer, {"0.weight": torch.full((1, units), root).double()}):
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
@@ -249,6 +349,7 @@ def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
 
 def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkeypatch):
     """As after a resume with clients on a GPU; "meta" stands for one."""
+
     class Seen(Exception):
         pass
 
@@ -260,7 +361,12 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
     sent = algorithm.messages(fed, ["c"])["c"]["parameters"]
     monkeypatch.setattr(algorithm, "carried", carried)
     with pytest.raises(Seen) as seen:
-        algorithm.absorb(fed, fed.state["group"]["c"], {"c": {name: tensor.to("meta") for name, tensor in sent.items()}}, {"c": 1.0})
+        algorithm.absorb(
+            fed,
+            fed.state["group"]["c"],
+            {"c": {name: tensor.to("meta") for name, tensor in sent.items()}},
+            {"c": 1.0},
+        )
     assert seen.value.args[0] == {"meta"}
 
 
@@ -269,7 +375,12 @@ def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
     fed = begun(toys, tmp_path, SubmodelMethod(), clients(toys))
     widths, model = SubmodelMethod().widths(fed, "c"), SubmodelMethod().model(fed, "c")
     keep = first(widths, 0.5)
-    back = expand(extract(model, widths, keep), widths, keep, {name: tensor.to("meta") for name, tensor in model.items()})
+    back = expand(
+        extract(model, widths, keep),
+        widths,
+        keep,
+        {name: tensor.to("meta") for name, tensor in model.items()},
+    )
     assert {tensor.device.type for tensor in back.values()} == {"meta"}
 
 
@@ -278,10 +389,17 @@ def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, 
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
     sent = algorithm.messages(fed, ["b", "c"])
-    filled = {c: {n: torch.full_like(t, value) for n, t in sent[c]["parameters"].items()} for c, value in (("b", 1), ("c", 4))}
+    filled = {
+        c: {n: torch.full_like(t, value) for n, t in sent[c]["parameters"].items()}
+        for c, value in (("b", 1), ("c", 4))
+    }
     algorithm.absorb(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
     after = algorithm.model(fed, "a")["encoder.first.weight"]
-    assert (after[:2] == 2).all() and (after[2:4] == 1).all() and torch.equal(after[4:], before["encoder.first.weight"][4:])
+    assert (
+        (after[:2] == 2).all()
+        and (after[2:4] == 1).all()
+        and torch.equal(after[4:], before["encoder.first.weight"][4:])
+    )
 
 
 def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp_path):
@@ -292,15 +410,30 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
     message["parameters"]["encoder.norm.running_var"].fill_(1e6)
     told = fed.call("update", each={"a": message})["a"]["parameters"]
     program = fed.engine.host.programs["a"]
-    given = program.model.encoder.first(program.client.to_device(program.client.train.rows(torch.arange(len(program.client.train)))[0]))
-    assert torch.allclose(told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1)
-    assert 0.5 < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean()) < 2
+    given = program.model.encoder.first(
+        program.client.to_device(
+            program.client.train.rows(torch.arange(len(program.client.train)))[0]
+        )
+    )
+    assert torch.allclose(
+        told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1
+    )
+    assert (
+        0.5
+        < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean())
+        < 2
+    )
     assert program.model.encoder.norm.momentum == 0.1
     fed.call("receive", each={"a": message})
-    assert float(program.model.encoder.norm.running_var.max()) < 1e3, "also of a submodel that is only kept"
+    assert float(program.model.encoder.norm.running_var.max()) < 1e3, (
+        "also of a submodel that is only kept"
+    )
 
 
-@pytest.mark.parametrize("method, rounds", [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})])
+@pytest.mark.parametrize(
+    "method, rounds",
+    [(FedRolex, {1: [1, 2], 7: [0, 7], 8: [0, 1]}), (HeteroFL, {1: [0, 1], 7: [0, 1]})],
+)
 def test_which_units_are_sent(toys, tmp_path, method, rounds):
     algorithm = method()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
@@ -322,7 +455,13 @@ def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
 
 def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(toys, tmp_path):
     x, _ = toys.blobs(20, 5)
-    one = toys.client("a", model=net, capacity=0.5, train=(x, torch.arange(20) % 2), common=(x, torch.arange(20) % 4))
+    one = toys.client(
+        "a",
+        model=net,
+        capacity=0.5,
+        train=(x, torch.arange(20) % 2),
+        common=(x, torch.arange(20) % 4),
+    )
     algorithm = HeteroFL()
     fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
     fed.call("update", each=algorithm.messages(fed, ["a", "b"]))
@@ -331,24 +470,53 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
     assert not program.model(x.double())[:, 2:].any() and program.model(x.double())[:, :2].all()
     program.blind = False
-    assert program.model(x.double()).all() and asked == program.evaluate(common=True)["log_loss"], "of the common set it says what it thinks"
+    assert program.model(x.double()).all() and asked == program.evaluate(common=True)["log_loss"], (
+        "of the common set it says what it thinks"
+    )
     hidden = program.model.encoder.first
     assert torch.allclose(hidden(x.double()), 2 * (x.double() @ hidden.weight.T + hidden.bias))
-    assert not fed.engine.host.programs["b"].model.encoder.first._forward_hooks, "of full width nothing is scaled"
+    assert not fed.engine.host.programs["b"].model.encoder.first._forward_hooks, (
+        "of full width nothing is scaled"
+    )
 
 
-@pytest.mark.parametrize("algorithm", [HeteroFL(), FedRolex(masked=True), SubFLOT(masked=True), SubFLOT(masked=True, ota=False),
-                                       SubFLOT(masked=True, solver="entropic")])
-def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(toys, tmp_path, algorithm):
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        HeteroFL(),
+        FedRolex(masked=True),
+        SubFLOT(masked=True),
+        SubFLOT(masked=True, ota=False),
+        SubFLOT(masked=True, solver="entropic"),
+    ],
+)
+def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(
+    toys, tmp_path, algorithm
+):
     x, _ = toys.blobs(20, 5)
-    some = {"a": torch.arange(20) % 2, "b": torch.arange(20) % 2 + 1}                  # labels 0 and 1, 1 and 2; nobody has 3
-    fed = begun(toys, tmp_path, algorithm, [toys.client(c, model=net, train=(x, y)) for c, y in some.items()])
+    some = {
+        "a": torch.arange(20) % 2,
+        "b": torch.arange(20) % 2 + 1,
+    }  # labels 0 and 1, 1 and 2; nobody has 3
+    fed = begun(
+        toys,
+        tmp_path,
+        algorithm,
+        [toys.client(c, model=net, train=(x, y)) for c, y in some.items()],
+    )
     before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
-    ups = {c: {n: torch.full_like(t, value) for n, t in before.items()} for c, value in (("a", 1), ("b", 3))}
+    ups = {
+        c: {n: torch.full_like(t, value) for n, t in before.items()}
+        for c, value in (("a", 1), ("b", 3))
+    }
     algorithm.absorb(fed, fed.state["group"]["a"], ups, {"a": 1.0, "b": 1.0})
     after, last = algorithm.model(fed, "a"), "head.2.weight"
-    assert [float(row.mean()) for row in after[last][:3]] == pytest.approx([1, 2, 3]) and torch.equal(after[last][3], before[last][3])
-    assert after["head.2.bias"][:3].tolist() == pytest.approx([1, 2, 3]) and float(after["head.0.weight"].mean()) == pytest.approx(2)
+    assert [float(row.mean()) for row in after[last][:3]] == pytest.approx(
+        [1, 2, 3]
+    ) and torch.equal(after[last][3], before[last][3])
+    assert after["head.2.bias"][:3].tolist() == pytest.approx([1, 2, 3]) and float(
+        after["head.0.weight"].mean()
+    ) == pytest.approx(2)
 
 
 def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tmp_path):
@@ -358,29 +526,52 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
     for masked in (True, False):
         algorithm = SubFLOT(masked=masked)
         fed = begun(toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)])
-        up = {c: reply["parameters"] for c, reply in fed.call("update", each=algorithm.messages(fed, ["a", "b"])).items()}
+        up = {
+            c: reply["parameters"]
+            for c, reply in fed.call("update", each=algorithm.messages(fed, ["a", "b"])).items()
+        }
         algorithm.absorb(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
         program = fed.engine.host.programs["a"]
         assert list(fed.state.get("present", {})) == (["a", "b"] if masked else [])
         assert bool(program.model(x.double())[:, 2:].any()) is not masked
         if not masked:
-            assert "told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
+            assert "told only where" in str(
+                fed.call("present", clients=["a"], quorum=0).failures["a"]
+            )
 
 
 def test_masked_it_does_not_go_with_privacy():
-    assert "set algorithm.masked to false" in (HeteroFL().privacy_problem() or "") and HeteroFL(masked=False).privacy_problem() is None
+    assert (
+        "set algorithm.masked to false" in (HeteroFL().privacy_problem() or "")
+        and HeteroFL(masked=False).privacy_problem() is None
+    )
 
 
-@pytest.mark.parametrize("budget, capacity, ratio", [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)])
+@pytest.mark.parametrize(
+    "budget, capacity, ratio",
+    [("width", 0.6, 0.6), ("memory", 0.3, 0.25), ("memory", 1.0, 1.0), ("flops", 0.4, 0.5)],
+)
 def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
     algorithm = SubFLOT(budget=budget)
-    fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net), toys.client("b", model=net, capacity=capacity)])
+    fed = begun(
+        toys,
+        tmp_path,
+        algorithm,
+        [toys.client("a", model=net), toys.client("b", model=net, capacity=capacity)],
+    )
     assert fed.state["ratio"]["b"] == ratio
 
 
 def test_a_budget_nothing_fits_is_told_before_anything_runs(toys, tmp_path):
-    with pytest.raises(UserError, match=r"client b has 0\.01 of the full model's memory, and the smallest submodel needs 0\.\d+"):
-        toys.execute(tmp_path / "run", SubFLOT(budget="memory"), [toys.client("a", model=net), toys.client("b", model=net, capacity=0.01)])
+    with pytest.raises(
+        UserError,
+        match=r"client b has 0\.01 of the full model's memory, and the smallest submodel needs 0\.\d+",
+    ):
+        toys.execute(
+            tmp_path / "run",
+            SubFLOT(budget="memory"),
+            [toys.client("a", model=net), toys.client("b", model=net, capacity=0.01)],
+        )
 
 
 def test_a_client_may_change_its_capacity_between_rounds(toys, tmp_path):
@@ -401,25 +592,38 @@ def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monk
     def wrong(self, parameters, units):
         reply = update(self, parameters, units)
         if self.client.id == "b" and self.round == 2:
-            reply["parameters"] = {n: t[:1] if t.dim() else t for n, t in reply["parameters"].items()}
+            reply["parameters"] = {
+                n: t[:1] if t.dim() else t for n, t in reply["parameters"].items()
+            }
         return reply
 
     wrong.operation, wrong.sends = "changes", {}
     monkeypatch.setattr(SubFLOT.Program, "update", wrong)
     results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys), rounds=3)
-    failure, = results["failures"]
-    assert (failure["client"], failure["round"]) == ("b", 2) and "other names or shapes" in failure["reason"]
+    (failure,) = results["failures"]
+    assert (failure["client"], failure["round"]) == ("b", 2) and "other names or shapes" in failure[
+        "reason"
+    ]
 
 
 def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, tmp_path):
     """With room for one upload, with room for all, and resumed: the same end."""
     from unalike.engines.store import Archive
+
     before = Archive.__init__.__defaults__
     found = []
     for limit in (2**30, 1):
         Archive.__init__.__defaults__ = (limit,)
         try:
-            found.append(toys.execute(tmp_path / str(limit), SubFLOT(), clients(toys), rounds=6, federation=FederationConfig(participation=0.6)))
+            found.append(
+                toys.execute(
+                    tmp_path / str(limit),
+                    SubFLOT(),
+                    clients(toys),
+                    rounds=6,
+                    federation=FederationConfig(participation=0.6),
+                )
+            )
         finally:
             Archive.__init__.__defaults__ = before
     assert toys.hashes(found[0]) == toys.hashes(found[1])
@@ -428,12 +632,18 @@ def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, 
 def test_results_tell_parameters_operations_and_bytes_and_time_goes_by_width(toys, tmp_path):
     slow = {"speed": 10.0, "latency": 0.0, "link": 1e12}
     results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys, **slow), rounds=2)["clients"]
-    assert results["c"]["parameters"] < results["b"]["parameters"] / 2 < results["a"]["parameters"] / 4
+    assert (
+        results["c"]["parameters"] < results["b"]["parameters"] / 2 < results["a"]["parameters"] / 4
+    )
     assert results["c"]["flops"] < results["b"]["flops"] < results["a"]["flops"]
     assert results["a"]["round_flops"] == 3 * 20 * results["a"]["flops"]
     assert results["c"]["bytes"]["up"] < results["a"]["bytes"]["up"]
-    alone = {id: toys.execute(tmp_path / id, SubFLOT(), [toys.client(id, model=net, capacity=c, **slow)], rounds=2)
-             for id, c in CAPACITIES.items()}
+    alone = {
+        id: toys.execute(
+            tmp_path / id, SubFLOT(), [toys.client(id, model=net, capacity=c, **slow)], rounds=2
+        )
+        for id, c in CAPACITIES.items()
+    }
     share = results["b"]["flops"] / results["a"]["flops"]
     assert alone["b"]["clock"] / alone["a"]["clock"] == pytest.approx(share, rel=1e-3)
 
@@ -451,21 +661,43 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
 
     with pytest.raises(UserError, match=r"clients\.a .*cannot follow"):
         toys.execute(tmp_path / "run", SubFLOT(), [toys.client("a", model=Odd)])
-    fed = begun(toys, tmp_path, SubFLOT(fixed=("encoder",)), [toys.client("a", model=Odd, capacity=0.5)])
-    assert not [p.tensor for w in SubFLOT().widths(fed, "a") for p in w.places if p.tensor.startswith("encoder")], "the way out it names"
+    fed = begun(
+        toys, tmp_path, SubFLOT(fixed=("encoder",)), [toys.client("a", model=Odd, capacity=0.5)]
+    )
+    assert not [
+        p.tensor
+        for w in SubFLOT().widths(fed, "a")
+        for p in w.places
+        if p.tensor.startswith("encoder")
+    ], "the way out it names"
 
 
 def test_without_a_part(toys, tmp_path):
     """Each can be left out, and without OTP and OTA what is sent and merged is that of plain submodels."""
     plain = toys.execute(tmp_path / "plain", SubmodelMethod(), clients(toys), rounds=2)
-    bare = toys.execute(tmp_path / "bare", SubFLOT(otp=False, ota=False, penalty=0.0, inputs="barycentre"), clients(toys), rounds=2)
+    bare = toys.execute(
+        tmp_path / "bare",
+        SubFLOT(otp=False, ota=False, penalty=0.0, inputs="barycentre"),
+        clients(toys),
+        rounds=2,
+    )
     whole = toys.execute(tmp_path / "whole", SubFLOT(), clients(toys), rounds=2)
     assert toys.hashes(plain) == toys.hashes(bare) and toys.hashes(whole) != toys.hashes(bare)
 
 
 def test_unlike_models_keep_to_themselves(toys, tmp_path):
-    others = [*clients(toys), Client(id="d", model=lambda: MLP((6,), (12,), 8), task=Classification(4), train=toys.blobs(20, 1),
-                                     test=toys.blobs(20, 2), capacity=0.5, dtype=torch.float64)]
+    others = [
+        *clients(toys),
+        Client(
+            id="d",
+            model=lambda: MLP((6,), (12,), 8),
+            task=Classification(4),
+            train=toys.blobs(20, 1),
+            test=toys.blobs(20, 2),
+            capacity=0.5,
+            dtype=torch.float64,
+        ),
+    ]
     results = toys.execute(tmp_path / "run", SubFLOT(), others, rounds=2)
     assert not results["failures"] and results["clients"]["d"]["value"] is not None
 
@@ -473,19 +705,31 @@ def test_unlike_models_keep_to_themselves(toys, tmp_path):
 def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
     from unalike.base.message import decode, encode
     from unalike.methods.submodels import heard, told
+
     fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
     widths = SubFLOT().widths(fed, "a")
     back = heard(decode(encode(told(renumbered(widths, first(widths, 0.5))))))
-    assert all(torch.equal(p.entries, q.entries) for a, b in zip(back, renumbered(widths, first(widths, 0.5)))
-               for p, q in zip(a.places, b.places))
+    assert all(
+        torch.equal(p.entries, q.entries)
+        for a, b in zip(back, renumbered(widths, first(widths, 0.5)))
+        for p, q in zip(a.places, b.places)
+    )
 
 
 @pytest.mark.parametrize("method", [SubFLOT(), HeteroFL()])
 def test_a_submodel_can_be_taken_home_and_made_again(toys, tmp_path, method):
     """What HeteroFL scales in a narrow model is scaled in the copy too."""
-    results = unalike.run(algorithm=method, clients=clients(toys), training=toys.training(rounds=2), out=tmp_path / "run", alone=False)
+    results = unalike.run(
+        algorithm=method,
+        clients=clients(toys),
+        training=toys.training(rounds=2),
+        out=tmp_path / "run",
+        alone=False,
+    )
     unalike.export(results["folder"], "c", tmp_path / "home", onnx=False, clients=clients(toys))
     x, y = toys.client("c").test.rows(torch.arange(40))
     model = unalike.rebuild(tmp_path / "home", clients(toys))
     assert len(model.encoder.first.weight) == 2
-    assert 100 * float((model(x.double()).argmax(1) == y).double().mean()) == pytest.approx(results["clients"]["c"]["value"])
+    assert 100 * float((model(x.double()).argmax(1) == y).double().mean()) == pytest.approx(
+        results["clients"]["c"]["value"]
+    )

@@ -17,33 +17,104 @@ from unalike.cli.lists import bench_names
 from unalike.report import Run
 from unalike.scenarios import load
 
-STUDIES = ["afmcc", "afmcc-ablation", "afmcc-rivals", "afmcc-parameters", "afmcc-federation", "afmcc-speeds", "afmcc-degeneration",
-           "budget", "safeguard", "fednca", "subflot", "subflot-ablation", "subflot-scale", "subflot-sweep", "fedmpt", "fedmpt-ablation",
-           "fedmpt-annotation", "fedmpt-heterogeneity", "fedmpt-participation", "rivals", "rivals-rates", "muscle-vision", "muscle-ert",
-           "muscle-public", "muscle-batch", "muscle-d-temperature", "muscle-map", "muscle-multimodal",
-           "muscle-cross-temperature", "muscle-noniid", "muscle-peers", "creamfl"]
+STUDIES = [
+    "afmcc",
+    "afmcc-ablation",
+    "afmcc-rivals",
+    "afmcc-parameters",
+    "afmcc-federation",
+    "afmcc-speeds",
+    "afmcc-degeneration",
+    "budget",
+    "safeguard",
+    "fednca",
+    "subflot",
+    "subflot-ablation",
+    "subflot-scale",
+    "subflot-sweep",
+    "fedmpt",
+    "fedmpt-ablation",
+    "fedmpt-annotation",
+    "fedmpt-heterogeneity",
+    "fedmpt-participation",
+    "rivals",
+    "rivals-rates",
+    "muscle-vision",
+    "muscle-ert",
+    "muscle-public",
+    "muscle-batch",
+    "muscle-d-temperature",
+    "muscle-map",
+    "muscle-multimodal",
+    "muscle-cross-temperature",
+    "muscle-noniid",
+    "muscle-peers",
+    "creamfl",
+]
 
 
 def made_up(scenario, algorithm, seed):
     """A run of that scenario that never was: everyone in step with its speed, accuracy rising by the visit."""
     rounds = scenario.training.rounds
-    speeds = {f"{group.id}-{i}": group.speed for group in scenario.clients for i in range(group.count)}
-    lasts = {client: max(1000 / speed, scenario.federation.tick) for client, speed in speeds.items()}
+    speeds = {
+        f"{group.id}-{i}": group.speed for group in scenario.clients for i in range(group.count)
+    }
+    lasts = {
+        client: max(1000 / speed, scenario.federation.tick) for client, speed in speeds.items()
+    }
     rest = getattr(algorithm, "rest", True)
-    had = {client: rounds if rest else int(rounds * max(lasts.values()) / its) for client, its in lasts.items()}
+    had = {
+        client: rounds if rest else int(rounds * max(lasts.values()) / its)
+        for client, its in lasts.items()
+    }
     scores = {"acc": 50.0 + seed, "nmi": 40.0, "ari": 30.0}
     events = [{"event": "start", "clients": {client: {"metric": "acc"} for client in speeds}}]
     for client, its in lasts.items():
-        events += [{"event": "arrival", "client": client, "round": visit, "at": 5 + visit * its} for visit in range(1, had[client] + 1)]
+        events += [
+            {"event": "arrival", "client": client, "round": visit, "at": 5 + visit * its}
+            for visit in range(1, had[client] + 1)
+        ]
     for at in range(1, rounds + 1):
         events.append({"event": "round", "round": at, "clock": 5 + at * max(lasts.values())})
-        events.append({"event": "evaluation", "round": at, "figures": {"acc": 10.0 + at, "joint": {"acc": 20.0 + at}}})
-    told = {"metric": "acc", "gain": seed - 1, "safeguarded_gain": 0, "kept": "alone", "alone": 50, "value": 60, "round_flops": 3e9}
-    known = dict.fromkeys(SHOWN, 60.0) | {"macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA"), "accuracy": 70.0}
-    results = {"metrics": scores | known | {"joint": scores}, "rounds": rounds, "bytes": {"up": 10, "down": 10},
-               "seconds": 2.0, "seed": seed, "clock": 5 + rounds * max(lasts.values()),
-               "server": {"metrics": {"i2t_R@1": 10.0 + (getattr(algorithm, "contrast", "") == "muscle"), "t2i_R@1": 20.0, "rank": 3.0}},
-               "visits": had, "clients": {client: told for client in speeds}, "delta": 3.0, "losers": 1}
+        events.append(
+            {
+                "event": "evaluation",
+                "round": at,
+                "figures": {"acc": 10.0 + at, "joint": {"acc": 20.0 + at}},
+            }
+        )
+    told = {
+        "metric": "acc",
+        "gain": seed - 1,
+        "safeguarded_gain": 0,
+        "kept": "alone",
+        "alone": 50,
+        "value": 60,
+        "round_flops": 3e9,
+    }
+    known = dict.fromkeys(SHOWN, 60.0) | {
+        "macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA"),
+        "accuracy": 70.0,
+    }
+    results = {
+        "metrics": scores | known | {"joint": scores},
+        "rounds": rounds,
+        "bytes": {"up": 10, "down": 10},
+        "seconds": 2.0,
+        "seed": seed,
+        "clock": 5 + rounds * max(lasts.values()),
+        "server": {
+            "metrics": {
+                "i2t_R@1": 10.0 + (getattr(algorithm, "contrast", "") == "muscle"),
+                "t2i_R@1": 20.0,
+                "rank": 3.0,
+            }
+        },
+        "visits": had,
+        "clients": {client: told for client in speeds},
+        "delta": 3.0,
+        "losers": 1,
+    }
     return Run(Path("nowhere"), {}, results, events)
 
 
@@ -68,45 +139,71 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
     first = 100 if name == "rivals-rates" else 0
-    assert {seed for _, _, seed in asked} == {first + i for i in range(1 if quick else 5 if "afmcc" in name else 2 if first else 3)}
+    assert {seed for _, _, seed in asked} == {
+        first + i for i in range(1 if quick else 5 if "afmcc" in name else 2 if first else 3)
+    }
     assert len(set(asked)) == len(asked)
     if "afmcc" in name:
         assert {scenario for scenario, _, _ in asked if quick} <= {"afmcc-digits"}
-        assert all(row["acc"] == (50 if quick else 52) and row["joint_nmi"] == 40 and row["seconds"] == 2 for row in rows.values())
+        assert all(
+            row["acc"] == (50 if quick else 52) and row["joint_nmi"] == 40 and row["seconds"] == 2
+            for row in rows.values()
+        )
 
 
 def test_the_tables_rows_are_their_mixes(asked, tmp_path):
     command.run("afmcc", tmp_path, "7", only=("0:1:1", "bdgp 1:2"), settings=("steps=3",))
     assert [(scenario, settings[-2:], seed) for scenario, settings, seed in asked] == [
         ("afmcc-bdgp", ("clients.0.mix={full: 1, single: 2}", "steps=3"), 7),
-        ("afmcc-multi-fashion", ("clients.0.mix={full: 0, multi: 1, single: 1}", "steps=3"), 7)]
-    assert (tmp_path / "afmcc-0-1-1-bdgp-1-2.json").exists()            # some rows do not pass for all
+        ("afmcc-multi-fashion", ("clients.0.mix={full: 0, multi: 1, single: 1}", "steps=3"), 7),
+    ]
+    assert (tmp_path / "afmcc-0-1-1-bdgp-1-2.json").exists()  # some rows do not pass for all
 
 
 def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):
     """Six clients at 1 s a visit, six at 1/3 s: 10 s for 60 + 180 visits; waiting, 12 visits take 1 s."""
-    told = import_module("unalike.benches.afmcc_speeds").run(Study(seeds=(0,), only=("3:1",)))["rows"]["E/O 3:1"]
+    told = import_module("unalike.benches.afmcc_speeds").run(Study(seeds=(0,), only=("3:1",)))[
+        "rows"
+    ]["E/O 3:1"]
     assert told["visits"] == 240 and told["waiting_visits"] == 240
-    assert told["clock"] == pytest.approx(10) and told["waiting_clock"] == pytest.approx(20, rel=1e-3)
+    assert told["clock"] == pytest.approx(10) and told["waiting_clock"] == pytest.approx(
+        20, rel=1e-3
+    )
     assert told["times_less_to_same_visits"] == 2 and told["times_less_to_same_acc"] == 1
 
 
 def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
     rows = import_module("unalike.benches.afmcc_degeneration").run(Study(seeds=(0,)))["rows"]
-    told = rows["without the constraint, 5 steps"]                     # 15 a visit, 54 visits; made up: 10 + visit
-    assert told["peak_acc"] == 64 and told["acc_at_200"] == 23 and told["courses"]["0"]["joint acc"]["15"] == 21
+    told = rows["without the constraint, 5 steps"]  # 15 a visit, 54 visits; made up: 10 + visit
+    assert (
+        told["peak_acc"] == 64
+        and told["acc_at_200"] == 23
+        and told["courses"]["0"]["joint acc"]["15"] == 21
+    )
     assert rows["with the constraint, 2 steps"]["peak_acc"] == 144
-    told = rows["fmcsc with the constraint"]                           # Table 3c: 10 a round, 80 rounds
+    told = rows["fmcsc with the constraint"]  # Table 3c: 10 a round, 80 rounds
     assert told["acc_at_200"] == 30 and told["acc_at_800"] == told["peak_acc"] == 90
-    methods = [(type(load(where, settings=list(settings))[1]).__name__, settings) for where, settings, _ in asked]
-    assert [next(s for s in settings if "constraint" in s) for name, settings in methods if name == "FMCSC"] == [
-        "algorithm={name: fmcsc, constraint: 0.01}", "algorithm={name: fmcsc, constraint: 0.0}"]
+    methods = [
+        (type(load(where, settings=list(settings))[1]).__name__, settings)
+        for where, settings, _ in asked
+    ]
+    assert [
+        next(s for s in settings if "constraint" in s)
+        for name, settings in methods
+        if name == "FMCSC"
+    ] == ["algorithm={name: fmcsc, constraint: 0.01}", "algorithm={name: fmcsc, constraint: 0.0}"]
 
 
 def test_leads_are_told_of_the_rows_that_were_run(asked):
     told = import_module("unalike.benches.fednca").run(Study(seeds=(0,)))
-    assert len(told["rows"]) == 15 and told["macro_f1_lead"] == 9 and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
-    some = import_module("unalike.benches.fednca").run(Study(seeds=(0,), only=("ETF", "centralised")))
+    assert (
+        len(told["rows"]) == 15
+        and told["macro_f1_lead"] == 9
+        and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
+    )
+    some = import_module("unalike.benches.fednca").run(
+        Study(seeds=(0,), only=("ETF", "centralised"))
+    )
     assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
 
 
@@ -115,12 +212,23 @@ def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
     other = {"0": 5.0, "1": 7.0, "2": 3.0}
     deltas = {"muscle": {"0": 8.0, "1": 6.0, "2": 4.0}, "pairwise": other, "gramian": other}
     bench = import_module("unalike.benches.muscle_vision")
-    monkeypatch.setattr(bench, "table", lambda study, rows: {"rows": {name: {"seeds": its} for name, its in deltas.items()}})
+    monkeypatch.setattr(
+        bench,
+        "table",
+        lambda study, rows: {"rows": {name: {"seeds": its} for name, its in deltas.items()}},
+    )
     told = bench.run(Study())
-    assert told["lead_on_pairwise"] == told["lead_on_gramian"] == 1 and told["lead_on_pairwise_spread"] == 2
+    assert (
+        told["lead_on_pairwise"] == told["lead_on_gramian"] == 1
+        and told["lead_on_pairwise_spread"] == 2
+    )
     deltas = {name: {"1": its["1"]} for name, its in deltas.items() if name != "gramian"}
     told = bench.run(Study())
-    assert told["lead_on_pairwise"] == -1 and told["lead_on_pairwise_spread"] is None and "lead_on_gramian" not in told
+    assert (
+        told["lead_on_pairwise"] == -1
+        and told["lead_on_pairwise_spread"] is None
+        and "lead_on_gramian" not in told
+    )
 
 
 def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
@@ -135,37 +243,77 @@ def test_sweeps_are_drawn_and_drops_are_told(asked, tmp_path):
 
 def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
     """Delta by what is changed; four clients of `muscle-noniid` are the first of those who would share a dataset."""
-    drawn = {"noniid": ["4", "8", "12"], "peers": ["1", "2", "3", "4", "5"], "batch": ["8", "16", "32", "64", "128"],
-             "ert": ["1", "10", "25"], "d-temperature": ["64", "128", "256", "512"], "public": ["1e-05"]}
+    drawn = {
+        "noniid": ["4", "8", "12"],
+        "peers": ["1", "2", "3", "4", "5"],
+        "batch": ["8", "16", "32", "64", "128"],
+        "ert": ["1", "10", "25"],
+        "d-temperature": ["64", "128", "256", "512"],
+        "public": ["1e-05"],
+    }
     for name, at in drawn.items():
-        curves = import_module(f"unalike.benches.muscle_{name.replace('-', '_')}").run(Study(seeds=(0,)))["curves"]
+        curves = import_module(f"unalike.benches.muscle_{name.replace('-', '_')}").run(
+            Study(seeds=(0,))
+        )["curves"]
         line = next(iter(curves["lines"].values()))
         assert list(line) == at or (name == "public" and len(line) == 1), name
-    clients = [load(scenario, settings=list(settings))[0].clients for scenario, settings, _ in asked if scenario == "muscle-noniid"]
-    assert [len(each) for each in clients] == [12, 8, 4] * 2 and {group.data.name if group.data else "" for group in clients[2]} == {
-        "caltech101", "cifar10", "pacs", ""}
+    clients = [
+        load(scenario, settings=list(settings))[0].clients
+        for scenario, settings, _ in asked
+        if scenario == "muscle-noniid"
+    ]
+    assert [len(each) for each in clients] == [12, 8, 4] * 2 and {
+        group.data.name if group.data else "" for group in clients[2]
+    } == {"caltech101", "cifar10", "pacs", ""}
 
 
 def test_recalls_are_compared_with_a_server_alone(asked):
     """Of 10 and 20, 11 and 20 are 5 % more; a median rank is no recall."""
     told = import_module("unalike.benches.creamfl").run(Study(seeds=(0, 1)))
-    assert [row["delta"] for row in told["rows"].values()] == [0, 0, 5] and told["lead_of_muscle"] == 5
-    assert "delta" not in import_module("unalike.benches.creamfl").run(Study(seeds=(0,), only=("muscle",)))["rows"]["creamfl + muscle"]
+    assert [row["delta"] for row in told["rows"].values()] == [0, 0, 5] and told[
+        "lead_of_muscle"
+    ] == 5
+    assert (
+        "delta"
+        not in import_module("unalike.benches.creamfl").run(Study(seeds=(0,), only=("muscle",)))[
+            "rows"
+        ]["creamfl + muscle"]
+    )
 
 
 def test_gains_are_over_clients_alone_of_the_same_seed(monkeypatch):
     """Alone 50 (60 where a row trains its own), together 40 + 10 a seed: by hand."""
+
     def once(study, scenario, settings, seed):
         own = [setting for setting in settings if setting.startswith("alone=")][-1] == "alone=true"
-        its = {"value": 40.0 + 10 * seed} | ({"alone": 60.0 if "width=8" in settings else 50.0} if own else {})
-        return Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0, "clients": {"ada": its}, "rounds": 2,
-                                         "bytes": {"up": 4e6, "down": 2e6}})
+        its = {"value": 40.0 + 10 * seed} | (
+            {"alone": 60.0 if "width=8" in settings else 50.0} if own else {}
+        )
+        return Run(
+            Path("nowhere"),
+            {},
+            {
+                "seed": seed,
+                "seconds": 1.0,
+                "clients": {"ada": its},
+                "rounds": 2,
+                "bytes": {"up": 4e6, "down": 2e6},
+            },
+        )
 
     monkeypatch.setattr(Study, "once", once)
     rows = import_module("unalike.benches.muscle_vision").table(
-        Study(seeds=(0, 1, 2)), {"a": ("digits", []), "b": ("digits", ["peers=2"]), "c": ("digits", ["width=8", "alone=true"])})["rows"]
+        Study(seeds=(0, 1, 2)),
+        {
+            "a": ("digits", []),
+            "b": ("digits", ["peers=2"]),
+            "c": ("digits", ["width=8", "alone=true"]),
+        },
+    )["rows"]
     assert rows["a"]["delta"] == rows["b"]["delta"] == 0 and rows["b"]["losers_beyond_noise"] == 0
-    assert rows["c"]["delta"] == pytest.approx(-100 / 6, abs=0.001) and rows["c"]["gains"] == {"ada": -16.67}
+    assert rows["c"]["delta"] == pytest.approx(-100 / 6, abs=0.001) and rows["c"]["gains"] == {
+        "ada": -16.67
+    }
     assert rows["a"]["megabytes"] == 3
 
 
@@ -176,31 +324,57 @@ def test_mean_and_spread():
     assert averages(runs[:1], lambda run: {"acc": 1.0})["acc_spread"] is None
 
 
-@pytest.mark.parametrize("name, options, told", [
-    ("afmcc", {"only": ("bgdp",)}, "no row of this bench is called bgdp; its rows: bdgp 2:1"),
-    ("muscle", {"jobs": 2}, "bench muscle makes no runs of a scenario, so it takes no jobs"),
-    ("afmcc", {"seeds": "0..4"}, "such as 0-4 or 100,101"),
-    ("afmcc", {"settings": ("stps=1",), "quick": True}, 'failed:\nunalike: --set stps: There is no field "stps".'),
-])
+@pytest.mark.parametrize(
+    "name, options, told",
+    [
+        ("afmcc", {"only": ("bgdp",)}, "no row of this bench is called bgdp; its rows: bdgp 2:1"),
+        ("muscle", {"jobs": 2}, "bench muscle makes no runs of a scenario, so it takes no jobs"),
+        ("afmcc", {"seeds": "0..4"}, "such as 0-4 or 100,101"),
+        (
+            "afmcc",
+            {"settings": ("stps=1",), "quick": True},
+            'failed:\nunalike: --set stps: There is no field "stps".',
+        ),
+    ],
+)
 def test_bad_options_say_so(tmp_path, name, options, told):
     with pytest.raises(UserError, match=re.escape(told)):
         command.run(name, tmp_path, options.pop("seeds", None), **options)
 
 
 def test_a_study_really_runs(tmp_path):
-    tiny = ("afmcc-digits", ["alone=false", "evaluations=1", "starts=1", "pretraining=1", "steps=1", "clients.0.train=12"])
+    tiny = (
+        "afmcc-digits",
+        [
+            "alone=false",
+            "evaluations=1",
+            "starts=1",
+            "pretraining=1",
+            "steps=1",
+            "clients.0.train=12",
+        ],
+    )
     (run,) = Study(quick=True).runs({"tiny": tiny}, ["rounds=1"])["tiny"]
-    assert len(run.clients) == 9 and run.results["rounds"] == 1 and averages([run], figures)["joint_acc"] > 0
+    assert (
+        len(run.clients) == 9
+        and run.results["rounds"] == 1
+        and averages([run], figures)["joint_acc"] > 0
+    )
 
 
 def test_stacked_is_timed_against_one_by_one(tmp_path):
     settings = ("starts=1", "pretraining=1", "steps=1", "clients.0.train=12")
     told = import_module("unalike.benches.afmcc_stack").run(Study(quick=True, settings=settings))
     times = told["seconds_a_round"]
-    assert min(times.values()) > 0 and told["times_faster"] == times["one by one"] / times["stacked and recorded"]
+    assert (
+        min(times.values()) > 0
+        and told["times_faster"] == times["one by one"] / times["stacked and recorded"]
+    )
 
 
-@pytest.mark.parametrize("name, told", [("engine", "overhead_workers_0"), ("bytes", "down_equals_up")])
+@pytest.mark.parametrize(
+    "name, told", [("engine", "overhead_workers_0"), ("bytes", "down_equals_up")]
+)
 def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
     """Smaller even than quick, and without pages."""
     monkeypatch.setattr("unalike.benches.engine.CLIENTS", 20)
@@ -215,15 +389,29 @@ def test_kept_runs_are_not_made_again(tmp_path, monkeypatch):
     study, made = Study(keep=str(tmp_path / "kept")), []
     settings = ("rounds=1", "epochs=1", "alone=false", "public={size: 64}")
     real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **about: (made.append(command) if "unalike.cli" in command else None,
-                                                                       real(command, **about))[1])
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command, **about: (
+            made.append(command) if "unalike.cli" in command else None,
+            real(command, **about),
+        )[1],
+    )
     first, again, other = (study.once("digits", settings, seed) for seed in (0, 0, 1))
     assert len(made) == 2 and first.results == again.results and other.results["seed"] == 1
     assert not list((tmp_path / "kept").glob("*/checkpoints"))
 
 
 def test_all_studies_are_listed():
-    alone = {"afmcc-stack", "afmcc-time", "fednca-cost", "subflot-server", "fedmpt-step", "rivals-flops", "muscle-flops"}
+    alone = {
+        "afmcc-stack",
+        "afmcc-time",
+        "fednca-cost",
+        "subflot-server",
+        "fedmpt-step",
+        "rivals-flops",
+        "muscle-flops",
+    }
     assert set(STUDIES) | alone <= set(bench_names())
 
 
@@ -233,24 +421,49 @@ def test_costs_are_told_beside_their_bars(name):
         pytest.importorskip("transformers")
     told = import_module(f"unalike.benches.{name.replace('-', '_')}").run(Study(quick=True))
     if name == "fedmpt-step":
-        assert min(told[key] for key in ("step_ms", "seen_step_ms", "called_step_ms", "called_seen_step_ms")) > 0
+        assert (
+            min(
+                told[key]
+                for key in ("step_ms", "seen_step_ms", "called_step_ms", "called_seen_step_ms")
+            )
+            > 0
+        )
     else:
-        assert told["seconds_a_client"] > 0 and all(row["both"] >= row["otp"] > 0 for row in told["rows"].values())
+        assert told["seconds_a_client"] > 0 and all(
+            row["both"] >= row["otp"] > 0 for row in told["rows"].values()
+        )
 
 
 def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
     told = import_module("unalike.benches.rivals").run(Study(seeds=(0,), only=("sage", "cofed")))
-    assert list(told["rows"]) == ["sage", "cofed"] and told["first"] == "sage" and told["rows"]["cofed"]["delta"] == 3
+    assert (
+        list(told["rows"]) == ["sage", "cofed"]
+        and told["first"] == "sage"
+        and told["rows"]["cofed"]["delta"] == 3
+    )
     tried = import_module("unalike.benches.rivals_rates").run(Study(seeds=(0,), only=("fedhenn",)))
-    assert tried["best"]["fedhenn"] == "fedhenn, eta 0.01" and tried["best"]["sage"] is None and len(tried["rows"]) == 3
+    assert (
+        tried["best"]["fedhenn"] == "fedhenn, eta 0.01"
+        and tried["best"]["sage"] is None
+        and len(tried["rows"]) == 3
+    )
 
 
 def test_operations_of_a_round_are_counted_forward_and_backward():
     from unalike.benches.rivals_flops import round_of
+
     one = "clients=[{id: a, model: {name: mlp, hidden: [8], width: 4}, target: digit, train: 10}]"
     told = round_of("digits", ["algorithm={name: local}", "epochs=1", one])
-    layers = [(64, 8), (8, 4), (4, 4), (4, 10)]                 # forward, gradient of weights, gradient of inputs but the first
+    layers = [
+        (64, 8),
+        (8, 4),
+        (4, 4),
+        (4, 10),
+    ]  # forward, gradient of weights, gradient of inputs but the first
     by_hand = 2 * 10 * sum(3 * a * b for a, b in layers) - 2 * 10 * 64 * 8
     assert told["a"] == told["clients"] == round(by_hand / 1e6, 3) and told["server"] == 0
     few = Study(quick=True, only=("local",), settings=("epochs=1", one))
-    assert import_module("unalike.benches.muscle_flops").run(few) == {"scenario": "digits", "rows": {"local": told}}
+    assert import_module("unalike.benches.muscle_flops").run(few) == {
+        "scenario": "digits",
+        "rows": {"local": told},
+    }

@@ -18,9 +18,27 @@ TINY = {
     "data": {"name": "digits"},
     "public": {"size": 20},
     "clients": [
-        {"id": "ada", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 12, "test": 30},
-        {"id": "ben", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 13, "test": 30},
-        {"id": "cleo", "model": {"name": "cnn", "channels": [4], "width": 8}, "target": "digit", "train": 17, "test": 30},
+        {
+            "id": "ada",
+            "model": {"name": "mlp", "hidden": [8], "width": 8},
+            "target": "digit",
+            "train": 12,
+            "test": 30,
+        },
+        {
+            "id": "ben",
+            "model": {"name": "mlp", "hidden": [8], "width": 12},
+            "target": "attributes",
+            "train": 13,
+            "test": 30,
+        },
+        {
+            "id": "cleo",
+            "model": {"name": "cnn", "channels": [4], "width": 8},
+            "target": "digit",
+            "train": 17,
+            "test": 30,
+        },
     ],
 }
 
@@ -38,6 +56,7 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Runs the command as the shell would; returns exit code, stdout and stderr."""
+
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["unalike", *map(str, words)])
         capsys.readouterr()
@@ -55,6 +74,7 @@ def command(monkeypatch, capsys):
 @pytest.fixture
 def refused(command, tmp_path):
     """Runs a command that must fail by the user's mistake and leave no run behind; returns what it said."""
+
     def run(*words):
         code, out, err = command(*words)
         assert code == 2, f"exit code {code}\n{out}\n{err}"
@@ -68,6 +88,7 @@ def refused(command, tmp_path):
 @pytest.fixture
 def scenario(tmp_path):
     """Writes the tiny scenario with changes: `scenario({"training.rounds": 3})`; None takes a key away."""
+
     def write(changes=None, name="tiny.yaml"):
         told = copy.deepcopy(TINY)
         for path, value in (changes or {}).items():
@@ -88,25 +109,46 @@ def scenario(tmp_path):
 # one mistake, one sentence
 
 
-@pytest.mark.parametrize("words, says", [
-    (["run", "digts"], 'There is no scenario "digts". Did you mean "digits"? There are: '),
-    (["run", "nowhere.yaml"], "the scenario file nowhere.yaml cannot be read: "),
-    (["check", "digts"], 'There is no scenario "digts". Did you mean "digits"?'),
-    (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
-    (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
-    (["run", "digits", "--replay", "nowhere"], "the run to replay, nowhere, cannot be read"),
-    (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
-    (["bench", "muscle", "--device", "cuda"], "bench muscle makes no runs of a scenario, so it takes no device"),
-    (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
-    (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
-    (["run", "afmcc-digits", "--set", "missing=0.2"], "--set missing: a client has it; write clients.0.missing or clients.c.missing"),
-    (["run", "digits", "--set", "noise=2"], "--set noise: privacy has it; write privacy.noise"),
-    (["run", "digits", "--set", "ronds=3"], '--set ronds: There is no field "ronds". Did you mean "rounds"?'),
-    (["run", "digits", "--set", "batch=8"], "--set batch: both algorithm and training have it; write algorithm.batch or training.batch"),
-    (["run", "digits", "--set", "training.rounds.x=8"], '--set training.rounds.x: there is nothing at "x"'),
-    (["run", "digits", "--set", "clients.99.train=8"], '--set clients.99.train: there is nothing at "99"'),
-    (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is no YAML"),
-])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["run", "digts"], 'There is no scenario "digts". Did you mean "digits"? There are: '),
+        (["run", "nowhere.yaml"], "the scenario file nowhere.yaml cannot be read: "),
+        (["check", "digts"], 'There is no scenario "digts". Did you mean "digits"?'),
+        (["resume", "nowhere"], "nowhere is no run folder: it has no config.yaml"),
+        (["export", "nowhere", "--client", "ada"], "nowhere is no run folder"),
+        (["run", "digits", "--replay", "nowhere"], "the run to replay, nowhere, cannot be read"),
+        (["bench", "musle"], 'There is no bench "musle". Did you mean "muscle"?'),
+        (
+            ["bench", "muscle", "--device", "cuda"],
+            "bench muscle makes no runs of a scenario, so it takes no device",
+        ),
+        (["run", "digits", "--set", "rounds"], '--set takes key=value, got "rounds"'),
+        (["run", "digits", "--set", "=3"], '--set takes key=value, got "=3"'),
+        (
+            ["run", "afmcc-digits", "--set", "missing=0.2"],
+            "--set missing: a client has it; write clients.0.missing or clients.c.missing",
+        ),
+        (["run", "digits", "--set", "noise=2"], "--set noise: privacy has it; write privacy.noise"),
+        (
+            ["run", "digits", "--set", "ronds=3"],
+            '--set ronds: There is no field "ronds". Did you mean "rounds"?',
+        ),
+        (
+            ["run", "digits", "--set", "batch=8"],
+            "--set batch: both algorithm and training have it; write algorithm.batch or training.batch",
+        ),
+        (
+            ["run", "digits", "--set", "training.rounds.x=8"],
+            '--set training.rounds.x: there is nothing at "x"',
+        ),
+        (
+            ["run", "digits", "--set", "clients.99.train=8"],
+            '--set clients.99.train: there is nothing at "99"',
+        ),
+        (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is no YAML"),
+    ],
+)
 def test_one_mistake_is_one_sentence(refused, words, says):
     told = refused(*words)
     assert told.startswith(says) and "\n" not in told
@@ -118,58 +160,160 @@ def problems(told):
     return first, [tuple(line.strip().split("   ", 1)) for line in lines]
 
 
-@pytest.mark.parametrize("change, where, says", [
-    ({"algorithm.name": "fedmusle"}, "algorithm.name", 'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: '),
-    ({"privacy": {"noise": -1}}, "privacy.noise", "must be at least 0, got -1."),
-    ({"privacy": {"noise": 1, "delta": 1}}, "privacy.delta", "must be below 1, got 1."),
-    ({"algorithm.peer": 2}, "algorithm.peer", 'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width'),
-    ({"algorithm.peers": "two"}, "algorithm.peers", "must be a whole number, got 'two'."),
-    ({"algorithm.exchange": "post"}, "algorithm.exchange", "must be 'gradient', 'peers' or 'paper', got 'post'."),
-    ({"algorithm.temperature": -0.1}, "algorithm.temperature", "must be at least 0.006, got -0.1."),
-    ({"algorithm.temperature": [[0.2]]}, "algorithm.temperature", "as a matrix it needs 3 rows of 3"),
-    ({"algorithm.temperature": "hot"}, "algorithm.temperature", "must be a number or a list, got 'hot'."),
-    ({"algorithm.peers": 0}, "algorithm.peers", "must be at least 1, got 0."),
-    ({"algorithm.batch": 0}, "algorithm.batch", "must be at least 2, got 0: rows are told apart"),
-    ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
-    ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
-    ({"algorithm.align_rate": -1}, "algorithm.align_rate", "must be above 0, got -1"),
-    ({"algorithm.peers": 3}, "algorithm.peers", "3 peers need 4 clients, the federation has 3. Lower algorithm.peers or add clients."),
-    ({"algorithm.batch": 21}, "algorithm.batch", "the public set has 20 rows, fewer than a batch of 21. Lower algorithm.batch or raise"),
-    ({"public": None}, "algorithm.batch", "the public set has 0 rows"),
-    ({"algorithm": "fedavg"}, "algorithm", "must be a mapping of names to values: write {name: fedavg}, got 'fedavg'."),
-    ({"algorithm": None}, "algorithm", "is missing."),
-    ({"training.round": 3}, "training.round", 'There is no field "round". Did you mean "rounds"? There are: '),
-    ({"training.rounds": "many"}, "training.rounds", "must be a whole number"),
-    ({"training.rate": 0}, "training.rate", "must be above 0, got 0."),
-    ({"training.rate": float("nan")}, "training.rate", "must be a finite number"),
-    ({"training.optimizer": "lion"}, "training.optimizer", "must be 'adamw', 'adam' or 'sgd', got 'lion'."),
-    ({"federation.quorum": 2}, "federation.quorum", "must be at most 1, got 2."),
-    ({"federation.dropuot": 0.1}, "federation.dropuot", 'There is no field "dropuot". Did you mean "dropout"?'),
-    ({"data.name": "digit"}, "data.name", 'There is no dataset "digit". Did you mean "digits"?'),
-    ({"data.partition": {"name": "dirichlt"}}, "data.partition.name", 'There is no partition "dirichlt". Did you mean "dirichlet"?'),
-    ({"clients.0.model.name": "mpl"}, "clients.0.model.name", 'There is no model "mpl". Did you mean "mlp"?'),
-    ({"clients.0.modle": 3}, "clients.0.modle", 'There is no field "modle". Did you mean "model"?'),
-    ({"clients.1.id": "ada"}, "clients.1.id", 'two clients are called "ada".'),
-    ({"clients.2.train": -5}, "clients.2.train", "must be at least 1, got -5."),
-    ({"clients": []}, "clients", "a federation needs at least one client."),
-    ({"clients.0.modalities": []}, "clients.0.modalities", "must be a list of 1 or more, got []."),
-    ({"clients.0.missing": 1.0}, "clients.0.missing", "must be below 1, got 1.0."),
-    ({"seed": "x"}, "seed", "must be a whole number"),
-    ({"dtype": "float16"}, "dtype", "must be 'float32' or 'float64', got 'float16'."),
-    ({"device": "warp"}, "device", 'there is no device "warp"; cpu, cuda'),
-    ({"device": "cuda:99"}, "device", "cuda:99 is not here: torch sees"),
-    ({"data.partition": {"name": "dirichlet", "alpha": 1.0, "alhpa": 1.0}}, "data.partition.alhpa",
-     'dirichlet has no field "alhpa". Did you mean "alpha"?'),
-    ({"data.partition": {"name": "dirichlet", "alpha": "x"}}, "data.partition.alpha", "must be a number"),
-    ({"data.partition": {"name": "iid", "alpha": 1.0}}, "data.partition.alpha", 'iid has no field "alpha".'),
-    ({"data.partition": {"name": "dirichlet"}}, "data.partition.alpha", "is missing."),
-    ({"engine": "rey"}, "engine.name", 'There is no engine "rey". Did you mean "ray"? There are: flare, flower, local, ray.'),
-    ({"engine": {"name": "local", "workers": 2}}, "engine.workers", 'local has no field "workers". It has none.'),
-    ({"engine": "ray", "workers": 2}, "workers", "are processes of the local engine; ray has its own, leave them out."),
-    ({"engine": {"name": "ray", "adress": "auto"}}, "engine.adress", 'ray has no field "adress". Did you mean "address"?'),
-    ({"engine": {"name": "ray", "gpus": -1}}, "engine.gpus", "must be at least 0, got -1."),
-    ({"secnario": 1}, "secnario", "There is no field"),
-])
+@pytest.mark.parametrize(
+    "change, where, says",
+    [
+        (
+            {"algorithm.name": "fedmusle"},
+            "algorithm.name",
+            'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: ',
+        ),
+        ({"privacy": {"noise": -1}}, "privacy.noise", "must be at least 0, got -1."),
+        ({"privacy": {"noise": 1, "delta": 1}}, "privacy.delta", "must be below 1, got 1."),
+        (
+            {"algorithm.peer": 2},
+            "algorithm.peer",
+            'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width',
+        ),
+        ({"algorithm.peers": "two"}, "algorithm.peers", "must be a whole number, got 'two'."),
+        (
+            {"algorithm.exchange": "post"},
+            "algorithm.exchange",
+            "must be 'gradient', 'peers' or 'paper', got 'post'.",
+        ),
+        (
+            {"algorithm.temperature": -0.1},
+            "algorithm.temperature",
+            "must be at least 0.006, got -0.1.",
+        ),
+        (
+            {"algorithm.temperature": [[0.2]]},
+            "algorithm.temperature",
+            "as a matrix it needs 3 rows of 3",
+        ),
+        (
+            {"algorithm.temperature": "hot"},
+            "algorithm.temperature",
+            "must be a number or a list, got 'hot'.",
+        ),
+        ({"algorithm.peers": 0}, "algorithm.peers", "must be at least 1, got 0."),
+        (
+            {"algorithm.batch": 0},
+            "algorithm.batch",
+            "must be at least 2, got 0: rows are told apart",
+        ),
+        ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
+        ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
+        ({"algorithm.align_rate": -1}, "algorithm.align_rate", "must be above 0, got -1"),
+        (
+            {"algorithm.peers": 3},
+            "algorithm.peers",
+            "3 peers need 4 clients, the federation has 3. Lower algorithm.peers or add clients.",
+        ),
+        (
+            {"algorithm.batch": 21},
+            "algorithm.batch",
+            "the public set has 20 rows, fewer than a batch of 21. Lower algorithm.batch or raise",
+        ),
+        ({"public": None}, "algorithm.batch", "the public set has 0 rows"),
+        (
+            {"algorithm": "fedavg"},
+            "algorithm",
+            "must be a mapping of names to values: write {name: fedavg}, got 'fedavg'.",
+        ),
+        ({"algorithm": None}, "algorithm", "is missing."),
+        (
+            {"training.round": 3},
+            "training.round",
+            'There is no field "round". Did you mean "rounds"? There are: ',
+        ),
+        ({"training.rounds": "many"}, "training.rounds", "must be a whole number"),
+        ({"training.rate": 0}, "training.rate", "must be above 0, got 0."),
+        ({"training.rate": float("nan")}, "training.rate", "must be a finite number"),
+        (
+            {"training.optimizer": "lion"},
+            "training.optimizer",
+            "must be 'adamw', 'adam' or 'sgd', got 'lion'.",
+        ),
+        ({"federation.quorum": 2}, "federation.quorum", "must be at most 1, got 2."),
+        (
+            {"federation.dropuot": 0.1},
+            "federation.dropuot",
+            'There is no field "dropuot". Did you mean "dropout"?',
+        ),
+        (
+            {"data.name": "digit"},
+            "data.name",
+            'There is no dataset "digit". Did you mean "digits"?',
+        ),
+        (
+            {"data.partition": {"name": "dirichlt"}},
+            "data.partition.name",
+            'There is no partition "dirichlt". Did you mean "dirichlet"?',
+        ),
+        (
+            {"clients.0.model.name": "mpl"},
+            "clients.0.model.name",
+            'There is no model "mpl". Did you mean "mlp"?',
+        ),
+        (
+            {"clients.0.modle": 3},
+            "clients.0.modle",
+            'There is no field "modle". Did you mean "model"?',
+        ),
+        ({"clients.1.id": "ada"}, "clients.1.id", 'two clients are called "ada".'),
+        ({"clients.2.train": -5}, "clients.2.train", "must be at least 1, got -5."),
+        ({"clients": []}, "clients", "a federation needs at least one client."),
+        (
+            {"clients.0.modalities": []},
+            "clients.0.modalities",
+            "must be a list of 1 or more, got [].",
+        ),
+        ({"clients.0.missing": 1.0}, "clients.0.missing", "must be below 1, got 1.0."),
+        ({"seed": "x"}, "seed", "must be a whole number"),
+        ({"dtype": "float16"}, "dtype", "must be 'float32' or 'float64', got 'float16'."),
+        ({"device": "warp"}, "device", 'there is no device "warp"; cpu, cuda'),
+        ({"device": "cuda:99"}, "device", "cuda:99 is not here: torch sees"),
+        (
+            {"data.partition": {"name": "dirichlet", "alpha": 1.0, "alhpa": 1.0}},
+            "data.partition.alhpa",
+            'dirichlet has no field "alhpa". Did you mean "alpha"?',
+        ),
+        (
+            {"data.partition": {"name": "dirichlet", "alpha": "x"}},
+            "data.partition.alpha",
+            "must be a number",
+        ),
+        (
+            {"data.partition": {"name": "iid", "alpha": 1.0}},
+            "data.partition.alpha",
+            'iid has no field "alpha".',
+        ),
+        ({"data.partition": {"name": "dirichlet"}}, "data.partition.alpha", "is missing."),
+        (
+            {"engine": "rey"},
+            "engine.name",
+            'There is no engine "rey". Did you mean "ray"? There are: flare, flower, local, ray.',
+        ),
+        (
+            {"engine": {"name": "local", "workers": 2}},
+            "engine.workers",
+            'local has no field "workers". It has none.',
+        ),
+        (
+            {"engine": "ray", "workers": 2},
+            "workers",
+            "are processes of the local engine; ray has its own, leave them out.",
+        ),
+        (
+            {"engine": {"name": "ray", "adress": "auto"}},
+            "engine.adress",
+            'ray has no field "adress". Did you mean "address"?',
+        ),
+        ({"engine": {"name": "ray", "gpus": -1}}, "engine.gpus", "must be at least 0, got -1."),
+        ({"secnario": 1}, "secnario", "There is no field"),
+    ],
+)
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_one_problem_of_a_scenario_says_where(refused, scenario, verb, change, where, says):
     first, told = problems(refused(verb, scenario(change)))
@@ -180,36 +324,86 @@ def test_one_problem_of_a_scenario_says_where(refused, scenario, verb, change, w
 
 def test_the_engine_is_chosen_and_set_on_the_command_line(refused):
     """What is set belongs to the engine that is chosen, before it or after."""
-    for words in (["--engine", "ray", "--set", "engine.gpus=-1"], ["--set", "engine=ray", "--set", "engine.gpus=-1"]):
+    for words in (
+        ["--engine", "ray", "--set", "engine.gpus=-1"],
+        ["--set", "engine=ray", "--set", "engine.gpus=-1"],
+    ):
         assert "engine.gpus   must be at least 0, got -1." in refused("run", "digits", *words)
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"public.size": 1200}, "public.size   must be below 1200, the training rows of digits: some stay labelled, got 1200."),
-    ({"clients.0.train": 1175}, "clients   they want 1205 training rows of digits, there are 1180 beside the public set."),
-    ({"clients.0.target": "digits"}, 'clients.0.target   There is no target "digits". Did you mean "digit"?'),
-    ({"clients.0.target": None}, "clients.0.target   is missing: the dataset has several, name one of digit, attributes, ink."),
-    ({"clients.0.model.widht": 3}, 'clients.0.model.widht   mlp has no field "widht". Did you mean "width"? It has: hidden, width.'),
-    ({"clients.0.model.width": "wide"}, "clients.0.model.width   must be a whole number, got 'wide'."),
-    ({"data.partition": {"name": "dirichlet", "alpha": -1.0}}, "data.partition.alpha   must be above 0, got -1.0."),
-    ({"data.partition": {"name": "dirichlet", "alpha": 1.0, "by": "digits"}},
-     'data.partition.by   There is no target "digits". Did you mean "digit"?'),
-    ({"algorithm.projection": "never"},
-     "clients.ben   its encoder gives 12 features, the federation compares 8; set algorithm.projection to auto"),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (
+            {"public.size": 1200},
+            "public.size   must be below 1200, the training rows of digits: some stay labelled, got 1200.",
+        ),
+        (
+            {"clients.0.train": 1175},
+            "clients   they want 1205 training rows of digits, there are 1180 beside the public set.",
+        ),
+        (
+            {"clients.0.target": "digits"},
+            'clients.0.target   There is no target "digits". Did you mean "digit"?',
+        ),
+        (
+            {"clients.0.target": None},
+            "clients.0.target   is missing: the dataset has several, name one of digit, attributes, ink.",
+        ),
+        (
+            {"clients.0.model.widht": 3},
+            'clients.0.model.widht   mlp has no field "widht". Did you mean "width"? It has: hidden, width.',
+        ),
+        (
+            {"clients.0.model.width": "wide"},
+            "clients.0.model.width   must be a whole number, got 'wide'.",
+        ),
+        (
+            {"data.partition": {"name": "dirichlet", "alpha": -1.0}},
+            "data.partition.alpha   must be above 0, got -1.0.",
+        ),
+        (
+            {"data.partition": {"name": "dirichlet", "alpha": 1.0, "by": "digits"}},
+            'data.partition.by   There is no target "digits". Did you mean "digit"?',
+        ),
+        (
+            {"algorithm.projection": "never"},
+            "clients.ben   its encoder gives 12 features, the federation compares 8; set algorithm.projection to auto",
+        ),
+    ],
+)
 @pytest.mark.parametrize("verb", ["run", "check"])
-def test_what_only_the_data_and_the_models_tell_is_a_sentence_too(refused, scenario, verb, change, says):
+def test_what_only_the_data_and_the_models_tell_is_a_sentence_too(
+    refused, scenario, verb, change, says
+):
     told = refused(verb, scenario(change))
     assert says in told and len(told.splitlines()) <= 2, told
 
 
 def test_several_problems_are_told_together(refused, scenario):
-    wrong = {"algorithm.peer": 2, "training.rounds": 0, "training.rate": "fast", "clients.1.modle": 1, "seeds": 1}
+    wrong = {
+        "algorithm.peer": 2,
+        "training.rounds": 0,
+        "training.rate": "fast",
+        "clients.1.modle": 1,
+        "seeds": 1,
+    }
     first, told = problems(refused("check", scenario(wrong)))
     assert first == "5 problems in tiny.yaml" and {where for where, _ in told} == set(wrong)
 
 
-@pytest.mark.parametrize("text", ["[1, 2", "- a\n- b", "", "just words", "a: !!python/object/apply:os.system ['ls']", "\x00", "1: 2\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2",
+        "- a\n- b",
+        "",
+        "just words",
+        "a: !!python/object/apply:os.system ['ls']",
+        "\x00",
+        "1: 2\n",
+    ],
+)
 def test_a_file_that_is_no_scenario_is_refused(refused, tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
     assert "odd.yaml" in refused("check", "odd.yaml")
@@ -217,9 +411,14 @@ def test_a_file_that_is_no_scenario_is_refused(refused, tmp_path, text):
 
 def test_settings_reach_their_place(refused, scenario):
     """Dotted paths, lists, bare names; each refused where it lands."""
-    for setting, where in [("training.rounds=0", "training.rounds"), ("rounds=0", "training.rounds"), ("peers=7", "algorithm.peers"),
-                           ("clients.1.train=0", "clients.1.train"), ("quorum=7", "federation.quorum"),
-                           ("public.size=1", "algorithm.batch")]:
+    for setting, where in [
+        ("training.rounds=0", "training.rounds"),
+        ("rounds=0", "training.rounds"),
+        ("peers=7", "algorithm.peers"),
+        ("clients.1.train=0", "clients.1.train"),
+        ("quorum=7", "federation.quorum"),
+        ("public.size=1", "algorithm.batch"),
+    ]:
         _, told = problems(refused("check", scenario(), "--set", setting))
         assert [place for place, _ in told] == [where]
 
@@ -235,8 +434,16 @@ def test_safeguarding_a_shared_model_is_refused_before_the_work(refused, scenari
     assert "safeguard is for methods whose clients keep their own model" in told
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "digits", "--workers", "-1"], ["run", "digits", "--seed", "x"], ["dance"],
-                                   ["run", "digits", "--fast"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run"],
+        ["run", "digits", "--workers", "-1"],
+        ["run", "digits", "--seed", "x"],
+        ["dance"],
+        ["run", "digits", "--fast"],
+    ],
+)
 def test_words_the_command_does_not_know_are_refused(command, words):
     code, _, err = command(*words)
     assert code == 2 and "Traceback" not in err and "Usage" in err
@@ -247,15 +454,22 @@ def test_words_the_command_does_not_know_are_refused(command, words):
 
 def test_an_unwritable_folder_is_a_sentence(refused, scenario, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert refused("run", scenario(), "--out", "file/run") == "the run folder file/run cannot be written: Not a directory"
-    assert refused("run", scenario(), "--out", "file").startswith("the run folder file cannot be written: ")
+    assert (
+        refused("run", scenario(), "--out", "file/run")
+        == "the run folder file/run cannot be written: Not a directory"
+    )
+    assert refused("run", scenario(), "--out", "file").startswith(
+        "the run folder file cannot be written: "
+    )
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_an_existing_run_is_never_overwritten(refused, command, scenario, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "config.yaml").write_text("old")
-    assert refused("run", scenario(), "--out", "there").startswith("there already holds a run; resume it with `unalike resume there`")
+    assert refused("run", scenario(), "--out", "there").startswith(
+        "there already holds a run; resume it with `unalike resume there`"
+    )
     assert (tmp_path / "there" / "config.yaml").read_text() == "old"
 
 
@@ -265,7 +479,17 @@ def test_an_existing_run_is_never_overwritten(refused, command, scenario, tmp_pa
 def test_list_names_everything(command):
     code, out, err = command("list")
     assert code == 0 and not err
-    for name in ("digits", "fedmuscle", "fedavg", "fedprox", "local", "mlp", "cnn", "transformer", "muscle"):
+    for name in (
+        "digits",
+        "fedmuscle",
+        "fedavg",
+        "fedprox",
+        "local",
+        "mlp",
+        "cnn",
+        "transformer",
+        "muscle",
+    ):
         assert name in out
     for title in ("scenarios", "algorithms", "datasets", "models", "benches"):
         assert title in out
@@ -274,81 +498,174 @@ def test_list_names_everything(command):
 def test_list_of_one_kind_tells_what_each_has(command):
     code, out, _ = command("list", "algorithms")
     rows = [line.split() for line in out.splitlines()]
-    assert code == 0 and ["mu", "0.01"] in rows and ["lower_temperature", "0.15", "or", "consistent"] in rows
-    assert ["loss", "muscle", "muscle,", "pairwise,", "gramian"] in rows and ["align_rate", "null"] in rows
+    assert (
+        code == 0
+        and ["mu", "0.01"] in rows
+        and ["lower_temperature", "0.15", "or", "consistent"] in rows
+    )
+    assert ["loss", "muscle", "muscle,", "pairwise,", "gramian"] in rows and [
+        "align_rate",
+        "null",
+    ] in rows
     out = command("list", "datasets")[1]
-    assert "attributes    multilabel, 4 labels" in out and "left, right, spectrum" in out and "bdgp needs BDGP.npz" in out
+    assert (
+        "attributes    multilabel, 4 labels" in out
+        and "left, right, spectrum" in out
+        and "bdgp needs BDGP.npz" in out
+    )
     rows = [line.split() for line in out.splitlines()]
     assert ["options.most", "3"] in rows and ["options.broken", "refuse", "refuse,", "skip"] in rows
     rows = [line.split() for line in command("list", "models")[1].splitlines()]
-    assert ["channels", "[16,", "32]"] in rows and ["norm", "none", "none,", "batch,", "group"] in rows
+    assert ["channels", "[16,", "32]"] in rows and [
+        "norm",
+        "none",
+        "none,",
+        "batch,",
+        "group",
+    ] in rows
     assert command("list", "scenarios")[1].split()[0] == "scenarios"
-    assert command("list", "modles")[2].startswith('unalike: There is no kind of thing "modles". Did you mean "models"?')
+    assert command("list", "modles")[2].startswith(
+        'unalike: There is no kind of thing "modles". Did you mean "models"?'
+    )
 
 
 def test_the_version_is_told_also_to_python():
     import unalike
+
     for module in ("unalike", "unalike.cli"):
-        told = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        told = subprocess.run(
+            [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+        )
         assert told.stdout == f"unalike {unalike.__version__}\n"
 
 
 def test_check_says_that_all_is_well(command, scenario):
     code, out, _ = command("check", "digits")
     assert code == 0 and out.startswith("digits is fine: 6 clients, FedMuscle, ")
-    assert command("check", scenario()) == (0, "tiny.yaml is fine: 3 clients, FedMuscle, 2 rounds.\n", "")
+    assert command("check", scenario()) == (
+        0,
+        "tiny.yaml is fine: 3 clients, FedMuscle, 2 rounds.\n",
+        "",
+    )
 
 
-def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(command, scenario, refused, tmp_path):
+def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(
+    command, scenario, refused, tmp_path
+):
     path = scenario()
     before = sorted(tmp_path.iterdir())
     code, out, _ = command("audit", path, "--client", "ada", "--client", "cleo")
-    assert code == 0 and "ada, cleo, each: fedmuscle, 2 rounds" in out and "ben" not in out and "float32[8, 8]" in out and "In all" in out
+    assert (
+        code == 0
+        and "ada, cleo, each: fedmuscle, 2 rounds" in out
+        and "ben" not in out
+        and "float32[8, 8]" in out
+        and "In all" in out
+    )
     assert "samples 12, modalities" in command("audit", path, "--client", "ada")[1]
     code, out, _ = command("audit", path, "--algorithm", "fedavg", "--json")
     told = json.loads(out)
-    assert code == 0 and told["algorithm"] == "fedavg" and list(told["clients"]) == ["ada", "ben", "cleo"]
+    assert (
+        code == 0
+        and told["algorithm"] == "fedavg"
+        and list(told["clients"]) == ["ada", "ben", "cleo"]
+    )
     assert sorted(tmp_path.iterdir()) == before
     assert 'There is no client "bob"' in refused("audit", path, "--client", "bob")
 
 
 def test_audit_of_a_client_file_is_of_that_client_alone(command, scenario, refused, tmp_path):
     (tmp_path / "client.yaml").write_text(f"scenario: {scenario()}\nclient: ada\n")
-    (tmp_path / "server.yaml").write_text("name: served\nalgorithm: {name: fedmuscle, width: 4, batch: 8}\ntraining: {rounds: 3}\n")
-    code, out, err = command("audit", "client.yaml", "--algorithm", "fedmuscle", "--set", "rounds=5", "--set", "width=6", "--set",
-                           "algorithm.batch=8", "--json")
+    (tmp_path / "server.yaml").write_text(
+        "name: served\nalgorithm: {name: fedmuscle, width: 4, batch: 8}\ntraining: {rounds: 3}\n"
+    )
+    code, out, err = command(
+        "audit",
+        "client.yaml",
+        "--algorithm",
+        "fedmuscle",
+        "--set",
+        "rounds=5",
+        "--set",
+        "width=6",
+        "--set",
+        "algorithm.batch=8",
+        "--json",
+    )
     assert code == 0, err
     told = json.loads(out)
     assert list(told["clients"]) == ["ada"] and told["rounds"] == 5
-    assert {part["shape"][-1] for each in told["clients"]["ada"]["messages"] for part in each["holds"] if part["shape"]} == {6}
+    assert {
+        part["shape"][-1]
+        for each in told["clients"]["ada"]["messages"]
+        for part in each["holds"]
+        if part["shape"]
+    } == {6}
     code, out, _ = command("audit", "client.yaml", "--run", "server.yaml")
-    assert code == 0 and "ada: fedmuscle, 3 rounds" in out and "train (alone)" in out and "evaluate (measuring)" in out
+    assert (
+        code == 0
+        and "ada: fedmuscle, 3 rounds" in out
+        and "train (alone)" in out
+        and "evaluate (measuring)" in out
+    )
     assert "say what it would take part in" in refused("audit", "client.yaml")
-    assert "leave --client out" in refused("audit", "client.yaml", "--algorithm", "fedavg", "--client", "ada")
+    assert "leave --client out" in refused(
+        "audit", "client.yaml", "--algorithm", "fedavg", "--client", "ada"
+    )
     assert "--run goes with a client.yaml" in refused("audit", "digits", "--run", "digits")
     assert 'Did you mean "fedavg"' in refused("audit", "client.yaml", "--algorithm", "fedagv")
 
 
 def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, tmp_path):
-    code, out, err = command("run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64")
+    code, out, err = command(
+        "run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64"
+    )
     assert code == 0 and not err, err
     last = out.rstrip("\n").split("\n")[-1]
     results = json.loads(last)
     assert results == json.loads((tmp_path / "one" / "results.json").read_text())
-    assert {"scenario", "algorithm", "seed", "clients", "metrics", "delta", "losers", "bytes", "seconds", "commit"} <= set(results)
+    assert {
+        "scenario",
+        "algorithm",
+        "seed",
+        "clients",
+        "metrics",
+        "delta",
+        "losers",
+        "bytes",
+        "seconds",
+        "commit",
+    } <= set(results)
     assert (results["scenario"], results["algorithm"], results["seed"]) == ("tiny", "fedmuscle", 3)
     assert list(results["clients"]) == ["ada", "ben", "cleo"]
     gains = []
     for client in results["clients"].values():
         assert {"model", "task", "metric", "alone", "value", "gain", "hash"} <= set(client)
         assert 0 <= client["value"] <= 100 and 0 < client["alone"] <= 100
-        assert client["gain"] == pytest.approx(100 * (client["value"] - client["alone"]) / client["alone"])
+        assert client["gain"] == pytest.approx(
+            100 * (client["value"] - client["alone"]) / client["alone"]
+        )
         gains.append(client["gain"])
-    assert results["delta"] == pytest.approx(sum(gains) / 3) and results["losers"] == sum(g < 0 for g in gains)
-    assert set(results["bytes"]) == {"up", "down"} and min(results["bytes"].values()) > 0 and results["seconds"] > 0
+    assert results["delta"] == pytest.approx(sum(gains) / 3) and results["losers"] == sum(
+        g < 0 for g in gains
+    )
+    assert (
+        set(results["bytes"]) == {"up", "down"}
+        and min(results["bytes"].values()) > 0
+        and results["seconds"] > 0
+    )
     files = {path.name for path in (tmp_path / "one").iterdir()}
-    assert {"config.yaml", "events.jsonl", "ledger.csv", "checkpoints", "results.json", "report.html"} <= files
-    events = [json.loads(line) for line in (tmp_path / "one" / "events.jsonl").read_text().splitlines()]
+    assert {
+        "config.yaml",
+        "events.jsonl",
+        "ledger.csv",
+        "checkpoints",
+        "results.json",
+        "report.html",
+    } <= files
+    events = [
+        json.loads(line) for line in (tmp_path / "one" / "events.jsonl").read_text().splitlines()
+    ]
     assert events[0]["event"] == "start" and events[-1]["event"] == "finish"
     again = command("resume", "one", "--json")
     assert again[0] == 0 and json.loads(again[1].rstrip("\n").split("\n")[-1]) == results
@@ -356,7 +673,17 @@ def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, t
 
 
 def test_a_run_shows_a_table_and_where_the_report_is(command, scenario, tmp_path):
-    code, out, err = command("run", scenario(), "--out", "shown", "--set", "rounds=1", "--no-alone", "--set", "training.epochs=1")
+    code, out, err = command(
+        "run",
+        scenario(),
+        "--out",
+        "shown",
+        "--set",
+        "rounds=1",
+        "--no-alone",
+        "--set",
+        "training.epochs=1",
+    )
     assert code == 0 and "Traceback" not in err
     for word in ("ada", "ben", "cleo", "cnn", "shown/report.html"):
         assert word in out
@@ -367,8 +694,11 @@ def test_a_run_shows_a_table_and_where_the_report_is(command, scenario, tmp_path
 
 def test_what_was_trained_alone_is_kept_for_the_next_run(command, scenario, tmp_path, monkeypatch):
     words = ["run", scenario(), "--json", "--algorithm", "local", "--set", "rounds=1"]
-    first, again = (json.loads(command(*words, "--out", name)[1].rstrip("\n").split("\n")[-1]) for name in ("first", "again"))
-    kept, = (tmp_path / "cache" / "alone").iterdir()
+    first, again = (
+        json.loads(command(*words, "--out", name)[1].rstrip("\n").split("\n")[-1])
+        for name in ("first", "again")
+    )
+    (kept,) = (tmp_path / "cache" / "alone").iterdir()
     kept.write_text("damaged")
     anew = json.loads(command(*words, "--out", "anew")[1].rstrip("\n").split("\n")[-1])
     (tmp_path / "file").write_text("")
@@ -376,32 +706,67 @@ def test_what_was_trained_alone_is_kept_for_the_next_run(command, scenario, tmp_
     code, out, _ = command(*words, "--out", "without")
     assert code == 0
     for results in (again, anew, json.loads(out.rstrip("\n").split("\n")[-1])):
-        assert results["clients"] == first["clients"] and all(c["gain"] == 0 for c in results["clients"].values())
-    events = [(tmp_path / name / "events.jsonl").read_text().count('"who": "alone"') for name in ("first", "again")]
+        assert results["clients"] == first["clients"] and all(
+            c["gain"] == 0 for c in results["clients"].values()
+        )
+    events = [
+        (tmp_path / name / "events.jsonl").read_text().count('"who": "alone"')
+        for name in ("first", "again")
+    ]
     assert events[0] == events[1] > 0
 
 
 def test_runs_without_a_name_get_folders_of_their_own(command, scenario, tmp_path):
     for _ in range(2):
-        assert command("run", scenario(), "--json", "--algorithm", "local", "--no-alone", "--set", "rounds=1")[0] == 0
+        assert (
+            command(
+                "run",
+                scenario(),
+                "--json",
+                "--algorithm",
+                "local",
+                "--no-alone",
+                "--set",
+                "rounds=1",
+            )[0]
+            == 0
+        )
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
-    code, _, err = command("run", scenario(), "--json", "--no-alone", "--set", "federation.dropout=1.0", "--out", "lost")
+    code, _, err = command(
+        "run",
+        scenario(),
+        "--json",
+        "--no-alone",
+        "--set",
+        "federation.dropout=1.0",
+        "--out",
+        "lost",
+    )
     assert code == 1 and "Traceback" not in err
-    assert err.startswith("unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: dropped out\n")
-    assert err.endswith("\nThe run is kept in lost. It would end so again, unless the cause lay outside, say in a disk or a network, "
-                        "and is gone: unalike resume lost\n")
+    assert err.startswith(
+        "unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: dropped out\n"
+    )
+    assert err.endswith(
+        "\nThe run is kept in lost. It would end so again, unless the cause lay outside, say in a disk or a network, "
+        "and is gone: unalike resume lost\n"
+    )
 
 
 def test_ctrl_c_says_where_the_run_is_kept_and_resume_ends_it(command, scenario, monkeypatch):
     from unalike.algorithms import FedMuscle
+
     with monkeypatch.context() as patched:
-        patched.setattr(FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         code, out, err = command("run", scenario(), "--no-alone", "--out", "my run")
     assert code == 130 and out == ""
-    assert err.endswith("unalike: stopped.\nThe run is kept in 'my run'; to go on: unalike resume 'my run'\n")
+    assert err.endswith(
+        "unalike: stopped.\nThe run is kept in 'my run'; to go on: unalike resume 'my run'\n"
+    )
     assert command("resume", "my run")[0] == 0
 
 
@@ -418,28 +783,55 @@ def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_pat
     for each in (tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"):
         each.write_bytes(b"cut short")
     code, _, err = command("resume", "hurt")
-    assert code == 2 and "no checkpoint of hurt can be read" in err and err.endswith("The run is kept in hurt.\n")
+    assert (
+        code == 2
+        and "no checkpoint of hurt can be read" in err
+        and err.endswith("The run is kept in hurt.\n")
+    )
 
 
 def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path, monkeypatch):
     from unalike.algorithms import FedMuscle
+
     with monkeypatch.context() as patched:
-        patched.setattr(FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            FedMuscle, "finish", lambda self, fed: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         command("run", scenario(), "--no-alone", "--out", "cut")
     config = tmp_path / "cut" / "config.yaml"
     was = yaml.safe_load(config.read_text())
-    edited = {**was, "training": {**was["training"], "rate": 0.5}, "clients": [{**was["clients"][0], "speed": 7.0}, *was["clients"][1:]]}
+    edited = {
+        **was,
+        "training": {**was["training"], "rate": 0.5},
+        "clients": [{**was["clients"][0], "speed": 7.0}, *was["clients"][1:]],
+    }
     config.write_text(yaml.safe_dump(edited))
     code, _, err = command("resume", "cut")
-    assert code == 2 and "cut/config.yaml was edited since the run began: training.rate was 0.001, is 0.5, clients.ada.speed was" in err
+    assert (
+        code == 2
+        and "cut/config.yaml was edited since the run began: training.rate was 0.001, is 0.5, clients.ada.speed was"
+        in err
+    )
     config.write_text(yaml.safe_dump({**was, "workers": 2, "data_dir": str(tmp_path)}))
     assert command("resume", "cut")[0] == 0
 
 
 def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):
     """A rate of 1e30 makes everyone diverge; quorum 0 lets the run go on to its end."""
-    words = ["run", scenario(), "--json", "--no-alone", "--algorithm", "local", "--set", "rate=1.0e30", "--set", "optimizer=sgd",
-             "--set", "training.epochs=4"]
+    words = [
+        "run",
+        scenario(),
+        "--json",
+        "--no-alone",
+        "--algorithm",
+        "local",
+        "--set",
+        "rate=1.0e30",
+        "--set",
+        "optimizer=sgd",
+        "--set",
+        "training.epochs=4",
+    ]
     code, out, err = command(*words, "--set", "quorum=0", "--out", "nan")
     assert code == 0, err
     results = json.loads(out.rstrip("\n").split("\n")[-1])
@@ -450,10 +842,14 @@ def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenari
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
-    code = ("import sys; sys.argv = ['unalike', '--help']\nfrom unalike.cli import main\ntry:\n    main()\nexcept SystemExit as e:\n"
-            "    print('CODE', e.code)\nheavy = {'torch', 'sklearn', 'numpy', 'pydantic', 'transformers', 'matplotlib'}\n"
-            "print('HEAVY', sorted(heavy & set(sys.modules)))")
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "import sys; sys.argv = ['unalike', '--help']\nfrom unalike.cli import main\ntry:\n    main()\nexcept SystemExit as e:\n"
+        "    print('CODE', e.code)\nheavy = {'torch', 'sklearn', 'numpy', 'pydantic', 'transformers', 'matplotlib'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert "HEAVY []" in out and "CODE 0" in out
     for verb in ("run", "list", "check", "compare", "resume", "report", "bench", "export"):
         assert verb in out

@@ -23,7 +23,11 @@ class Stand(BaseHTTPRequestHandler):
         held = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, self.headers.get("Authorization"), held))
         said = self.server.says(held["messages"][-1]["content"])
-        body = said if isinstance(said, bytes) else json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        body = (
+            said
+            if isinstance(said, bytes)
+            else json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        )
         self.send_response(said if isinstance(said, int) else 200)
         self.end_headers()
         self.wfile.write(b"try later" if isinstance(said, int) else body)
@@ -36,7 +40,9 @@ class Stand(BaseHTTPRequestHandler):
 def stand():
     server = HTTPServer(("127.0.0.1", 0), Stand)
     server.asked = []
-    server.says = lambda query: "1. Spatial layout\n2. Object pose" if "summarize" in query else "cat-dog: Both sleep."
+    server.says = lambda query: (
+        "1. Spatial layout\n2. Object pose" if "summarize" in query else "cat-dog: Both sleep."
+    )
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
     yield server
@@ -46,27 +52,62 @@ def stand():
 
 def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, monkeypatch):
     monkeypatch.setenv("UNALIKE_API_KEY", "secret")
-    words = ["--classes", "cat, dog,sofa", "--endpoint", stand.url, "--model", "small", "--count", "2", "--out", str(tmp_path / "c.yaml")]
+    words = [
+        "--classes",
+        "cat, dog,sofa",
+        "--endpoint",
+        stand.url,
+        "--model",
+        "small",
+        "--count",
+        "2",
+        "--out",
+        str(tmp_path / "c.yaml"),
+    ]
     result = CliRunner().invoke(app, ["conditions", *words])
     assert result.exit_code == 0 and result.stdout.splitlines() == ["spatial layout", "object pose"]
     first, second, last = (held["messages"][0]["content"] for _, _, held in stand.asked)
-    assert "each possible combination" in first and "cat with each of: dog, sofa" in first and "dog with each of: sofa" in second
-    assert "summarize 2 distinct and general conditions" in last and last.count("cat-dog: Both sleep.") == 2
-    assert {(path, key, held["model"]) for path, key, held in stand.asked} == {("/v1/chat/completions", "Bearer secret", "small")}
+    assert (
+        "each possible combination" in first
+        and "cat with each of: dog, sofa" in first
+        and "dog with each of: sofa" in second
+    )
+    assert (
+        "summarize 2 distinct and general conditions" in last
+        and last.count("cat-dog: Both sleep.") == 2
+    )
+    assert {(path, key, held["model"]) for path, key, held in stand.asked} == {
+        ("/v1/chat/completions", "Bearer secret", "small")
+    }
     told = yaml.safe_load((tmp_path / "c.yaml").read_text())
-    assert read(tmp_path / "c.yaml") == ("spatial layout", "object pose") and told["provenance"]["model"] == "small"
-    assert told["provenance"]["classes"] == ["cat", "dog", "sofa"] and "secret" not in (tmp_path / "c.yaml").read_text()
+    assert (
+        read(tmp_path / "c.yaml") == ("spatial layout", "object pose")
+        and told["provenance"]["model"] == "small"
+    )
+    assert (
+        told["provenance"]["classes"] == ["cat", "dog", "sofa"]
+        and "secret" not in (tmp_path / "c.yaml").read_text()
+    )
 
 
-@pytest.mark.parametrize(("says", "sentence"), [
-    (lambda query: b"<html>hello", "gave no chat completion but '<html>hello'"),
-    (lambda query: b'{"choices": []}', "gave no chat completion"),
-    (lambda query: 401, "answered 401 .* put its key in UNALIKE_API_KEY: try later"),
-    (lambda query: "" if "summarize" not in query else "1. pose", "described nothing"),
-    (lambda query: "1. pose\n2. Pose", "asked for 2 conditions and gave 1 that can be read .pose."),
-    (lambda query: "I am sorry, but as a language model I really cannot answer this.", "gave 0|gave 1"),
-    (lambda query: time.sleep(1) or "late", "did not answer within 0.2 s"),
-])
+@pytest.mark.parametrize(
+    ("says", "sentence"),
+    [
+        (lambda query: b"<html>hello", "gave no chat completion but '<html>hello'"),
+        (lambda query: b'{"choices": []}', "gave no chat completion"),
+        (lambda query: 401, "answered 401 .* put its key in UNALIKE_API_KEY: try later"),
+        (lambda query: "" if "summarize" not in query else "1. pose", "described nothing"),
+        (
+            lambda query: "1. pose\n2. Pose",
+            "asked for 2 conditions and gave 1 that can be read .pose.",
+        ),
+        (
+            lambda query: "I am sorry, but as a language model I really cannot answer this.",
+            "gave 0|gave 1",
+        ),
+        (lambda query: time.sleep(1) or "late", "did not answer within 0.2 s"),
+    ],
+)
 def test_rubbish_and_silence_are_told(stand, says, sentence):
     stand.says = says
     with pytest.raises(UserError, match=sentence):
@@ -77,7 +118,10 @@ def test_a_busy_server_is_asked_again(stand, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     fine = stand.says
     stand.says = lambda query: 503 if len(stand.asked) == 1 else fine(query)
-    assert asked(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"] and len(stand.asked) == 3
+    assert (
+        asked(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"]
+        and len(stand.asked) == 3
+    )
 
 
 def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
@@ -93,39 +137,75 @@ def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
         read(tmp_path / "c.yaml")
 
 
-@pytest.mark.parametrize(("said", "sentence"), [
-    ([b"SSH-2.0-OpenSSH\r\n"], r"does not speak HTTP as it should \(BadStatusLine\)"),
-    ([b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"], r"does not speak HTTP as it should \(IncompleteRead\)"),
-    ([b"HTTP/1.1 200 OK\r\nX: ", *[b"a"] * 40], "did not answer within 0.3 s"),            # drips its headers
-])
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ([b"SSH-2.0-OpenSSH\r\n"], r"does not speak HTTP as it should \(BadStatusLine\)"),
+        (
+            [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"],
+            r"does not speak HTTP as it should \(IncompleteRead\)",
+        ),
+        (
+            [b"HTTP/1.1 200 OK\r\nX: ", *[b"a"] * 40],
+            "did not answer within 0.3 s",
+        ),  # drips its headers
+    ],
+)
 def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
     with socket.create_server(("127.0.0.1", 0)) as door:
+
         def serve():
             line, _ = door.accept()
             with line, suppress(OSError):
-                while not line.recv(1 << 16).endswith(b"}"):        # the whole question
+                while not line.recv(1 << 16).endswith(b"}"):  # the whole question
                     pass
                 for part in said:
                     line.sendall(part)
                     time.sleep(0.05)
+
         threading.Thread(target=serve, daemon=True).start()
         begun = time.monotonic()
         with pytest.raises(UserError, match=sentence):
-            asked(["cat", "dog"], f"http://127.0.0.1:{door.getsockname()[1]}/v1", "small", 2, timeout=0.3)
+            asked(
+                ["cat", "dog"],
+                f"http://127.0.0.1:{door.getsockname()[1]}/v1",
+                "small",
+                2,
+                timeout=0.3,
+            )
         assert time.monotonic() - begun < 1
 
 
 def test_files_that_name_no_conditions_are_told(tmp_path):
-    with pytest.raises(UserError, match=r"there is no file background; a single condition is a list of one, \[background\]"):
+    with pytest.raises(
+        UserError,
+        match=r"there is no file background; a single condition is a list of one, \[background\]",
+    ):
         read("background")
     (tmp_path / "c.yaml").write_bytes(b"\x85\xff")
     with pytest.raises(UserError, match="cannot be read as YAML"):
         read(tmp_path / "c.yaml")
-    words = ["--classes", "cat,dog", "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--out", str(tmp_path / "gone" / "c.yaml")]
+    words = [
+        "--classes",
+        "cat,dog",
+        "--endpoint",
+        "http://127.0.0.1:9/v1",
+        "--model",
+        "m",
+        "--out",
+        str(tmp_path / "gone" / "c.yaml"),
+    ]
     assert "there is no folder" in str(CliRunner().invoke(app, ["conditions", *words]).exception)
 
 
 def test_answers_in_many_shapes_are_read():
-    assert listed("- **Background** (where)\n* Scene type – indoors", 2, "m") == ["background", "scene type"]
-    assert listed("Spatial layout, object pose, lighting/weather.", 3, "m") == ["spatial layout", "object pose", "lighting/weather"]
+    assert listed("- **Background** (where)\n* Scene type – indoors", 2, "m") == [
+        "background",
+        "scene type",
+    ]
+    assert listed("Spatial layout, object pose, lighting/weather.", 3, "m") == [
+        "spatial layout",
+        "object pose",
+        "lighting/weather",
+    ]
     assert len(SHIPPED) == 5

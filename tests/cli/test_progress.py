@@ -26,27 +26,46 @@ def sent(size=1_500_000):
 def test_each_stage_has_its_name_and_only_rounds_are_counted(shown):
     shown("stage", text="alone", round=0)
     shown("alone", round=20)
-    assert (shown.bar().description, shown.bar().completed, shown.bar().fields["count"]) == ("alone", 20, "20 of 20 rounds")
+    assert (shown.bar().description, shown.bar().completed, shown.bar().fields["count"]) == (
+        "alone",
+        20,
+        "20 of 20 rounds",
+    )
     shown("stage", text="fedmuscle", round=3)
-    assert (shown.bar().description, shown.bar().total, shown.bar().fields["count"]) == ("fedmuscle", 20, "3 of 20 rounds")
+    assert (shown.bar().description, shown.bar().total, shown.bar().fields["count"]) == (
+        "fedmuscle",
+        20,
+        "3 of 20 rounds",
+    )
     shown("round", round=4, bytes=sent())
     assert shown.bar().fields["doing"] == "1.5 MB up, 1.5 MB down so far"
     shown("stage", text="the report")
-    assert (shown.bar().total, shown.bar().fields["count"]) == (None, "") and len(shown.bars.tasks) == 1
+    assert (shown.bar().total, shown.bar().fields["count"]) == (None, "") and len(
+        shown.bars.tasks
+    ) == 1
 
 
 def test_visits_stand_in_for_rounds_where_there_are_none(shown):
     shown("stage", text="afmcc", round=0)
     for instant in range(1, 229):
         shown("round", round=instant, progress=instant / 12, bytes=sent())
-    assert shown.bar().fields["count"] == "19.0 of 20 visits a client" and shown.bar().completed == 19
+    assert (
+        shown.bar().fields["count"] == "19.0 of 20 visits a client" and shown.bar().completed == 19
+    )
     assert len(shown.said().splitlines()) == 9
 
 
 def test_who_missed_a_round_is_counted_and_who_failed_is_named(shown):
     shown("stage", text="fedmuscle", round=0)
     for client in "abc":
-        shown("failure", client=client, operation="train", round=1, reason="dropped out", lasting=False)
+        shown(
+            "failure",
+            client=client,
+            operation="train",
+            round=1,
+            reason="dropped out",
+            lasting=False,
+        )
     shown("failure", client="d", operation="train", round=1, reason="its disk is full")
     assert shown.said() == "d failed in train, round 1: its disk is full\n"
     shown("round", round=1, bytes=sent())

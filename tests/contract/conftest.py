@@ -10,10 +10,17 @@ ALL = ("test_fits_the_toy", "test_learns", "test_same_seed_same_bytes_another_se
 def program(method):
     """All of a method but its fields, what it refuses, and its head on a frozen model."""
     own = {"head", "check", *(field.name for field in dataclasses.fields(method))}
-    return frozenset((name, id(getattr(method, name))) for name in dir(method) if not name.startswith("_") and name not in own)
+    return frozenset(
+        (name, id(getattr(method, name)))
+        for name in dir(method)
+        if not name.startswith("_") and name not in own
+    )
 
 
-PROGRAMS = sorted({program(method): name for name, method in reversed(ALGORITHMS.items())}.values(), key=list(ALGORITHMS).index)
+PROGRAMS = sorted(
+    {program(method): name for name, method in reversed(ALGORITHMS.items())}.values(),
+    key=list(ALGORITHMS).index,
+)
 
 
 def pytest_generate_tests(metafunc):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unalike import Privacy, FederationConfig
+from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.runs.audit import alone, audit
@@ -14,14 +14,32 @@ from unalike.runs.run import Run
 
 
 def rehearsed(toys, method, clients, federation=None, **more):
-    return audit(Run(None, method, clients, toys.training(rounds=3), federation or FederationConfig(), name="toy", method="toy", seed=0, **more))
+    return audit(
+        Run(
+            None,
+            method,
+            clients,
+            toys.training(rounds=3),
+            federation or FederationConfig(),
+            name="toy",
+            method="toy",
+            seed=0,
+            **more,
+        )
+    )
 
 
 def ledgers(folder, found):
     """(round, client, way, operation): messages and bytes, as a run counted them and as the audit did."""
     with (folder / "ledger.csv").open() as file:
         rows = list(csv.DictReader(file))
-    ran = {(int(r["round"]), r["client"], r["direction"], r["operation"]): (int(r["messages"]), int(r["bytes"])) for r in rows}
+    ran = {
+        (int(r["round"]), r["client"], r["direction"], r["operation"]): (
+            int(r["messages"]),
+            int(r["bytes"]),
+        )
+        for r in rows
+    }
     messages, bytes = Counter(), Counter()
     for client, told in found["clients"].items():
         for each in told["messages"]:
@@ -34,12 +52,19 @@ def ledgers(folder, found):
 
 def test_the_audit_is_the_ledger_to_the_byte(name, toys, tmp_path):
     there = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
-    federation = FederationConfig(participation=1.0 if there.method(name).check_round(2) else 0.7, quorum=0)
-    results = there.execute(tmp_path / "run", there.method(name), there.clients(), federation=federation)
+    federation = FederationConfig(
+        participation=1.0 if there.method(name).check_round(2) else 0.7, quorum=0
+    )
+    results = there.execute(
+        tmp_path / "run", there.method(name), there.clients(), federation=federation
+    )
     found = rehearsed(there, there.method(name), there.clients(), federation=federation)
     ran, told = ledgers(tmp_path / "run", found)
     assert told == ran
-    assert {way: sum(client["bytes"][way] for client in found["clients"].values()) for way in ("up", "down")} == results["bytes"]
+    assert {
+        way: sum(client["bytes"][way] for client in found["clients"].values())
+        for way in ("up", "down")
+    } == results["bytes"]
 
 
 def test_with_privacy_the_audit_shows_what_does_not_leave(toys, tmp_path):
@@ -47,15 +72,25 @@ def test_with_privacy_the_audit_shows_what_does_not_leave(toys, tmp_path):
     toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), **given)
     found = rehearsed(toys, toys.method("fedavg"), toys.clients(), **given)
     ran, told = ledgers(tmp_path / "run", found)
-    update, = (each for each in found["clients"]["a"]["messages"] if each["operation"] == "update" and each["way"] == "up")
+    (update,) = (
+        each
+        for each in found["clients"]["a"]["messages"]
+        if each["operation"] == "update" and each["way"] == "up"
+    )
     kinds = {part["name"]: part["kind"] for part in update["holds"]}
     assert told == ran and kinds["loss"] == "nothing" and kinds["samples"] == "int"
-    assert {"name": "parameters.encoder.layers.1.weight", "kind": "float64", "shape": [8, 6]} in update["holds"]
+    assert {
+        "name": "parameters.encoder.layers.1.weight",
+        "kind": "float64",
+        "shape": [8, 6],
+    } in update["holds"]
 
 
 def test_a_client_that_knows_no_other_is_told_too(toys):
     """Its own part is that of a federation of its like."""
-    by_itself = alone(toys.client("a"), toys.method("fedmuscle"), toys.training(rounds=3), method="fedmuscle")
+    by_itself = alone(
+        toys.client("a"), toys.method("fedmuscle"), toys.training(rounds=3), method="fedmuscle"
+    )
     together = rehearsed(toys, toys.method("fedmuscle"), [toys.client(c) for c in "abc"])
     assert list(by_itself["clients"]) == ["a"]
     assert by_itself["clients"]["a"]["messages"] == together["clients"]["a"]["messages"]
@@ -63,4 +98,16 @@ def test_a_client_that_knows_no_other_is_told_too(toys):
 
 def test_a_client_that_is_not_there_is_named(toys):
     with pytest.raises(UserError, match=r'no client "z".*There are: a, b, c'):
-        audit(Run(None, toys.method("local"), toys.clients(), toys.training(), FederationConfig(), name="toy", method="local", seed=0), ["z"])
+        audit(
+            Run(
+                None,
+                toys.method("local"),
+                toys.clients(),
+                toys.training(),
+                FederationConfig(),
+                name="toy",
+                method="local",
+                seed=0,
+            ),
+            ["z"],
+        )

@@ -44,17 +44,23 @@ def named(results, client):
 
 def test_fits_the_toy(name, toys):
     problems = toys.method(name).check(3, 24)
-    assert not problems, f"{name} refuses the toy federation: {problems}; make its field small in tests/conftest.py, SMALL"
+    assert not problems, (
+        f"{name} refuses the toy federation: {problems}; make its field small in tests/conftest.py, SMALL"
+    )
 
 
 def test_learns(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(dtype=torch.float32), rounds=5, epochs=3)
+    results = toys.execute(
+        tmp_path / "run", toys.method(name), toys.clients(dtype=torch.float32), rounds=5, epochs=3
+    )
     values = {id: entry["value"] for id, entry in results["clients"].items()}
     assert results["rounds"] == 5 and not results["failures"]
     assert min(values.values()) > 60, f"chance is {100 / toys.classes:g}%, got {values}"
 
 
-def test_processes_equal_in_process_and_ledger_equals_what_was_encoded(name, toys, tmp_path, monkeypatch):
+def test_processes_equal_in_process_and_ledger_equals_what_was_encoded(
+    name, toys, tmp_path, monkeypatch
+):
     toys.execute(tmp_path / "here", toys.method(name), toys.clients(), rounds=2)
     passed = Counter()
     send, take = worker.Worker._send, worker.Worker.take
@@ -81,10 +87,20 @@ def test_processes_equal_in_process_and_ledger_equals_what_was_encoded(name, toy
 
 
 def test_same_seed_same_bytes_another_seed_others(name, toys, tmp_path):
-    first, again, other = (toys.execute(tmp_path / f"{i}", toys.method(name), toys.clients(dtype=torch.float32), rounds=2, seed=seed)
-                           for i, seed in enumerate((3, 3, 4)))
+    first, again, other = (
+        toys.execute(
+            tmp_path / f"{i}",
+            toys.method(name),
+            toys.clients(dtype=torch.float32),
+            rounds=2,
+            seed=seed,
+        )
+        for i, seed in enumerate((3, 3, 4))
+    )
     assert toys.hashes(first) == toys.hashes(again)
-    assert (tmp_path / "0" / "ledger.csv").read_bytes() == (tmp_path / "1" / "ledger.csv").read_bytes()
+    assert (tmp_path / "0" / "ledger.csv").read_bytes() == (
+        tmp_path / "1" / "ledger.csv"
+    ).read_bytes()
     assert all(toys.hashes(first)[c] != toys.hashes(other)[c] for c in "abc")
 
 
@@ -92,21 +108,46 @@ def test_same_seed_same_bytes_another_seed_others(name, toys, tmp_path):
 def test_resumed_equals_undisturbed(name, workers, toys, tmp_path):
     """Stopped after a round, in the middle of one, before the first checkpoint and after the last round, and resumed each time."""
     federation = FederationConfig(participation=0.7, dropout=0.1, quorum=0)
-    whole = toys.execute(tmp_path / "whole", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers)
+    whole = toys.execute(
+        tmp_path / "whole",
+        toys.method(name),
+        toys.clients(4),
+        rounds=4,
+        federation=federation,
+        workers=workers,
+    )
     for event, count in (("call", 1), ("round", 2), ("call", 2), ("round", 3), ("call", 3)):
         with pytest.raises(Stopped):
-            toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers,
-                         watch=stop_at(event, count))
-    cut = toys.execute(tmp_path / "cut", toys.method(name), toys.clients(4), rounds=4, federation=federation, workers=workers)
+            toys.execute(
+                tmp_path / "cut",
+                toys.method(name),
+                toys.clients(4),
+                rounds=4,
+                federation=federation,
+                workers=workers,
+                watch=stop_at(event, count),
+            )
+    cut = toys.execute(
+        tmp_path / "cut",
+        toys.method(name),
+        toys.clients(4),
+        rounds=4,
+        federation=federation,
+        workers=workers,
+    )
     same = ("clients", "bytes", "clock", "failures", "metrics", "rounds")
     assert {key: cut[key] for key in same} == {key: whole[key] for key in same}
-    assert (tmp_path / "cut" / "ledger.csv").read_bytes() == (tmp_path / "whole" / "ledger.csv").read_bytes()
+    assert (tmp_path / "cut" / "ledger.csv").read_bytes() == (
+        tmp_path / "whole" / "ledger.csv"
+    ).read_bytes()
 
 
 def test_memory_is_a_cache(name, toys, tmp_path):
     """One client in memory at a time: each is saved and loaded between any two of its calls, and nothing changes."""
     for alive in (256, 1):
-        toys.execute(tmp_path / str(alive), toys.method(name), toys.clients(), rounds=2, alive=alive)
+        toys.execute(
+            tmp_path / str(alive), toys.method(name), toys.clients(), rounds=2, alive=alive
+        )
     assert toys.apart(toys.states(tmp_path / "256"), toys.states(tmp_path / "1")) <= 1e-9
 
 
@@ -127,13 +168,30 @@ def test_client_that_breaks_is_named_and_left_out(name, workers, toys, tmp_path,
     monkeypatch.setattr(Host, "_run", breaks)
     monkeypatch.setattr(Host, "_run_together", breaks_together)
     with pytest.raises(Stopped):
-        toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4, workers=workers, watch=stop_at("round", 4))
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=4, workers=workers)
+        toys.execute(
+            tmp_path / "run",
+            toys.method(name),
+            toys.clients(),
+            rounds=4,
+            workers=workers,
+            watch=stop_at("round", 4),
+        )
+    results = toys.execute(
+        tmp_path / "run", toys.method(name), toys.clients(), rounds=4, workers=workers
+    )
     assert named(results, "b") == ["RuntimeError: the battery is empty"]
     assert [failure["round"] for failure in results["failures"]] == [2]
-    assert results["rounds"] == 4 and results["clients"]["a"]["value"] is not None and results["clients"]["b"]["value"] is None
-    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
-    assert not [row for row in rows if row[1] == "b" and int(row[0]) > 2], "a client in quarantine was called, after a resume too"
+    assert (
+        results["rounds"] == 4
+        and results["clients"]["a"]["value"] is not None
+        and results["clients"]["b"]["value"] is None
+    )
+    rows = [
+        line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]
+    ]
+    assert not [row for row in rows if row[1] == "b" and int(row[0]) > 2], (
+        "a client in quarantine was called, after a resume too"
+    )
 
 
 def spoilt(toys):
@@ -147,26 +205,58 @@ def test_nan_is_named_and_left_out(name, toys, tmp_path):
     results = toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), alone=True)
     assert len(named(results, "b")) == 1 and "nan" in named(results, "b")[0].lower()
     assert not named(results, "a") and not named(results, "c")
-    assert all(torch.isfinite(t).all() for c in "ac" for t in toys.states(tmp_path / "run")[c].values() if t.is_floating_point())
+    assert all(
+        torch.isfinite(t).all()
+        for c in "ac"
+        for t in toys.states(tmp_path / "run")[c].values()
+        if t.is_floating_point()
+    )
 
 
 def test_nan_breaks_a_quorum_of_all(name, toys, tmp_path):
-    with pytest.raises(QuorumError, match=r"2 of 3 clients replied, the quorum is 3\. b: .*(nan|NaN)"):
-        toys.execute(tmp_path / "run", toys.method(name), spoilt(toys), federation=FederationConfig(quorum=1.0))
+    with pytest.raises(
+        QuorumError, match=r"2 of 3 clients replied, the quorum is 3\. b: .*(nan|NaN)"
+    ):
+        toys.execute(
+            tmp_path / "run",
+            toys.method(name),
+            spoilt(toys),
+            federation=FederationConfig(quorum=1.0),
+        )
 
 
 def test_survives_dropouts(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(), rounds=6, federation=FederationConfig(dropout=0.3, quorum=0))
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method(name),
+        toys.clients(),
+        rounds=6,
+        federation=FederationConfig(dropout=0.3, quorum=0),
+    )
     reasons = {failure["reason"] for failure in results["failures"]}
     assert results["rounds"] == 6 and reasons == {"dropped out"}
     assert all(entry["value"] is not None for entry in results["clients"].values())
 
 
 def test_survives_partial_participation(name, toys, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.method(name), toys.clients(4), rounds=6, federation=FederationConfig(participation=0.75))
-    rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]]
-    for round in range(2, 6) if not ALGORITHMS[name].asynchronous else ():     # in the first they get acquainted, in the last they leave
-        called = {client for number, client, _, operation, *_ in rows if int(number) == round and operation not in FREE}
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method(name),
+        toys.clients(4),
+        rounds=6,
+        federation=FederationConfig(participation=0.75),
+    )
+    rows = [
+        line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]
+    ]
+    for round in (
+        range(2, 6) if not ALGORITHMS[name].asynchronous else ()
+    ):  # in the first they get acquainted, in the last they leave
+        called = {
+            client
+            for number, client, _, operation, *_ in rows
+            if int(number) == round and operation not in FREE
+        }
         assert len(called) == 3
     assert not results["failures"] and all(entry["hash"] for entry in results["clients"].values())
 
@@ -174,10 +264,19 @@ def test_survives_partial_participation(name, toys, tmp_path):
 @pytest.mark.parametrize("why", ["slow", "far"])
 def test_survives_a_late_client(name, why, toys, tmp_path):
     late = toys.client("b", **({"speed": 1e-3} if why == "slow" else {"latency": 100.0}))
-    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), late, toys.client("c")], federation=FederationConfig(deadline=60.0))
-    assert results["rounds"] == 3 and {failure["client"] for failure in results["failures"]} == {"b"}
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method(name),
+        [toys.client("a"), late, toys.client("c")],
+        federation=FederationConfig(deadline=60.0),
+    )
+    assert results["rounds"] == 3 and {failure["client"] for failure in results["failures"]} == {
+        "b"
+    }
     assert all(reason.startswith("late: ") for reason in named(results, "b"))
-    assert {failure["round"] for failure in results["failures"]} >= {1, 2, 3}, "who is late once may come again"
+    assert {failure["round"] for failure in results["failures"]} >= {1, 2, 3}, (
+        "who is late once may come again"
+    )
 
 
 def test_one_client_runs_or_is_refused_in_a_sentence(name, toys, tmp_path):
@@ -192,20 +291,34 @@ def test_one_client_runs_or_is_refused_in_a_sentence(name, toys, tmp_path):
 def test_survives_a_client_with_one_class(name, toys, tmp_path):
     x, _ = toys.blobs(20, 5)
     single = toys.client("b", train=(x, torch.full((20,), 2)), test=(x, torch.full((20,), 2)))
-    results = toys.execute(tmp_path / "run", toys.method(name), [toys.client("a"), single, toys.client("c", model=toys.noisy)], alone=True)
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method(name),
+        [toys.client("a"), single, toys.client("c", model=toys.noisy)],
+        alone=True,
+    )
     assert not results["failures"] and results["clients"]["b"]["alone"] is not None
 
 
 def test_survives_a_last_batch_of_one(name, toys, tmp_path):
     """Batches of 8: 17 labelled rows, 25 public ones, 257 in the test set; batch statistics of one row do not exist."""
     public = (toys.blobs(25, 2000)[0], None)
-    odd = [toys.client(id, rows=17, model=toys.noisy, public=public, test=toys.blobs(257, 7)) for id in "abc"]
+    odd = [
+        toys.client(id, rows=17, model=toys.noisy, public=public, test=toys.blobs(257, 7))
+        for id in "abc"
+    ]
     results = toys.execute(tmp_path / "run", toys.method(name), odd, rounds=2, alone=True)
-    assert not results["failures"] and all(entry["value"] is not None for entry in results["clients"].values())
+    assert not results["failures"] and all(
+        entry["value"] is not None for entry in results["clients"].values()
+    )
 
 
 def test_a_client_with_one_sample_runs_or_is_refused_in_a_sentence(name, toys, tmp_path):
-    some = [toys.client("a"), toys.client("b", rows=1, test=toys.blobs(1, 6)), toys.client("c", model=toys.noisy)]
+    some = [
+        toys.client("a"),
+        toys.client("b", rows=1, test=toys.blobs(1, 6)),
+        toys.client("c", model=toys.noisy),
+    ]
     try:
         results = toys.execute(tmp_path / "run", toys.method(name), some, alone=True)
     except UserError as error:
@@ -217,9 +330,20 @@ def test_a_client_with_one_sample_runs_or_is_refused_in_a_sentence(name, toys, t
 def test_takes_inputs_of_another_precision(name, toys, tmp_path):
     """Doubles from NumPy, a model of singles, and an encoder that does not say how wide it is."""
     double = lambda rows, seed: (toys.blobs(rows, seed)[0].double(), toys.blobs(rows, seed)[1])
-    clients = [toys.client(id, model=toys.noisy, dtype=torch.float32, train=double(20, 1), test=double(40, 2),
-                           public=(double(24, 3)[0], None)) for id in "abc"]
-    assert not toys.execute(tmp_path / "run", toys.method(name), clients, rounds=1, alone=True)["failures"]
+    clients = [
+        toys.client(
+            id,
+            model=toys.noisy,
+            dtype=torch.float32,
+            train=double(20, 1),
+            test=double(40, 2),
+            public=(double(24, 3)[0], None),
+        )
+        for id in "abc"
+    ]
+    assert not toys.execute(tmp_path / "run", toys.method(name), clients, rounds=1, alone=True)[
+        "failures"
+    ]
 
 
 def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path):
@@ -227,22 +351,40 @@ def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path
     small = lambda: [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]
     if toys.method(name).unjudged():
         with pytest.raises(UserError, match="safeguard"):
-            toys.execute(tmp_path / "run", toys.method(name), small(), safeguard=True, watch=stop_at("start", 1))
+            toys.execute(
+                tmp_path / "run",
+                toys.method(name),
+                small(),
+                safeguard=True,
+                watch=stop_at("start", 1),
+            )
         return
     free = toys.execute(tmp_path / "free", toys.method(name), small())
     safe = toys.execute(tmp_path / "safe", toys.method(name), small(), safeguard=True)
     with pytest.raises(Stopped):
-        toys.execute(tmp_path / "cut", toys.method(name), small(), safeguard=True, watch=stop_at("round", 2))
+        toys.execute(
+            tmp_path / "cut", toys.method(name), small(), safeguard=True, watch=stop_at("round", 2)
+        )
     cut = toys.execute(tmp_path / "cut", toys.method(name), small(), safeguard=True, workers=2)
-    assert not safe["failures"] and {entry["kept"] for entry in safe["clients"].values()} <= {"alone", "together"}
-    assert {id: entry["value"] for id, entry in safe["clients"].items()} == {id: entry["value"] for id, entry in free["clients"].items()}
+    assert not safe["failures"] and {entry["kept"] for entry in safe["clients"].values()} <= {
+        "alone",
+        "together",
+    }
+    assert {id: entry["value"] for id, entry in safe["clients"].items()} == {
+        id: entry["value"] for id, entry in free["clients"].items()
+    }
     assert cut["clients"] == safe["clients"] and cut["bytes"] == safe["bytes"]
     assert safe["bytes"]["up"] == free["bytes"]["up"], "nothing more leaves a client"
 
 
 def test_test_data_are_never_trained_on(name, toys, tmp_path):
     """Other test labels, the same parameters."""
-    shuffled = [toys.client(c, test=(toys.blobs(40, 9)[0], torch.zeros(40, dtype=torch.int64))) for c in "abc"]
-    one = toys.execute(tmp_path / "one", toys.method(name), [toys.client(c) for c in "abc"], rounds=2)
+    shuffled = [
+        toys.client(c, test=(toys.blobs(40, 9)[0], torch.zeros(40, dtype=torch.int64)))
+        for c in "abc"
+    ]
+    one = toys.execute(
+        tmp_path / "one", toys.method(name), [toys.client(c) for c in "abc"], rounds=2
+    )
     other = toys.execute(tmp_path / "other", toys.method(name), shuffled, rounds=2)
     assert toys.hashes(one) == toys.hashes(other)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike import Privacy, FederationConfig
+from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.report import write
@@ -22,8 +22,11 @@ class Stopped(BaseException):
 def toys(toys, name):
     """Clients whose task the method serves, and the method with fields under which nothing leaves unprotected."""
     made = ALGORITHMS[name]
-    open_fields = {name: value for name, value in {"weights": "uniform", "masked": False}.items()
-                   if name in {field.name for field in dataclasses.fields(made)}}
+    open_fields = {
+        name: value
+        for name, value in {"weights": "uniform", "masked": False}.items()
+        if name in {field.name for field in dataclasses.fields(made)}
+    }
     own = toys.toys_for(made) | {"private": lambda: toys.method(name, **open_fields)}
     return SimpleNamespace(**(vars(toys) | own))
 
@@ -38,37 +41,69 @@ def declares(toys, name, tmp_path):
 
 
 def test_runs_or_is_refused(name, toys, declares, tmp_path):
-    results = toys.execute(tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=NOISY)
-    assert not results["failures"] and all(entry["value"] is not None for entry in results["clients"].values())
+    results = toys.execute(
+        tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=NOISY
+    )
+    assert not results["failures"] and all(
+        entry["value"] is not None for entry in results["clients"].values()
+    )
     spent = {id: entry["privacy"] for id, entry in results["clients"].items()}
-    assert all(each["releases"] >= 2 and each["epsilon"] > 0 and each["delta"] == 1e-5 for each in spent.values())
+    assert all(
+        each["releases"] >= 2 and each["epsilon"] > 0 and each["delta"] == 1e-5
+        for each in spent.values()
+    )
     assert results["privacy"] == max(spent.values(), key=lambda each: each["epsilon"])
 
 
 def test_same_seed_same_bytes_in_process_equals_workers(name, toys, declares, tmp_path):
-    runs = {where: toys.execute(tmp_path / where, toys.private(), toys.clients(), rounds=2, privacy=NOISY, workers=workers)
-            for where, workers in (("one", 0), ("again", 0), ("workers", 2))}
+    runs = {
+        where: toys.execute(
+            tmp_path / where,
+            toys.private(),
+            toys.clients(),
+            rounds=2,
+            privacy=NOISY,
+            workers=workers,
+        )
+        for where, workers in (("one", 0), ("again", 0), ("workers", 2))
+    }
     assert toys.hashes(runs["one"]) == toys.hashes(runs["again"])
     assert toys.apart(toys.states(tmp_path / "one"), toys.states(tmp_path / "workers")) <= 1e-9
-    assert (tmp_path / "one" / "ledger.csv").read_text() == (tmp_path / "workers" / "ledger.csv").read_text()
+    assert (tmp_path / "one" / "ledger.csv").read_text() == (
+        tmp_path / "workers" / "ledger.csv"
+    ).read_text()
     assert runs["one"]["privacy"] == runs["workers"]["privacy"]
 
 
 def test_with_secret_noise_nothing_is_measured(name, toys, declares, tmp_path):
     """All that passes is what the method declares: nobody is asked for more, and there are no values, but models to take home."""
     secret = Privacy(noise=0.01, entropy="secret")
-    results = toys.execute(tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=secret, alone=True)
+    results = toys.execute(
+        tmp_path / "run", toys.private(), toys.clients(), rounds=2, privacy=secret, alone=True
+    )
     assert not results["failures"] and not results["metrics"] and results["privacy"]["epsilon"] > 0
-    assert all(entry["value"] is None and entry["hash"] is None and entry["alone"] is None for entry in results["clients"].values())
-    asked = {line.split(",")[3] for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()}
+    assert all(
+        entry["value"] is None and entry["hash"] is None and entry["alone"] is None
+        for entry in results["clients"].values()
+    )
+    asked = {
+        line.split(",")[3] for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()
+    }
     assert "describe" in asked and not asked & {"evaluate", "embed", "appraise", "explain"}
     write(tmp_path / "run")
 
 
 def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):
     federation = FederationConfig(participation=0.7, dropout=0.1, quorum=0)
-    run = lambda folder, watch: toys.execute(tmp_path / folder, toys.private(), toys.clients(4), rounds=3, federation=federation, privacy=NOISY,
-                                             watch=watch)
+    run = lambda folder, watch: toys.execute(
+        tmp_path / folder,
+        toys.private(),
+        toys.clients(4),
+        rounds=3,
+        federation=federation,
+        privacy=NOISY,
+        watch=watch,
+    )
 
     def stop(event, **facts):
         if event == "round" and facts["round"] == 2:
@@ -81,10 +116,20 @@ def test_resumed_equals_undisturbed(name, toys, declares, tmp_path):
 
 
 def test_no_noise_and_a_bound_never_reached_is_no_privacy(name, toys, declares, tmp_path):
-    free, empty = (toys.execute(tmp_path / folder, toys.private(), toys.clients(dtype=torch.float32), rounds=2, privacy=privacy)
-                   for folder, privacy in (("free", None), ("empty", Privacy(noise=0, bound=1e9))))
-    real = lambda folder: {c: {name: t for name, t in state.items() if t.is_floating_point()}      # counters are not told
-                           for c, state in toys.states(tmp_path / folder).items()}
+    free, empty = (
+        toys.execute(
+            tmp_path / folder,
+            toys.private(),
+            toys.clients(dtype=torch.float32),
+            rounds=2,
+            privacy=privacy,
+        )
+        for folder, privacy in (("free", None), ("empty", Privacy(noise=0, bound=1e9)))
+    )
+    real = lambda folder: {
+        c: {name: t for name, t in state.items() if t.is_floating_point()}  # counters are not told
+        for c, state in toys.states(tmp_path / folder).items()
+    }
     assert toys.apart(real("free"), real("empty")) <= 1e-6
     assert empty["privacy"]["epsilon"] is None and "privacy" not in free
 

@@ -20,8 +20,19 @@ from unalike.training.loop import Training
 class FakeEngine:
     """Answers at once by `answer(client, operation, body)`; a reply takes `takes(client)` seconds. A string "!why" is a failure."""
 
-    def __init__(self, clients="abcd", answer=lambda client, operation, body: client, takes=lambda client: 1.0, **about):
-        self.told = {c: ClientInfo(id=c, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about) for c in clients}
+    def __init__(
+        self,
+        clients="abcd",
+        answer=lambda client, operation, body: client,
+        takes=lambda client: 1.0,
+        **about,
+    ):
+        self.told = {
+            c: ClientInfo(
+                id=c, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about
+            )
+            for c in clients
+        }
         self.answer, self.takes = answer, takes
         self.now, self.queue, self.count, self.log = 0.0, [], itertools.count(), []
 
@@ -33,8 +44,14 @@ class FakeEngine:
             self.log.append((client, message))
             got = self.answer(client, message["operation"], message["body"])
             failed = isinstance(got, str) and got.startswith("!")
-            reply = {"number": message["number"], **({"failure": got[1:]} if failed else {"body": got, "work": 0.0})}
-            heapq.heappush(self.queue, (self.now + self.takes(client), next(self.count), client, size(reply), copy(reply)))
+            reply = {
+                "number": message["number"],
+                **({"failure": got[1:]} if failed else {"body": got, "work": 0.0}),
+            }
+            heapq.heappush(
+                self.queue,
+                (self.now + self.takes(client), next(self.count), client, size(reply), copy(reply)),
+            )
         return {client: size(message) for client, message in messages.items()}
 
     def drop(self, numbers): ...
@@ -54,12 +71,18 @@ class FakeEngine:
         return [Arrival(client, at, up, reply) for at, _, client, up, reply in now]
 
     def pending(self):
-        return [{"at": at, "order": order, "client": c, "size": up, "reply": reply} for at, order, c, up, reply in sorted(self.queue)]
+        return [
+            {"at": at, "order": order, "client": c, "size": up, "reply": reply}
+            for at, order, c, up, reply in sorted(self.queue)
+        ]
 
     def save(self, round): ...
 
     def load(self, round, now, pending):
-        self.now, self.queue = now, [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending]
+        self.now, self.queue = (
+            now,
+            [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending],
+        )
         self.count = itertools.count(100)
 
     def close(self): ...
@@ -79,14 +102,19 @@ def federation(engine=None, **federation):
 def test_a_client_of_another_version_is_refused():
     engine = FakeEngine()
     engine.told["c"] = replace(engine.told["c"], version=VERSION + 1)
-    with pytest.raises(ValueError, match=f"client c speaks version {VERSION + 1} of the protocol, this server {VERSION}"):
+    with pytest.raises(
+        ValueError,
+        match=f"client c speaks version {VERSION + 1} of the protocol, this server {VERSION}",
+    ):
         federation(engine)
 
 
 def test_public_sets_of_different_length_are_refused():
     engine = FakeEngine(public="f00", public_rows=80)
     assert federation(engine).public_rows == 80
-    engine.told["d"] = replace(engine.told["d"], public=None, public_rows=0)          # who holds none may look on
+    engine.told["d"] = replace(
+        engine.told["d"], public=None, public_rows=0
+    )  # who holds none may look on
     assert federation(engine).public_rows == 80
     engine.told["b"] = replace(engine.told["b"], public_rows=81)
     with pytest.raises(ValueError, match=r"public sets of different length: .*'b': 81"):
@@ -96,7 +124,9 @@ def test_public_sets_of_different_length_are_refused():
 def test_public_batches_are_the_same_for_everyone_and_new_every_round():
     one, other = (federation(FakeEngine(public="f00", public_rows=50)).public(16) for _ in range(2))
     first = [rows.tolist() for rows in one.batches(1)]
-    assert first == [rows.tolist() for rows in other.batches(1)] and first != [rows.tolist() for rows in one.batches(2)]
+    assert first == [rows.tolist() for rows in other.batches(1)] and first != [
+        rows.tolist() for rows in one.batches(2)
+    ]
     assert sorted(itertools.chain(*first)) == list(range(50)) and len(one) == len(first)
     with pytest.raises(ValueError, match="the public set has 0 rows, fewer than a batch of 16"):
         federation().public(16)
@@ -110,7 +140,9 @@ class Clock(FakeEngine):
         self.dropped = set()
 
     def receive(self, numbers=None, until=math.inf):
-        if (next_ := [entry[0] for entry in self.queue if entry[4]["number"] in numbers]) and min(next_) <= until:
+        if (next_ := [entry[0] for entry in self.queue if entry[4]["number"] in numbers]) and min(
+            next_
+        ) <= until:
             return super().receive(numbers)
         self.now = max(self.now, min(until, 1e9))
         return []
@@ -125,7 +157,10 @@ def test_a_real_clock_ends_a_call_at_the_deadline():
     fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
     replies = fed.call("train")
     assert list(replies) == ["a", "b", "d"] and not fed.in_flight
-    assert str(replies.failures["c"]) == "c failed in train, round 0: late: the deadline is 3 s" and not replies.failures["c"].lasting
+    assert (
+        str(replies.failures["c"]) == "c failed in train, round 0: late: the deadline is 3 s"
+        and not replies.failures["c"].lasting
+    )
     assert fed.clock == 3.0 and list(fed.call("train", clients=["a"])) == ["a"]
 
 
@@ -149,7 +184,10 @@ def test_a_lost_message_is_no_endless_wait():
         list(fed.run_async(lambda client: ("visit", {}), lambda replies: {}))
 
 
-@pytest.mark.parametrize("spoil", [lambda reply: reply.pop("body"), lambda reply: reply.update(failure=["no", "sentence"])])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda reply: reply.pop("body"), lambda reply: reply.update(failure=["no", "sentence"])],
+)
 def test_a_reply_that_is_none_does_not_come_in(spoil):
     fed = federation()
     receive = fed.engine.receive
@@ -168,7 +206,9 @@ def test_a_reply_that_is_none_does_not_come_in(spoil):
 def test_a_client_cannot_answer_for_another():
     fed = federation()
     receive = fed.engine.receive
-    fed.engine.receive = lambda *given: [replace(a, client="a" if a.client == "b" else a.client) for a in receive(*given)]
+    fed.engine.receive = lambda *given: [
+        replace(a, client="a" if a.client == "b" else a.client) for a in receive(*given)
+    ]
     assert list(fed.call("train")) == ["a", "c", "d"] and list(fed.quarantined) == ["b"]
 
 
@@ -194,7 +234,9 @@ def test_some_are_asked_something_else_in_the_same_call():
     """Of one quorum: that the only one asked so fails is no reason to end."""
     fed = federation(FakeEngine(answer=lambda c, o, b: "!no" if o == "listen" else c))
     replies = fed.call("align", other={"b": "listen"}, rate=0.5)
-    assert fed.engine.called == [(c, "listen" if c == "b" else "align", {"rate": 0.5}) for c in "abcd"]
+    assert fed.engine.called == [
+        (c, "listen" if c == "b" else "align", {"rate": 0.5}) for c in "abcd"
+    ]
     assert list(replies) == ["a", "c", "d"] and replies.failures["b"].operation == "listen"
 
 
@@ -216,12 +258,16 @@ def test_messages_are_numbered_once_each():
 
 
 def test_every_message_is_in_the_ledger():
-    fed = federation(FakeEngine("ab", answer=lambda c, o, b: torch.zeros(100 if c == "a" else 1000)))
+    fed = federation(
+        FakeEngine("ab", answer=lambda c, o, b: torch.zeros(100 if c == "a" else 1000))
+    )
     fed.begin(2)
     fed.call("train", x=torch.zeros(64))
     down = sum(size(m) for _, m in fed.engine.log)
     assert fed.ledger.total("down") == fed.ledger.total("down", round=2) == down
-    assert fed.ledger.total("up", client="b") - fed.ledger.total("up", client="a") == (4096 - 512)    # padded to 256 each
+    assert fed.ledger.total("up", client="b") - fed.ledger.total("up", client="a") == (
+        4096 - 512
+    )  # padded to 256 each
 
 
 # failing
@@ -234,8 +280,20 @@ def test_a_failure_is_named_and_lasts():
     fed.begin(1)
     replies = fed.call("train")
     assert list(replies) == ["a", "c", "d"]
-    assert str(replies.failures["b"]) == "b failed in train, round 1: its disk is full" and replies.failures["b"].lasting
-    assert ("failure", {"round": 1, "client": "b", "operation": "train", "reason": "its disk is full", "lasting": True}) in events
+    assert (
+        str(replies.failures["b"]) == "b failed in train, round 1: its disk is full"
+        and replies.failures["b"].lasting
+    )
+    assert (
+        "failure",
+        {
+            "round": 1,
+            "client": "b",
+            "operation": "train",
+            "reason": "its disk is full",
+            "lasting": True,
+        },
+    ) in events
     fed.begin(2)
     assert fed.here == fed.clients == ["a", "c", "d"]
     fed.call("train")
@@ -244,12 +302,22 @@ def test_a_failure_is_named_and_lasts():
     assert [c for c, *_ in fed.engine.called].count("b") == 1
 
 
-@pytest.mark.parametrize("bad, path", [(math.nan, "the reply"), ({"loss": math.inf}, "loss"), ({"z": [torch.tensor(math.nan)]}, "z.0")])
+@pytest.mark.parametrize(
+    "bad, path",
+    [
+        (math.nan, "the reply"),
+        ({"loss": math.inf}, "loss"),
+        ({"z": [torch.tensor(math.nan)]}, "z.0"),
+    ],
+)
 def test_a_reply_that_is_no_number_is_quarantined(bad, path):
     fed = federation(FakeEngine(answer=lambda c, o, b: bad if c == "c" else 1.0))
     fed.begin(1)
     replies = fed.call("train")
-    assert list(replies) == ["a", "b", "d"] and replies.failures["c"].reason == f"its reply holds NaN or infinity ({path})"
+    assert (
+        list(replies) == ["a", "b", "d"]
+        and replies.failures["c"].reason == f"its reply holds NaN or infinity ({path})"
+    )
     assert "c" in fed.quarantined and [f.client for f in fed.failures] == ["c"]
 
 
@@ -258,14 +326,26 @@ def test_too_few_replies_end_the_run_with_names_and_reasons():
     fed.begin(4)
     with pytest.raises(QuorumError) as caught:
         fed.call("train")
-    assert str(caught.value) == "train, round 4: 1 of 4 clients replied, the quorum is 2. b: b is ill; c: c is ill; d: d is ill"
+    assert (
+        str(caught.value)
+        == "train, round 4: 1 of 4 clients replied, the quorum is 2. b: b is ill; c: c is ill; d: d is ill"
+    )
 
 
-@pytest.mark.parametrize("quorum, failing, holds", [
-    (0.5, 2, True), (0.5, 3, False), (1.0, 0, True), (1.0, 1, False), (0.0, 4, True), (0.75, 1, True)])
+@pytest.mark.parametrize(
+    "quorum, failing, holds",
+    [
+        (0.5, 2, True),
+        (0.5, 3, False),
+        (1.0, 0, True),
+        (1.0, 1, False),
+        (0.0, 4, True),
+        (0.75, 1, True),
+    ],
+)
 def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
     answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c
-    for federation, asked in ((quorum, None), (1, quorum)):           # by the terms, or by the call
+    for federation, asked in ((quorum, None), (1, quorum)):  # by the terms, or by the call
         fed = federation(FakeEngine(answer=answer), quorum=federation)
         if holds:
             assert len(fed.call("train", quorum=asked)) == 4 - failing
@@ -277,7 +357,9 @@ def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
 def test_a_quorum_is_not_raised_by_rounding():
     """0.07 * 100 is a hair above 7 in floating point; 7 replies are enough."""
     names = [f"c{i}" for i in range(100)]
-    fed = federation(FakeEngine(names, answer=lambda c, o, b: c if c in names[:7] else "!no"), quorum=0.07)
+    fed = federation(
+        FakeEngine(names, answer=lambda c, o, b: c if c in names[:7] else "!no"), quorum=0.07
+    )
     assert len(fed.call("train")) == 7
 
 
@@ -285,7 +367,10 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
     fed = federation(FakeEngine(takes=lambda c: 9.0 if c == "b" else 1.0), deadline=2.5)
     fed.begin(1)
     replies = fed.call("train")
-    assert list(replies) == ["a", "c", "d"] and replies.failures["b"].reason == "late: 9 s, the deadline is 2.5 s"
+    assert (
+        list(replies) == ["a", "c", "d"]
+        and replies.failures["b"].reason == "late: 9 s, the deadline is 2.5 s"
+    )
     assert fed.clock == fed.engine.now == 2.5
     assert fed.here == ["a", "c", "d"] and fed.clients == list("abcd")
     fed.begin(2)
@@ -297,7 +382,10 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
 def test_looking_on_takes_no_simulated_time_and_nobody_is_late_for_it():
     fed = federation(FakeEngine(takes=lambda c: 9.0), deadline=2.5)
     fed.begin(1)
-    assert list(fed.call("evaluate", clients=fed.clients)) == list("abcd") and fed.clock == fed.engine.now == 0.0
+    assert (
+        list(fed.call("evaluate", clients=fed.clients)) == list("abcd")
+        and fed.clock == fed.engine.now == 0.0
+    )
 
 
 # who takes part
@@ -313,7 +401,9 @@ def test_participation_draws_the_right_share_and_the_same_again():
     assert drawn[0] == drawn[1] and all(len(here) == len(set(here)) == 6 for here in drawn[0])
     assert all(here == sorted(here, key=names.index) for here in drawn[0])
     counts = [sum(name in here for here in drawn[0]) for name in names]
-    assert min(counts) >= 35 and max(counts) <= 85                  # 200 * 0.3 = 60, four standard deviations either way
+    assert (
+        min(counts) >= 35 and max(counts) <= 85
+    )  # 200 * 0.3 = 60, four standard deviations either way
     fed.seed = 1
     fed.finished = 0
     assert [list(fed.here) for _ in fed.rounds()] != drawn[0]
@@ -338,7 +428,9 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
         for _ in fed.rounds():
             first = fed.call("train")
             assert all(f.reason == "dropped out" and not f.lasting for f in first.failures.values())
-            assert list(fed.call("align")) == list(first) == fed.here             # those who are gone are not asked again
+            assert (
+                list(fed.call("align")) == list(first) == fed.here
+            )  # those who are gone are not asked again
             out.append(sorted(first.failures))
         gone.append(out)
     assert gone[0] == gone[1] and not fed.quarantined
@@ -349,7 +441,9 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
 def test_dropouts_count_against_the_quorum():
     fed = federation(dropout=1.0)
     fed.begin(1)
-    with pytest.raises(QuorumError, match=r"0 of 4 clients replied, the quorum is 2\. a, b, c, d: dropped out"):
+    with pytest.raises(
+        QuorumError, match=r"0 of 4 clients replied, the quorum is 2\. a, b, c, d: dropped out"
+    ):
         fed.call("train")
     assert not fed.engine.log
 
@@ -361,8 +455,19 @@ def test_rounds_go_on_after_the_last_finished_one():
     assert list(fed.rounds()) == [4, 5]
 
 
-@pytest.mark.parametrize("wrong", [{"participation": 0}, {"participation": 1.1}, {"dropout": -0.1}, {"quorum": 2}, {"deadline": 0},
-                                   {"deadline": math.inf}, {"quorums": 1}, {"evaluations": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"participation": 0},
+        {"participation": 1.1},
+        {"dropout": -0.1},
+        {"quorum": 2},
+        {"deadline": 0},
+        {"deadline": math.inf},
+        {"quorums": 1},
+        {"evaluations": 0},
+    ],
+)
 def test_terms_that_cannot_be_are_refused(wrong):
     with pytest.raises(UserError):
         FederationConfig(**wrong)
@@ -403,35 +508,65 @@ def test_replies_come_in_the_order_of_the_clock_and_together_where_they_coincide
     fed = pace()
     came, drive = driven(fed)
     assert finish(fed, drive) == 2
-    assert came == [(1.0, {"a": (1, 1)}), (2.0, {"a": (2, 1), "b": (1, 1)}), (2.5, {"c": (1, 1)}),
-                    (4.0, {"b": (2, 1)}), (5.0, {"c": (2, 1)})]
+    assert came == [
+        (1.0, {"a": (1, 1)}),
+        (2.0, {"a": (2, 1), "b": (1, 1)}),
+        (2.5, {"c": (1, 1)}),
+        (4.0, {"b": (2, 1)}),
+        (5.0, {"c": (2, 1)}),
+    ]
     assert fed.visits == {"a": 2, "b": 2, "c": 2}
 
 
 def test_quick_clients_rest_or_go_on_until_the_slowest_is_done():
     fed = pace()
     finish(fed, driven(fed, rest=False)[1])
-    assert fed.visits == {"a": 5, "b": 3, "c": 2} and fed.clock == 6.0       # what is under way when c is done is taken in
+    assert (
+        fed.visits == {"a": 5, "b": 3, "c": 2} and fed.clock == 6.0
+    )  # what is under way when c is done is taken in
 
 
 def test_a_visit_may_have_several_questions_and_carries_its_number():
     fed = pace()
     came, drive = driven(fed, asks=2)
     finish(fed, drive)
-    assert came[:3] == [(1.0, {"a": (1, 1)}), (2.0, {"a": (1, 2), "b": (1, 1)}), (2.5, {"c": (1, 1)})]
-    assert [(m["round"], m["turn"], m["body"]["n"]) for c, m in fed.engine.log if c == "a"] == [(1, 0, 1), (1, 1, 2), (2, 0, 1), (2, 1, 2)]
+    assert came[:3] == [
+        (1.0, {"a": (1, 1)}),
+        (2.0, {"a": (1, 2), "b": (1, 1)}),
+        (2.5, {"c": (1, 1)}),
+    ]
+    assert [(m["round"], m["turn"], m["body"]["n"]) for c, m in fed.engine.log if c == "a"] == [
+        (1, 0, 1),
+        (1, 1, 2),
+        (2, 0, 1),
+        (2, 1, 2),
+    ]
     assert {r for r, *_ in fed.ledger.rows} == {1, 2}
 
 
 def test_questions_of_different_kinds():
     fed = pace(rounds=1, engine=FakeEngine("ab", lambda c, o, b: o))
-    finish(fed, fed.run_async(lambda c: ("weigh", {}), lambda replies: {c: ("train", {}) for c, o in replies.items() if o == "weigh"}))
-    assert fed.engine.called == [("a", "weigh", {}), ("b", "weigh", {}), ("a", "train", {}), ("b", "train", {})]
+    finish(
+        fed,
+        fed.run_async(
+            lambda c: ("weigh", {}),
+            lambda replies: {c: ("train", {}) for c, o in replies.items() if o == "weigh"},
+        ),
+    )
+    assert fed.engine.called == [
+        ("a", "weigh", {}),
+        ("b", "weigh", {}),
+        ("a", "train", {}),
+        ("b", "train", {}),
+    ]
     assert {o for *_, o in fed.ledger.rows} == {"weigh", "train"}
 
 
 def test_a_failure_while_driving_leaves_the_others_alone():
-    fed = pace(rounds=3, engine=FakeEngine("abc", lambda c, o, b: "!gone" if c == "b" and fed.visits[c] == 1 else 1))
+    fed = pace(
+        rounds=3,
+        engine=FakeEngine("abc", lambda c, o, b: "!gone" if c == "b" and fed.visits[c] == 1 else 1),
+    )
     seen = []
 
     def take(replies):
@@ -455,7 +590,12 @@ def test_who_drops_out_or_is_late_has_had_its_visit():
     assert finish(fed, drive) == 20 and set(fed.visits.values()) == {20}
     assert not any("c" in replies for _, replies in came) and not fed.quarantined
     reasons = {(f.client, f.reason.split(":")[0]) for f in fed.failures}
-    assert reasons == {("a", "dropped out"), ("b", "dropped out"), ("c", "dropped out"), ("c", "late")}
+    assert reasons == {
+        ("a", "dropped out"),
+        ("b", "dropped out"),
+        ("c", "dropped out"),
+        ("c", "late"),
+    }
     assert len([f for f in fed.failures if f.client == "c"]) == 20
 
 
@@ -487,7 +627,9 @@ def test_a_call_between_instants_takes_nobody_elses_reply():
     came, drive = driven(fed)
     for number in drive:
         fed.finished = number
-        assert dict(fed.call("evaluate", clients=fed.clients, quorum=1.0)) == {c: "evaluate" for c in "abc"}
+        assert dict(fed.call("evaluate", clients=fed.clients, quorum=1.0)) == {
+            c: "evaluate" for c in "abc"
+        }
     assert came == expected
 
 
@@ -505,11 +647,15 @@ def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation
                 break
         second = pace(4, **federation)
         second.remember(copy(first.memory()))
-        second.ledger = first.ledger                          # which the run keeps, in a file of its own
+        second.ledger = first.ledger  # which the run keeps, in a file of its own
         again, drive = driven(second, 2, rest)
         finish(second, drive)
         assert came + again == expected
-        assert second.numbered == plain.numbered and second.ledger.rows == plain.ledger.rows and second.clock == plain.clock
+        assert (
+            second.numbered == plain.numbered
+            and second.ledger.rows == plain.ledger.rows
+            and second.clock == plain.clock
+        )
         assert second.visits == plain.visits and second.failures == plain.failures
 
 
@@ -524,7 +670,9 @@ def test_memory_comes_back_whole():
     first.finished = 1
     second = federation()
     second.remember(copy(first.memory()))
-    assert second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
+    assert (
+        second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
+    )
     assert second.quarantined == {"d": Failure("d", "train", 1, "no")}
     assert torch.equal(second.state["w"], torch.ones(3)) and next(second.rounds()) == 2
 
@@ -533,7 +681,9 @@ def test_evaluations_are_spread_over_the_rounds():
     fed = federation(evaluations=10)
     fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.clients)
     events = []
-    fed.record = lambda event, **facts: events.append(facts["round"]) if event == "evaluation" else None
+    fed.record = lambda event, **facts: (
+        events.append(facts["round"]) if event == "evaluation" else None
+    )
     for _ in fed.rounds():
         fed.evaluate()
     assert events == [1, *range(5, 51, 5)]
@@ -545,11 +695,30 @@ def test_evaluations_are_spread_over_the_rounds():
 
 
 def test_the_mean_is_weighted_and_keeps_every_dtype():
-    states = {"a": {"w": torch.tensor([1.0, 2.0]), "d": torch.tensor(1.0).double(), "n": torch.tensor(3), "h": torch.ones(2).half()},
-              "b": {"w": torch.tensor([5.0, 6.0]), "d": torch.tensor(2.0).double(), "n": torch.tensor(6), "h": torch.zeros(2).half()}}
+    states = {
+        "a": {
+            "w": torch.tensor([1.0, 2.0]),
+            "d": torch.tensor(1.0).double(),
+            "n": torch.tensor(3),
+            "h": torch.ones(2).half(),
+        },
+        "b": {
+            "w": torch.tensor([5.0, 6.0]),
+            "d": torch.tensor(2.0).double(),
+            "n": torch.tensor(6),
+            "h": torch.zeros(2).half(),
+        },
+    }
     mean = mean_states(states, {"a": 3.0, "b": 1.0, "absent": 9.0})
-    assert mean["w"].tolist() == [2.0, 3.0] and mean["d"].item() == 1.25 and mean["n"].item() == 4 and mean["h"].tolist() == [0.75, 0.75]
-    assert {name: t.dtype for name, t in mean.items()} == {name: t.dtype for name, t in states["a"].items()}
+    assert (
+        mean["w"].tolist() == [2.0, 3.0]
+        and mean["d"].item() == 1.25
+        and mean["n"].item() == 4
+        and mean["h"].tolist() == [0.75, 0.75]
+    )
+    assert {name: t.dtype for name, t in mean.items()} == {
+        name: t.dtype for name, t in states["a"].items()
+    }
     assert states["a"]["w"].tolist() == [1.0, 2.0]
 
 

@@ -23,50 +23,86 @@ Rows = Annotated[Tensor, Shape("rows", "width")]
 SIZES = {"rows": 2, "width": 3}
 
 
-@pytest.mark.parametrize("hint, value", [
-    (Told, GOOD), (Told, GOOD | {"more": "x"}), (Told, GOOD | {"loss": 1}), (Value, {"a": [1, None, torch.ones(1)]}), (Any, object()),
-    (None, None),
-    (Rows, torch.zeros(2, 3)), (Rows, torch.zeros(2, 3, dtype=torch.bfloat16)), (list[float], [1.0, 2]), (dict[str, float] | None, None),
-    (Annotated[list[float], Shape("rows")], [1.0, 2.0]), (Literal["a", "b"], "b"), (Annotated[float, Field(gt=0, le=1)], 1.0),
-    (Annotated[Tensor, Shape(None, whole=True)], torch.zeros(7, dtype=torch.int64)), ("a name", 3),
-])
+@pytest.mark.parametrize(
+    "hint, value",
+    [
+        (Told, GOOD),
+        (Told, GOOD | {"more": "x"}),
+        (Told, GOOD | {"loss": 1}),
+        (Value, {"a": [1, None, torch.ones(1)]}),
+        (Any, object()),
+        (None, None),
+        (Rows, torch.zeros(2, 3)),
+        (Rows, torch.zeros(2, 3, dtype=torch.bfloat16)),
+        (list[float], [1.0, 2]),
+        (dict[str, float] | None, None),
+        (Annotated[list[float], Shape("rows")], [1.0, 2.0]),
+        (Literal["a", "b"], "b"),
+        (Annotated[float, Field(gt=0, le=1)], 1.0),
+        (Annotated[Tensor, Shape(None, whole=True)], torch.zeros(7, dtype=torch.int64)),
+        ("a name", 3),
+    ],
+)
 def test_what_is_declared_passes(hint, value):
     assert look(hint)(value, SIZES, "it") is None
 
 
-@pytest.mark.parametrize("hint, value, says", [
-    (Told, {}, "it holds nothing, and must hold parameters, samples, loss"),
-    (Told, GOOD | {"code": "x"}, "it holds code, loss, parameters, samples"),
-    (Told, 3, "it is a whole number"),
-    (Told, GOOD | {"samples": True}, "it.samples is true or false, and must be a int"),
-    (Told, GOOD | {"loss": None}, "it.loss is None"),
-    (Told, GOOD | {"parameters": {"w": 1.0}}, "it.parameters.w is a number, and must be a Tensor"),
-    (Told, GOOD | {"parameters": [torch.ones(2)]}, "it.parameters is a list of 1, and must be a dict"),
-    (Rows, torch.zeros(2, 4), r"it is a tensor of float32, shape \(2, 4\), and must be real numbers of shape \(2, 3\)"),
-    (Rows, torch.zeros(2, 3, dtype=torch.int64), "must be real numbers"),
-    (Rows, torch.zeros(6), "must be real"),
-    (Rows, [[0.0] * 3] * 2, "must be a Tensor"),
-    (Annotated[list[float], Shape("rows")], [1.0], r"shape \(2\)"),
-    (float, "nan", "it is a word, and must be a float"),
-    (float, torch.tensor(1.0), "it is a tensor"),
-    (None, 0, "must be a None"),
-    (list[int], [1, 2.5], "it.1 is a number"),
-    (dict[str, float] | None, {"a": "b"}, "it.a is a word"),
-    (Literal["a", "b"], "c", "one of"),
-    (Annotated[float, Field(gt=0, le=1)], 1.5, "out of bounds"),
-])
+@pytest.mark.parametrize(
+    "hint, value, says",
+    [
+        (Told, {}, "it holds nothing, and must hold parameters, samples, loss"),
+        (Told, GOOD | {"code": "x"}, "it holds code, loss, parameters, samples"),
+        (Told, 3, "it is a whole number"),
+        (Told, GOOD | {"samples": True}, "it.samples is true or false, and must be a int"),
+        (Told, GOOD | {"loss": None}, "it.loss is None"),
+        (
+            Told,
+            GOOD | {"parameters": {"w": 1.0}},
+            "it.parameters.w is a number, and must be a Tensor",
+        ),
+        (
+            Told,
+            GOOD | {"parameters": [torch.ones(2)]},
+            "it.parameters is a list of 1, and must be a dict",
+        ),
+        (
+            Rows,
+            torch.zeros(2, 4),
+            r"it is a tensor of float32, shape \(2, 4\), and must be real numbers of shape \(2, 3\)",
+        ),
+        (Rows, torch.zeros(2, 3, dtype=torch.int64), "must be real numbers"),
+        (Rows, torch.zeros(6), "must be real"),
+        (Rows, [[0.0] * 3] * 2, "must be a Tensor"),
+        (Annotated[list[float], Shape("rows")], [1.0], r"shape \(2\)"),
+        (float, "nan", "it is a word, and must be a float"),
+        (float, torch.tensor(1.0), "it is a tensor"),
+        (None, 0, "must be a None"),
+        (list[int], [1, 2.5], "it.1 is a number"),
+        (dict[str, float] | None, {"a": "b"}, "it.a is a word"),
+        (Literal["a", "b"], "c", "one of"),
+        (Annotated[float, Field(gt=0, le=1)], 1.5, "out of bounds"),
+    ],
+)
 def test_what_is_not_is_told_with_its_place(hint, value, says):
     import re
+
     assert re.search(says, look(hint)(value, SIZES, "it"))
 
 
 def test_with_privacy_nothing_may_be_told_instead():
     hidden = look(Told, hidden=True)
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
-    assert look(float, hidden=True)(None, {}, "it") is None and look(None, hidden=True)(None, {}, "it") is None
-    assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden({"loss": None}, {}, "it")
+    assert (
+        look(float, hidden=True)(None, {}, "it") is None
+        and look(None, hidden=True)(None, {}, "it") is None
+    )
+    assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden(
+        {"loss": None}, {}, "it"
+    )
     sent = look(Told, hidden=True, sent=frozenset({"loss"}))
-    assert "it.loss is None" in sent(GOOD | {"loss": None}, {}, "it") and "it is None" in sent(None, {}, "it")
+    assert "it.loss is None" in sent(GOOD | {"loss": None}, {}, "it") and "it is None" in sent(
+        None, {}, "it"
+    )
     assert sent(GOOD, {}, "it") is None
 
 
@@ -84,19 +120,45 @@ def test_a_signature_declares():
 
     each.together = True
     assert declared(update).request({"parameters": {}, "epoch": 1}, {}, "update") is None
-    assert declared(update).request({"parameters": {}}, {}, "update") == "update holds parameters, and must hold parameters, epoch, deep"
-    assert "update.epoch is a word" in declared(update).request({"parameters": {}, "epoch": "1"}, {}, "update")
-    assert declared(each).request({"own": 1}, {}, "each") is None and declared(each).reply(torch.zeros(2, 3), SIZES, "it") is None
+    assert (
+        declared(update).request({"parameters": {}}, {}, "update")
+        == "update holds parameters, and must hold parameters, epoch, deep"
+    )
+    assert "update.epoch is a word" in declared(update).request(
+        {"parameters": {}, "epoch": "1"}, {}, "update"
+    )
+    assert (
+        declared(each).request({"own": 1}, {}, "each") is None
+        and declared(each).reply(torch.zeros(2, 3), SIZES, "it") is None
+    )
     assert "shape (2, 3)" in declared(each).reply(torch.zeros(3, 3), SIZES, "it")
-    assert declared(unanswered_measurements).request({"anything": []}, {}, "untold") is None and declared(unanswered_measurements).reply(object(), {}, "it") is None
+    assert (
+        declared(unanswered_measurements).request({"anything": []}, {}, "untold") is None
+        and declared(unanswered_measurements).reply(object(), {}, "it") is None
+    )
 
 
-@pytest.mark.parametrize("reply", [
-    {"w": {"a": torch.zeros(2, 3), "b": torch.zeros(1)}}, {"w": {"a": torch.zeros(3, 2)}}, {"w": {}}, {"w": torch.zeros(2, 3)},
-    {"w": {"a": torch.zeros(2, 3, dtype=torch.int64)}}, {"w": [torch.zeros(2, 3)]}, {"w": {"b": torch.zeros(2, 3)}}, {"w": 5.0},
-])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"w": {"a": torch.zeros(2, 3), "b": torch.zeros(1)}},
+        {"w": {"a": torch.zeros(3, 2)}},
+        {"w": {}},
+        {"w": torch.zeros(2, 3)},
+        {"w": {"a": torch.zeros(2, 3, dtype=torch.int64)}},
+        {"w": [torch.zeros(2, 3)]},
+        {"w": {"b": torch.zeros(2, 3)}},
+        {"w": 5.0},
+    ],
+)
 def test_a_reply_is_like_what_was_sent_under_its_name(reply):
     sent = tensor_spec({"w": {"a": torch.zeros(2, 3)}, "epoch": 3})
     assert unlike(reply, sent).startswith("its w have other names or shapes than those it was sent")
-    for fine in ({"w": {"a": torch.ones(2, 3, dtype=torch.float16)}}, {"w": None}, {"other": torch.zeros(1)}, torch.zeros(1), None):
+    for fine in (
+        {"w": {"a": torch.ones(2, 3, dtype=torch.float16)}},
+        {"w": None},
+        {"other": torch.zeros(1)},
+        torch.zeros(1),
+        None,
+    ):
         assert unlike(fine, sent) is None

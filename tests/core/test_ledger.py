@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from unalike.base.errors import UserError
 from unalike.base.ledger import COLUMNS, FREE, Ledger
 
-entries = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["ada", "ben, jr", 'c"'] ), st.sampled_from(["up", "down"]),
-                             st.sampled_from(["train", "align", *FREE]), st.integers(0, 2**40)), max_size=20)
+entries = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["ada", "ben, jr", 'c"']),
+        st.sampled_from(["up", "down"]),
+        st.sampled_from(["train", "align", *FREE]),
+        st.integers(0, 2**40),
+    ),
+    max_size=20,
+)
 
 
 def filled(entries):
@@ -24,11 +32,16 @@ def filled(entries):
 def test_totals_are_sums_of_what_was_added(entries):
     ledger = filled(entries)
     for way in ("up", "down"):
-        assert ledger.total(way) == sum(size for _, _, w, o, size in entries if w == way and o not in FREE)
+        assert ledger.total(way) == sum(
+            size for _, _, w, o, size in entries if w == way and o not in FREE
+        )
         for round in range(4):
-            assert ledger.total(way, round=round) == sum(s for r, _, w, o, s in entries if (r, w) == (round, way) and o not in FREE)
+            assert ledger.total(way, round=round) == sum(
+                s for r, _, w, o, s in entries if (r, w) == (round, way) and o not in FREE
+            )
         assert ledger.total(way, client="ada", operation="evaluate") == sum(
-            s for _, c, w, o, s in entries if (c, w, o) == ("ada", way, "evaluate"))
+            s for _, c, w, o, s in entries if (c, w, o) == ("ada", way, "evaluate")
+        )
     assert sum(messages for messages, _ in ledger.rows.values()) == len(entries)
 
 
@@ -45,7 +58,9 @@ def test_it_comes_back_as_it_was_however_far_its_file_went(tmp_path, entries, la
     ledger.append(path)
     back = Ledger.read(path, length)
     assert dict(back.rows) == then and path.stat().st_size == length
-    assert [back.total(way) for way in ("up", "down")] == [filled(entries).total(way) for way in ("up", "down")]
+    assert [back.total(way) for way in ("up", "down")] == [
+        filled(entries).total(way) for way in ("up", "down")
+    ]
 
 
 def test_it_goes_on_after_coming_back(tmp_path):
@@ -67,11 +82,25 @@ def test_a_file_cut_short_is_a_sentence(tmp_path):
 
 def test_asking_writes_nothing():
     ledger = Ledger()
-    assert ledger.total("up") == 0 and ledger.total("down", 1, "nobody", "nothing") == 0 and not ledger.rows
+    assert (
+        ledger.total("up") == 0
+        and ledger.total("down", 1, "nobody", "nothing") == 0
+        and not ledger.rows
+    )
 
 
 def test_the_file_is_a_table_in_order(tmp_path):
-    filled([(2, "ada", "up", "train", 7), (1, "ben, jr", "down", "train", 5), (1, "ben, jr", "down", "train", 6)]).write(tmp_path / "l.csv")
+    filled(
+        [
+            (2, "ada", "up", "train", 7),
+            (1, "ben, jr", "down", "train", 5),
+            (1, "ben, jr", "down", "train", 6),
+        ]
+    ).write(tmp_path / "l.csv")
     with (tmp_path / "l.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows == [list(COLUMNS), ["1", "ben, jr", "down", "train", "2", "11"], ["2", "ada", "up", "train", "1", "7"]]
+    assert rows == [
+        list(COLUMNS),
+        ["1", "ben, jr", "down", "train", "2", "11"],
+        ["2", "ada", "up", "train", "1", "7"],
+    ]

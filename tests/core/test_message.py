@@ -12,7 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unalike
-from unalike.base.message import BLOCK, DEPTH, DTYPES, FRAME, MAGIC, MessageError, broken, copy, decode, encode, head, leaves, size, tail
+from unalike.base.message import (
+    BLOCK,
+    DEPTH,
+    DTYPES,
+    FRAME,
+    MAGIC,
+    MessageError,
+    broken,
+    copy,
+    decode,
+    encode,
+    head,
+    leaves,
+    size,
+    tail,
+)
 
 quick = settings(deadline=None, max_examples=150)
 
@@ -22,7 +37,9 @@ def tensors(draw):
     """Every dtype, 0 to 3 axes, lengths from 0, contiguous or not, NaN and infinity among the floats."""
     dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
-    numbers = draw(st.lists(st.integers(-128, 127), min_size=math.prod(shape), max_size=math.prod(shape)))
+    numbers = draw(
+        st.lists(st.integers(-128, 127), min_size=math.prod(shape), max_size=math.prod(shape))
+    )
     made = torch.tensor(numbers, dtype=torch.int16).reshape(shape).to(dtype)
     if dtype.is_floating_point and made.numel():
         made.view(-1)[0] = draw(st.sampled_from([0.5, math.nan, math.inf, -math.inf, -0.0]))
@@ -35,25 +52,37 @@ def tensors(draw):
 
 keys = st.text(max_size=6).filter(lambda key: not key.startswith("$"))
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-values = st.recursive(scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
-                      max_leaves=12)
+values = st.recursive(
+    scalars | tensors(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
 
 
 def same(a, b):
     """Equal in type and content; NaN equals NaN, and a tensor's bits count."""
     if isinstance(a, torch.Tensor):
-        bits = [t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8) for t in (a, b)]
+        bits = [
+            t.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+            for t in (a, b)
+        ]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
-        return isinstance(b, list) and len(a) == len(b) and all(same(*pair) for pair in zip(a, b, strict=True))
+        return (
+            isinstance(b, list)
+            and len(a) == len(b)
+            and all(same(*pair) for pair in zip(a, b, strict=True))
+        )
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def held(value):
     """(start, end) of the memory of every tensor."""
-    storages = [t.untyped_storage() for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()]
+    storages = [
+        t.untyped_storage() for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()
+    ]
     return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
 
@@ -61,7 +90,9 @@ def held(value):
 @given(values)
 def test_a_message_survives_the_journey(value):
     assert same(value, decode(encode(value)))
-    assert same(value, decode(bytes(encode(value)))) and same(value, decode(memoryview(encode(value))))
+    assert same(value, decode(bytes(encode(value)))) and same(
+        value, decode(memoryview(encode(value)))
+    )
 
 
 @quick
@@ -113,24 +144,31 @@ def test_the_limit_holds_both_ways():
     exact = size(value)
     assert same(decode(encode(value, exact), exact), value)
     data = encode(value)
-    for refuse in (lambda: encode(value, exact - 1), lambda: size(value, exact - 1), lambda: decode(data, exact - 1)):
+    for refuse in (
+        lambda: encode(value, exact - 1),
+        lambda: size(value, exact - 1),
+        lambda: decode(data, exact - 1),
+    ):
         with pytest.raises(MessageError, match=f"{exact:,} bytes, over the limit of {exact - 1:,}"):
             refuse()
 
 
-@pytest.mark.parametrize("value, names", [
-    ({"a": object()}, "a is a object"),
-    ({"a": [1, {2, 3}]}, "a/1 is a set"),
-    (b"bytes", "the message is a bytes"),
-    ({"f": print}, "f is a builtin_function"),
-    ({1: 2}, "key 1"),
-    ({"a": {"$": 0}}, r"a has the key '\$'"),
-    ({"$x": 0}, r"the message has the key '\$x'"),
-    ({"z": torch.zeros(2, dtype=torch.complex64)}, "z has dtype torch.complex64"),
-    (torch.zeros(2, dtype=torch.uint16), "the message has dtype torch.uint16"),
-    ({"s": torch.eye(3).to_sparse()}, "s is a sparse tensor"),
-    ({"n": 10**5000}, "n is a number of more than"),
-])
+@pytest.mark.parametrize(
+    "value, names",
+    [
+        ({"a": object()}, "a is a object"),
+        ({"a": [1, {2, 3}]}, "a/1 is a set"),
+        (b"bytes", "the message is a bytes"),
+        ({"f": print}, "f is a builtin_function"),
+        ({1: 2}, "key 1"),
+        ({"a": {"$": 0}}, r"a has the key '\$'"),
+        ({"$x": 0}, r"the message has the key '\$x'"),
+        ({"z": torch.zeros(2, dtype=torch.complex64)}, "z has dtype torch.complex64"),
+        (torch.zeros(2, dtype=torch.uint16), "the message has dtype torch.uint16"),
+        ({"s": torch.eye(3).to_sparse()}, "s is a sparse tensor"),
+        ({"n": 10**5000}, "n is a number of more than"),
+    ],
+)
 def test_what_cannot_travel_is_named_in_a_sentence(value, names):
     for door in (encode, size):
         with pytest.raises(MessageError, match=names) as caught:
@@ -158,7 +196,12 @@ def test_nesting_has_an_end():
 # bytes that are none
 
 
-SMALL = {"w": torch.arange(6.0).reshape(2, 3), "on": torch.tensor([True, False]), "name": "ada", "rows": [1, 2.5, None]}
+SMALL = {
+    "w": torch.arange(6.0).reshape(2, 3),
+    "on": torch.tensor([True, False]),
+    "name": "ada",
+    "rows": [1, 2.5, None],
+}
 
 
 def test_every_way_to_cut_it_short_is_refused():
@@ -172,7 +215,13 @@ def test_every_way_to_cut_it_short_is_refused():
 
 
 @settings(deadline=None, max_examples=500)
-@given(st.lists(st.tuples(st.integers(0, len(encode(SMALL)) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(encode(SMALL)) - 1), st.integers(1, 255)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_changed_bytes_are_refused_or_give_a_value(changes):
     data = encode(SMALL)
     for at, by in changes:
@@ -181,7 +230,13 @@ def test_changed_bytes_are_refused_or_give_a_value(changes):
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from(list(b'0123456789[]{}",:$-.eNtf\\'))), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 300), st.sampled_from(list(b'0123456789[]{}",:$-.eNtf\\'))),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_a_changed_header_is_refused_or_gives_a_value(changes):
     data = encode(SMALL)
     length = FRAME.unpack_from(data)[1]
@@ -209,14 +264,33 @@ def refused_or_sound(data):
 
 def with_header(header, tail=b"", numbers=()):
     header = header if isinstance(header, bytes) else json.dumps(header).encode()
-    start = FRAME.pack(MAGIC, len(header), len(numbers)) + header + b"".join(struct.pack("<q", n) for n in numbers)
+    start = (
+        FRAME.pack(MAGIC, len(header), len(numbers))
+        + header
+        + b"".join(struct.pack("<q", n) for n in numbers)
+    )
     return start + bytes(-len(start) % BLOCK) + tail
 
 
-@pytest.mark.parametrize("shape", [
-    [2**40], [2**20, 2**20, 2**20], [10**4000] * 16, [0, 2**70], [0, 2**62, 2**62], [2**62, 2**62, 0], [-1], [1.0], [True], ["2"], [None],
-    [[2]], [1] * 17, [0] * 100,
-])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [2**40],
+        [2**20, 2**20, 2**20],
+        [10**4000] * 16,
+        [0, 2**70],
+        [0, 2**62, 2**62],
+        [2**62, 2**62, 0],
+        [-1],
+        [1.0],
+        [True],
+        ["2"],
+        [None],
+        [[2]],
+        [1] * 17,
+        [0] * 100,
+    ],
+)
 def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
     for dtype in ("float64", "bool"):
         with pytest.raises(MessageError) as caught:
@@ -224,36 +298,42 @@ def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
         assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("header, says", [
-    ([], "exactly"),
-    ({"value": ""}, "exactly"),
-    ({"value": "", "tensors": [], "code": "x"}, "exactly"),
-    ({"value": "", "tensors": 3}, "exactly"),
-    ({"value": "", "tensors": [3]}, r"\[dtype, \*shape\]"),
-    ({"value": "", "tensors": [["float7", 1]]}, r"\[dtype, \*shape\]"),
-    ({"value": 1, "tensors": []}, "holds the number 1"),
-    ({"value": [0.5], "tensors": []}, "holds the number 0.5"),
-    ({"value": math.nan, "tensors": []}, "holds the number nan"),
-    ({"value": 0, "tensors": []}, "more than its 0 numbers"),
-    ({"value": {"$": 0}, "tensors": []}, "names tensor 0"),
-    ({"value": {"$": [0]}, "tensors": []}, "names tensor"),
-    ({"value": {"$": True}, "tensors": [["float32", 0]]}, "names tensor True"),
-    ({"value": [{"$": 0}, {"$": 0}], "tensors": [["float32", 0]]}, "once"),
-    ({"value": {"$": 0, "b": ""}, "tensors": [["float32", 0]]}, "other keys"),
-    ({"value": {"$b": ""}, "tensors": []}, r"\$b"),
-    ({"value": "", "tensors": [["float32", 0]]}, "once"),
-    (b'{"value": ' + b"[" * 100_000, "header cannot be read"),
-    (b'{"value": ' + b"[" * 50 + b"]" * 50 + b', "tensors": []}', "deeper"),
-    (b"\xff\xfe\x00", "header cannot be read"),
-    (b'{"value": ' + b"9" * 5000 + b', "tensors": []}', "header cannot be read"),
-])
+@pytest.mark.parametrize(
+    "header, says",
+    [
+        ([], "exactly"),
+        ({"value": ""}, "exactly"),
+        ({"value": "", "tensors": [], "code": "x"}, "exactly"),
+        ({"value": "", "tensors": 3}, "exactly"),
+        ({"value": "", "tensors": [3]}, r"\[dtype, \*shape\]"),
+        ({"value": "", "tensors": [["float7", 1]]}, r"\[dtype, \*shape\]"),
+        ({"value": 1, "tensors": []}, "holds the number 1"),
+        ({"value": [0.5], "tensors": []}, "holds the number 0.5"),
+        ({"value": math.nan, "tensors": []}, "holds the number nan"),
+        ({"value": 0, "tensors": []}, "more than its 0 numbers"),
+        ({"value": {"$": 0}, "tensors": []}, "names tensor 0"),
+        ({"value": {"$": [0]}, "tensors": []}, "names tensor"),
+        ({"value": {"$": True}, "tensors": [["float32", 0]]}, "names tensor True"),
+        ({"value": [{"$": 0}, {"$": 0}], "tensors": [["float32", 0]]}, "once"),
+        ({"value": {"$": 0, "b": ""}, "tensors": [["float32", 0]]}, "other keys"),
+        ({"value": {"$b": ""}, "tensors": []}, r"\$b"),
+        ({"value": "", "tensors": [["float32", 0]]}, "once"),
+        (b'{"value": ' + b"[" * 100_000, "header cannot be read"),
+        (b'{"value": ' + b"[" * 50 + b"]" * 50 + b', "tensors": []}', "deeper"),
+        (b"\xff\xfe\x00", "header cannot be read"),
+        (b'{"value": ' + b"9" * 5000 + b', "tensors": []}', "header cannot be read"),
+    ],
+)
 def test_a_header_that_lies_is_refused(header, says):
     with pytest.raises(MessageError, match=says):
         decode(with_header(header))
 
 
 def test_numbers_are_neither_missing_nor_left_over():
-    assert decode(with_header({"value": [0, {"a": 0}], "tensors": []}, numbers=[7, -1])) == [7, {"a": -1}]
+    assert decode(with_header({"value": [0, {"a": 0}], "tensors": []}, numbers=[7, -1])) == [
+        7,
+        {"a": -1},
+    ]
     with pytest.raises(MessageError, match="carries 2 numbers, and its header stands for fewer"):
         decode(with_header({"value": [0], "tensors": []}, numbers=[7, -1]))
     with pytest.raises(MessageError, match="cut short"):
@@ -268,7 +348,11 @@ def test_a_size_tells_nothing_of_the_numbers(a, b):
 
 def test_a_bool_is_zero_or_one():
     with pytest.raises(MessageError, match="bool"):
-        decode(with_header({"value": {"$": 0}, "tensors": [["bool", 2]]}, b"\x01\x02" + bytes(BLOCK - 2)))
+        decode(
+            with_header(
+                {"value": {"$": 0}, "tensors": [["bool", 2]]}, b"\x01\x02" + bytes(BLOCK - 2)
+            )
+        )
 
 
 def test_another_programs_bytes_are_named():
@@ -279,15 +363,25 @@ def test_another_programs_bytes_are_named():
 # what is not a number
 
 
-@pytest.mark.parametrize("value, path", [
-    ({"a": 1.0, "b": [torch.zeros(2), torch.tensor([1.0, math.nan])]}, "b.1"),
-    (math.inf, "the reply"),
-    ({"loss": -math.inf}, "loss"),
-    (torch.tensor(math.nan, dtype=torch.bfloat16), "the reply"),
-    ({"big": torch.full((4,), 3e38), "half": torch.full((4,), 6e4, dtype=torch.float16), "n": torch.tensor([2**62])}, None),
-    ({"empty": torch.zeros(0), "text": "nan", "none": None}, None),
-    ({"opposite": torch.tensor([math.inf, -math.inf])}, "opposite"),
-])
+@pytest.mark.parametrize(
+    "value, path",
+    [
+        ({"a": 1.0, "b": [torch.zeros(2), torch.tensor([1.0, math.nan])]}, "b.1"),
+        (math.inf, "the reply"),
+        ({"loss": -math.inf}, "loss"),
+        (torch.tensor(math.nan, dtype=torch.bfloat16), "the reply"),
+        (
+            {
+                "big": torch.full((4,), 3e38),
+                "half": torch.full((4,), 6e4, dtype=torch.float16),
+                "n": torch.tensor([2**62]),
+            },
+            None,
+        ),
+        ({"empty": torch.zeros(0), "text": "nan", "none": None}, None),
+        ({"opposite": torch.tensor([math.inf, -math.inf])}, "opposite"),
+    ],
+)
 def test_what_is_not_finite_is_found(value, path):
     assert broken(value) == path
 
@@ -303,13 +397,32 @@ def test_nothing_in_the_package_pickles():
     weights = Path("models", "efficientnet.py")
     for path in Path(unalike.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text())
-        safe = {id(call.func) for call in ast.walk(tree) if isinstance(call, ast.Call) and path.match(str(weights))
-                and any(k.arg == "weights_only" and isinstance(k.value, ast.Constant) and k.value.value is True for k in call.keywords)}
+        safe = {
+            id(call.func)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call)
+            and path.match(str(weights))
+            and any(
+                k.arg == "weights_only"
+                and isinstance(k.value, ast.Constant)
+                and k.value.value is True
+                for k in call.keywords
+            )
+        }
         for node in ast.walk(tree):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else names
-            assert not {n.split(".")[0] for n in names} & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}, path
+            assert not {n.split(".")[0] for n in names} & {
+                "pickle",
+                "cloudpickle",
+                "dill",
+                "joblib",
+                "shelve",
+                "marshal",
+            }, path
             if isinstance(node, ast.Attribute):
                 on = ast.unparse(node.value)
-                assert not (on == "torch" and node.attr in ("load", "save")) or (node.attr == "load" and id(node) in safe), path
+                assert not (on == "torch" and node.attr in ("load", "save")) or (
+                    node.attr == "load" and id(node) in safe
+                ), path
                 assert not (on.endswith("pipe") and node.attr in ("send", "recv")), path

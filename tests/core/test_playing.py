@@ -40,8 +40,13 @@ def recordings(monkeypatch):
         living.add(graph)
         now[0] = was
 
-    for name, fake in {"CUDAGraph": Recording, "graph": recording, "synchronize": lambda: None, "current_stream": lambda: now[0],
-                       "set_stream": lambda stream: now.__setitem__(0, stream)}.items():
+    for name, fake in {
+        "CUDAGraph": Recording,
+        "graph": recording,
+        "synchronize": lambda: None,
+        "current_stream": lambda: now[0],
+        "set_stream": lambda stream: now.__setitem__(0, stream),
+    }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device="cpu": zeros(*size))
@@ -57,11 +62,17 @@ def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
 
     with caplog.at_level("INFO"):
         assert captured(fails, memory()) is None and now == ["usual"]
-    assert "cannot be recorded" in caplog.text and "looks at values" in caplog.text and "more of it" not in caplog.text
+    assert (
+        "cannot be recorded" in caplog.text
+        and "looks at values" in caplog.text
+        and "more of it" not in caplog.text
+    )
     assert captured(lambda: "given", memory())[1] == "given" and now == ["usual"]
 
 
-@pytest.mark.parametrize("kind", [GraphedFunction, lambda function: GraphedForward(function, [leaf])])
+@pytest.mark.parametrize(
+    "kind", [GraphedFunction, lambda function: GraphedForward(function, [leaf])]
+)
 def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
     """A second run in the process can record after everything of the first is gone; and so can passes that were forgotten."""
     living = recordings[1]
@@ -70,5 +81,7 @@ def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
         first.kept["shapes"] = first._record([torch.ones(1)], tree_flatten([0])[1])
         assert first.kept["shapes"] is not None
         first.forget()
-    assert len(living) == (GraphedFunction.shared is not None), "what is forgotten gives its memory back, but for what all share"
+    assert len(living) == (GraphedFunction.shared is not None), (
+        "what is forgotten gives its memory back, but for what all share"
+    )
     assert kind(lambda x: x * leaf)._record([torch.ones(1)], tree_flatten([0])[1]) is not None

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import norm, normaltest
 
-from unalike import FedAvg, FedMuscle, Privacy, FederationConfig, sends
+from unalike import FedAvg, FederationConfig, FedMuscle, Privacy, sends
 from unalike.base.errors import UserError
 from unalike.base.randomness import stream
 from unalike.core.privacy import epsilon, noise_for, secret_normal
@@ -21,12 +21,22 @@ def seeded(*names):
 
 
 def far(one, other):
-    return math.sqrt(sum(float((one[name] - other[name]).double().square().sum()) for name in one if one[name].is_floating_point()))
+    return math.sqrt(
+        sum(
+            float((one[name] - other[name]).double().square().sum())
+            for name in one
+            if one[name].is_floating_point()
+        )
+    )
 
 
 def states():
     draw = stream(0, "states")
-    base = {"a": torch.randn(4, 3, generator=draw), "b": torch.randn(5, generator=draw), "seen": torch.tensor(3)}
+    base = {
+        "a": torch.randn(4, 3, generator=draw),
+        "b": torch.randn(5, generator=draw),
+        "seen": torch.tensor(3),
+    }
     return base, {"a": base["a"] + 3, "b": base["b"] - 1, "seen": torch.tensor(9)}
 
 
@@ -35,7 +45,9 @@ def test_update_is_clipped_as_one_vector_towards_what_was_received():
     sent = Privacy(noise=0, bound=0.5).parameters(new, base, seeded())
     assert far(sent, base) == pytest.approx(0.5, rel=1e-5)
     scale = 0.5 / far(new, base)
-    assert torch.allclose(sent["a"], base["a"] + 3 * scale) and torch.allclose(sent["b"], base["b"] - scale)
+    assert torch.allclose(sent["a"], base["a"] + 3 * scale) and torch.allclose(
+        sent["b"], base["b"] - scale
+    )
     assert sent["seen"] == 3, "whole numbers are not told"
 
 
@@ -63,14 +75,23 @@ def test_tensors_of_one_reply_get_different_noise_and_the_model_stays_as_it_was(
 
 def test_seeded_noise_repeats_by_its_name_and_secret_noise_never():
     size = torch.Size([1000])
-    assert torch.equal(seeded("a", 1)(size), seeded("a", 1)(size)) and not torch.equal(seeded("a", 1)(size), seeded("a", 2)(size))
-    assert not torch.equal(secret_normal(size), secret_normal(size)) and secret_normal(size).isfinite().all()
-    assert secret_normal(torch.Size([])).shape == () and secret_normal(torch.Size([0, 3])).shape == (0, 3)
+    assert torch.equal(seeded("a", 1)(size), seeded("a", 1)(size)) and not torch.equal(
+        seeded("a", 1)(size), seeded("a", 2)(size)
+    )
+    assert (
+        not torch.equal(secret_normal(size), secret_normal(size))
+        and secret_normal(size).isfinite().all()
+    )
+    assert secret_normal(torch.Size([])).shape == () and secret_normal(
+        torch.Size([0, 3])
+    ).shape == (0, 3)
 
 
 def test_each_row_is_clipped_and_no_longer_than_the_bound_after_the_noise():
     z = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    assert torch.allclose(Privacy(noise=0).rows(z, seeded()), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+    assert torch.allclose(
+        Privacy(noise=0).rows(z, seeded()), torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+    )
     assert (Privacy(noise=5).rows(z, seeded()).norm(dim=1) <= 1 + 1e-6).all()
 
 
@@ -83,15 +104,26 @@ def test_a_variance_never_becomes_negative():
 def test_what_is_not_declared_does_not_leave():
     reply = {"parameters": {"w": torch.ones(2)}, "samples": 7, "loss": 0.3, "more": torch.ones(3)}
     kinds = {"parameters": "parameters", "samples": "open"}
-    sent = Privacy(noise=0, bound=9).protect(reply, kinds, lambda sent: {"w": torch.zeros(2)}, seeded())
-    assert sent["samples"] == 7 and torch.equal(sent["parameters"]["w"], torch.ones(2)) and sent["loss"] is sent["more"] is None
-    assert Privacy(noise=0).protect(0.3, {}, dict, seeded()) is None and Privacy(noise=0).protect(torch.ones(3), {}, dict, seeded()) is None
+    sent = Privacy(noise=0, bound=9).protect(
+        reply, kinds, lambda sent: {"w": torch.zeros(2)}, seeded()
+    )
+    assert (
+        sent["samples"] == 7
+        and torch.equal(sent["parameters"]["w"], torch.ones(2))
+        and sent["loss"] is sent["more"] is None
+    )
+    assert (
+        Privacy(noise=0).protect(0.3, {}, dict, seeded()) is None
+        and Privacy(noise=0).protect(torch.ones(3), {}, dict, seeded()) is None
+    )
 
 
 # the accountant
 
+
 def gaussian(multiplier, delta):
     """Balle & Wang 2018, theorem 8, solved for epsilon."""
+
     def excess(e):
         a = 1 / (2 * multiplier)
         return norm.cdf(a - e * multiplier) - math.exp(e + norm.logcdf(-a - e * multiplier)) - delta
@@ -99,15 +131,21 @@ def gaussian(multiplier, delta):
     return brentq(excess, 0, 1e4)
 
 
-@pytest.mark.parametrize(("noise", "releases", "delta"), [(1.0, 1, 1e-5), (4.0, 1, 1e-6), (8.0, 20, 1e-5), (2.0, 7, 1e-3)])
+@pytest.mark.parametrize(
+    ("noise", "releases", "delta"),
+    [(1.0, 1, 1e-5), (4.0, 1, 1e-6), (8.0, 20, 1e-5), (2.0, 7, 1e-3)],
+)
 def test_epsilon_is_the_closed_form(noise, releases, delta):
     """Sensitivity is 2 bounds, so that a release has the multiplier noise / 2, and T of them noise / 2 / sqrt(T)."""
-    assert epsilon(noise, releases, delta) == pytest.approx(gaussian(noise / 2 / math.sqrt(releases), delta), rel=1e-6)
+    assert epsilon(noise, releases, delta) == pytest.approx(
+        gaussian(noise / 2 / math.sqrt(releases), delta), rel=1e-6
+    )
 
 
 def test_epsilon_is_what_composing_one_by_one_gives():
     import dp_accounting
     from dp_accounting import pld
+
     one_by_one = pld.PLDAccountant()
     one_by_one.compose(dp_accounting.GaussianDpEvent(3.0), 20)
     assert epsilon(6.0, 20, 1e-5) == pytest.approx(one_by_one.get_epsilon(1e-5), rel=1e-3)
@@ -133,6 +171,7 @@ def test_without_the_library_one_sentence(monkeypatch, toys, tmp_path):
 
 # the door
 
+
 def program(toys, **privacy):
     made = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
     made.privacy = Privacy(**privacy)
@@ -143,7 +182,10 @@ def test_what_is_sent_lies_around_what_was_received(toys):
     client = program(toys, noise=0, bound=0.01)
     given = {name: tensor + 1 for name, tensor in client.model.state_dict().items()}
     reply = client.perform("update", 1, 0, {"parameters": given})
-    assert far(reply["parameters"], given) == pytest.approx(0.01) and far(client.model.state_dict(), given) > 0.02
+    assert (
+        far(reply["parameters"], given) == pytest.approx(0.01)
+        and far(client.model.state_dict(), given) > 0.02
+    )
     assert reply["loss"] is None and reply["samples"] == 20
     assert client.perform("train", 1, 0, {}) is None
 
@@ -178,21 +220,38 @@ def test_first_weights_are_not_told_once_there_is_something_learnt(toys):
 
 
 def test_every_turn_has_its_own_noise(toys):
-    given = {name: tensor.clone() for name, tensor in program(toys, noise=1).model.state_dict().items()}
-    sent = [program(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"] for turn in (0, 0, 1)]
+    given = {
+        name: tensor.clone() for name, tensor in program(toys, noise=1).model.state_dict().items()
+    }
+    sent = [
+        program(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"]
+        for turn in (0, 0, 1)
+    ]
     assert far(sent[0], sent[1]) == 0 and far(sent[0], sent[2]) > 1
 
 
 def test_secret_noise_gives_another_end_every_time(toys, tmp_path):
     for i in range(2):
-        toys.execute(tmp_path / str(i), FedAvg(), toys.clients(), rounds=1, privacy=Privacy(noise=0.1, entropy="secret"))
+        toys.execute(
+            tmp_path / str(i),
+            FedAvg(),
+            toys.clients(),
+            rounds=1,
+            privacy=Privacy(noise=0.1, entropy="secret"),
+        )
     assert toys.apart(*(toys.states(tmp_path / str(i)) for i in range(2))) > 1e-3
 
 
 @pytest.mark.parametrize("operation", ["evaluate", "embed", "appraise"])
 def test_a_client_with_secret_noise_does_not_answer_what_noise_does_not_cover(operation, toys):
-    body = {"appraise": {"parameters": program(toys, noise=1).model.state_dict(), "common": False}}.get(operation, {})
-    answered = program(toys, noise=1).perform(operation, 1, 0, body) if operation != "embed" else {"of": "clients that cluster"}
+    body = {
+        "appraise": {"parameters": program(toys, noise=1).model.state_dict(), "common": False}
+    }.get(operation, {})
+    answered = (
+        program(toys, noise=1).perform(operation, 1, 0, body)
+        if operation != "embed"
+        else {"of": "clients that cluster"}
+    )
     assert answered, "noise from the seed is a simulation's: the server could take it off again"
     with pytest.raises(ValueError, match=f"{operation} tells of a client's data as they are"):
         program(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
@@ -204,27 +263,53 @@ def test_a_client_with_secret_noise_tells_the_size_of_its_model_but_no_hash(toys
     assert told["hash"] is None and told["parameters"] > 0
 
 
-@pytest.mark.parametrize("least, given, fits", [
-    ({"noise": 1}, None, False), ({"noise": 1}, {"noise": 0.9}, False), ({"noise": 1}, {"noise": 1}, True),
-    ({"noise": 1, "entropy": "secret"}, {"noise": 2}, False), ({"noise": 1, "entropy": "secret"}, {"noise": 2, "entropy": "secret"}, True)])
+@pytest.mark.parametrize(
+    "least, given, fits",
+    [
+        ({"noise": 1}, None, False),
+        ({"noise": 1}, {"noise": 0.9}, False),
+        ({"noise": 1}, {"noise": 1}, True),
+        ({"noise": 1, "entropy": "secret"}, {"noise": 2}, False),
+        ({"noise": 1, "entropy": "secret"}, {"noise": 2, "entropy": "secret"}, True),
+    ],
+)
 def test_a_client_takes_part_with_no_less_than_it_asks_for(least, given, fits, toys, tmp_path):
     some = [toys.client("a"), toys.client("b", privacy=Privacy(**least)), toys.client("c")]
-    run = lambda: toys.execute(tmp_path / "run", FedAvg(), some, rounds=1, privacy=given and Privacy(**given), alone=True)
+    run = lambda: toys.execute(
+        tmp_path / "run", FedAvg(), some, rounds=1, privacy=given and Privacy(**given), alone=True
+    )
     if fits:
         assert run()["clients"]["b"]["alone"] is None
     else:
-        with pytest.raises(UserError, match=r"clients.b   it takes part only with privacy: \{noise: 1"):
+        with pytest.raises(
+            UserError, match=r"clients.b   it takes part only with privacy: \{noise: 1"
+        ):
             run()
 
 
 def test_a_row_is_a_release(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", FedMuscle(peers=2, width=8, batch=8), toys.clients(), rounds=2, privacy=Privacy(noise=3))
-    assert results["privacy"]["releases"] == 2 * 24 and results["privacy"]["epsilon"] == epsilon(3, 48, 1e-5)
+    results = toys.execute(
+        tmp_path / "run",
+        FedMuscle(peers=2, width=8, batch=8),
+        toys.clients(),
+        rounds=2,
+        privacy=Privacy(noise=3),
+    )
+    assert results["privacy"]["releases"] == 2 * 24 and results["privacy"]["epsilon"] == epsilon(
+        3, 48, 1e-5
+    )
 
 
 def test_replies_that_come_too_late_were_sent_all_the_same(toys, tmp_path):
     there = [toys.client("a"), toys.client("b", speed=1e-3), toys.client("c")]
-    results = toys.execute(tmp_path / "run", FedAvg(), there, rounds=3, privacy=Privacy(noise=1), federation=FederationConfig(deadline=60.0))
+    results = toys.execute(
+        tmp_path / "run",
+        FedAvg(),
+        there,
+        rounds=3,
+        privacy=Privacy(noise=1),
+        federation=FederationConfig(deadline=60.0),
+    )
     late = [f for f in results["failures"] if f["client"] == "b" and f["operation"] == "update"]
     assert results["clients"]["b"]["privacy"]["releases"] == len(late) == 3
     assert results["clients"]["a"]["privacy"]["releases"] == 3
@@ -235,28 +320,54 @@ def test_a_kind_that_does_not_exist_is_told_to_its_author():
         sends(parameters="parametres")
 
 
-@pytest.mark.parametrize("how", [{"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}, {"safeguard": True}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{"exchange": "peers"}, {"exchange": "paper"}, {"sync": "epoch"}, {"safeguard": True}],
+    ids=str,
+)
 def test_every_exchange_of_representations_does_without_the_losses_of_clients(how, toys, tmp_path):
-    how, safeguard = {key: value for key, value in how.items() if key != "safeguard"}, "safeguard" in how
-    results = toys.execute(tmp_path / "run", FedMuscle(peers=2, width=8, batch=8, **how), toys.clients(), rounds=2,
-                           privacy=Privacy(noise=0.1), safeguard=safeguard)
+    how, safeguard = (
+        {key: value for key, value in how.items() if key != "safeguard"},
+        "safeguard" in how,
+    )
+    results = toys.execute(
+        tmp_path / "run",
+        FedMuscle(peers=2, width=8, batch=8, **how),
+        toys.clients(),
+        rounds=2,
+        privacy=Privacy(noise=0.1),
+        safeguard=safeguard,
+    )
     assert not results["failures"] and results["privacy"]["releases"] == 2 * 24
-    notes = [line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"note"' in line]
-    assert notes and all('"values": {}' in line for line in notes), "a loss that a client tells is made from its data"
+    notes = [
+        line
+        for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+        if '"note"' in line
+    ]
+    assert notes and all('"values": {}' in line for line in notes), (
+        "a loss that a client tells is made from its data"
+    )
     write(tmp_path / "run")
 
 
 @pytest.mark.parametrize("entropy, releases", [("seed", 3), ("secret", 4)])
 def test_what_is_said_again_with_fresh_noise_is_counted_again(toys, tmp_path, entropy, releases):
     """A round that was cut short and done again; noise from the seed comes again, and says nothing new."""
+
     class Stopped(BaseException):
         pass
 
     def stop(event, **facts):
-        if event == "round" and facts["round"] == 3:            # not saved yet
+        if event == "round" and facts["round"] == 3:  # not saved yet
             raise Stopped
 
-    run = lambda watch: toys.execute(tmp_path / "run", FedAvg(), toys.clients(), privacy=Privacy(noise=0.1, entropy=entropy), watch=watch)
+    run = lambda watch: toys.execute(
+        tmp_path / "run",
+        FedAvg(),
+        toys.clients(),
+        privacy=Privacy(noise=0.1, entropy=entropy),
+        watch=watch,
+    )
     with pytest.raises(Stopped):
         run(stop)
     assert run(lambda event, **facts: None)["privacy"]["releases"] == releases
@@ -267,10 +378,26 @@ def test_what_a_client_does_again_in_another_process_is_counted_again(toys, tmp_
 
     def dies(engine, *given):
         arrivals = receive(engine, *given)
-        if any(arrival.client == "b" and engine.host.programs["b"].round == 2 for arrival in arrivals) and not engine.repeated:
+        if (
+            any(
+                arrival.client == "b" and engine.host.programs["b"].round == 2
+                for arrival in arrivals
+            )
+            and not engine.repeated
+        ):
             engine.repeated = [("b", "update"), ("b", "describe")]
         return arrivals
 
     monkeypatch.setattr(LocalEngine, "receive", dies)
-    made = toys.execute(tmp_path / "run", FedAvg(), toys.clients(), rounds=2, privacy=Privacy(noise=0.1, entropy="secret"))
-    assert made["clients"]["a"]["privacy"]["releases"] == 2 < made["clients"]["b"]["privacy"]["releases"]
+    made = toys.execute(
+        tmp_path / "run",
+        FedAvg(),
+        toys.clients(),
+        rounds=2,
+        privacy=Privacy(noise=0.1, entropy="secret"),
+    )
+    assert (
+        made["clients"]["a"]["privacy"]["releases"]
+        == 2
+        < made["clients"]["b"]["privacy"]["releases"]
+    )

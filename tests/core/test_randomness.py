@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from unalike.base.randomness import number, scope, stream
 
-names = st.lists(st.integers(-5, 5) | st.text(st.characters(codec="utf-8", exclude_characters="\x1f"), max_size=4), max_size=4)
+names = st.lists(
+    st.integers(-5, 5)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\x1f"), max_size=4),
+    max_size=4,
+)
 
 
 def draw(*path):
@@ -24,8 +28,20 @@ def test_the_same_names_give_the_same_draws_wherever_they_are_made():
 
 
 def test_other_names_give_other_draws():
-    paths = [(0,), (1,), (0, "peers"), (0, "peers", 1), (0, "peers", "1"), (0, 1, "peers"), (0, "peer", "s1"), (0, "peers1"),
-             (0, "peers", 11), (0, "peers", 1, 1), (0, "peers", -1), ("0", "peers")]
+    paths = [
+        (0,),
+        (1,),
+        (0, "peers"),
+        (0, "peers", 1),
+        (0, "peers", "1"),
+        (0, 1, "peers"),
+        (0, "peer", "s1"),
+        (0, "peers1"),
+        (0, "peers", 11),
+        (0, "peers", 1, 1),
+        (0, "peers", -1),
+        ("0", "peers"),
+    ]
     assert len({number(*path) for path in paths}) == len(paths)
     assert not any(torch.equal(draw(*a), draw(*b)) for a, b in combinations(paths, 2))
 
@@ -33,7 +49,9 @@ def test_other_names_give_other_draws():
 @settings(deadline=None, max_examples=200)
 @given(names, names)
 def test_numbers_agree_exactly_where_paths_do(a, b):
-    assert (number(0, *a) == number(0, *b)) == ([(type(n), n) for n in a] == [(type(n), n) for n in b])
+    assert (number(0, *a) == number(0, *b)) == (
+        [(type(n), n) for n in a] == [(type(n), n) for n in b]
+    )
     assert 0 <= number(0, *a) < 2**63
 
 

@@ -10,7 +10,12 @@ import unalike
 
 ROOT = Path(unalike.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-NAMES = {path: ".".join(("unalike", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__") for path in FILES}
+NAMES = {
+    path: ".".join(("unalike", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    )
+    for path in FILES
+}
 
 
 def imports(path):
@@ -27,7 +32,11 @@ def imports(path):
             base = inside.rsplit(".", node.level)[0] if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
             found.add(module)
-            found.update(f"{module}.{alias.name}" for alias in node.names if f"{module}.{alias.name}" in NAMES.values())
+            found.update(
+                f"{module}.{alias.name}"
+                for alias in node.names
+                if f"{module}.{alias.name}" in NAMES.values()
+            )
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -36,7 +45,9 @@ def imports(path):
 
 
 def ours(path):
-    return {module.removeprefix("unalike.") for module in imports(path) if module.startswith("unalike")}
+    return {
+        module.removeprefix("unalike.") for module in imports(path) if module.startswith("unalike")
+    }
 
 
 def room(module):
@@ -63,21 +74,95 @@ MAY = {
     "engine": {"client", "message"},
     "replay": {"engine", "errors"},
     "forms": {"message"},
-    "federation": {"client", "data", "engine", "forms", "terms", "ledger", "message", "randomness", "replay", "training"},
+    "federation": {
+        "client",
+        "data",
+        "engine",
+        "forms",
+        "terms",
+        "ledger",
+        "message",
+        "randomness",
+        "replay",
+        "training",
+    },
     "safeguard": {"randomness", "training"},
     "privacy": {"errors", "message", "randomness", "settings"},
     "operations": {"ledger", "privacy"},
     "clusters": {"client", "data", "federation", "models", "randomness", "tasks"},
-    "algorithm": {"operations", "client", "clusters", "data", "forms", "ledger", "message", "models", "privacy", "randomness", "safeguard",
-                  "tasks", "training"},
-    "alike": {"algorithm", "averaging", "federation", "message", "operations", "safeguard", "tasks"},
-    "averaging": {"operations", "algorithm", "clusters", "federation", "forms", "message", "client", "randomness", "tasks", "training"},
-    "prompting": {"operations", "algorithm", "averaging", "client", "data", "federation", "forms", "message", "models", "training"},
-    "unlabelled": {"operations", "algorithm", "data", "federation", "forms", "randomness", "tasks", "training"},
+    "algorithm": {
+        "operations",
+        "client",
+        "clusters",
+        "data",
+        "forms",
+        "ledger",
+        "message",
+        "models",
+        "privacy",
+        "randomness",
+        "safeguard",
+        "tasks",
+        "training",
+    },
+    "alike": {
+        "algorithm",
+        "averaging",
+        "federation",
+        "message",
+        "operations",
+        "safeguard",
+        "tasks",
+    },
+    "averaging": {
+        "operations",
+        "algorithm",
+        "clusters",
+        "federation",
+        "forms",
+        "message",
+        "client",
+        "randomness",
+        "tasks",
+        "training",
+    },
+    "prompting": {
+        "operations",
+        "algorithm",
+        "averaging",
+        "client",
+        "data",
+        "federation",
+        "forms",
+        "message",
+        "models",
+        "training",
+    },
+    "unlabelled": {
+        "operations",
+        "algorithm",
+        "data",
+        "federation",
+        "forms",
+        "randomness",
+        "tasks",
+        "training",
+    },
     "joint": {"federation", "forms", "operations", "unlabelled"},
     "opinions": {"federation", "message", "operations", "safeguard", "tasks", "unlabelled"},
-    "narrowing": {"operations", "algorithm", "forms", "averaging", "client", "errors", "federation", "message", "models", "randomness",
-                  "training"},
+    "narrowing": {
+        "operations",
+        "algorithm",
+        "forms",
+        "averaging",
+        "client",
+        "errors",
+        "federation",
+        "message",
+        "models",
+        "randomness",
+        "training",
+    },
     "engines": {"engines", "forms", "client", "engine", "errors", "message", "randomness"},
     "report": {"report"},
 }
@@ -88,19 +173,31 @@ def test_imports_point_one_way(path):
     here = room(NAMES[path].removeprefix("unalike."))
     if here in MAY:
         known = {room(module) for module in ours(path)} - {"unalike"}
-        assert known <= MAY[here], f"{NAMES[path]} may know {sorted(MAY[here])}, imports {sorted(known - MAY[here])}"
+        assert known <= MAY[here], (
+            f"{NAMES[path]} may know {sorted(MAY[here])}, imports {sorted(known - MAY[here])}"
+        )
 
 
 def test_methods_know_no_engine_run_or_scenario():
     for path in (ROOT / "algorithms").glob("*.py"):
-        assert not {room(m) for m in ours(path)} & {"engines", "runs", "scenarios", "cli", "report", "benches"}, path
+        assert not {room(m) for m in ours(path)} & {
+            "engines",
+            "runs",
+            "scenarios",
+            "cli",
+            "report",
+            "benches",
+        }, path
 
 
 def test_nobody_but_lists_names_a_method():
     """A method is one file and one line: elsewhere only local training, the reference, is known by name."""
     for path in FILES:
         named = {m for m in ours(path) if m.startswith("algorithms.")} - {"algorithms.local"}
-        assert not named or room(NAMES[path].removeprefix("unalike.")) in ("algorithms", "benches"), f"{path} names {named}"
+        assert not named or room(NAMES[path].removeprefix("unalike.")) in (
+            "algorithms",
+            "benches",
+        ), f"{path} names {named}"
 
 
 def test_losses_and_matching_import_only_torch_and_solvers():
@@ -119,5 +216,9 @@ def test_the_report_reads_folders_and_imports_nothing_heavy():
 def test_every_file_opens_with_what_it_is_and_can_be_read_in_one_go(path):
     text = path.read_text()
     said = ast.get_docstring(ast.parse(text))
-    assert said and said.split("\n")[0].strip().endswith((".", ":", ",", ";")) and len(said) > 15, f"{path} does not open with a sentence"
-    assert len(text.splitlines()) <= 400, f"{path} has {len(text.splitlines())} lines: split it by topic"
+    assert said and said.split("\n")[0].strip().endswith((".", ":", ",", ";")) and len(said) > 15, (
+        f"{path} does not open with a sentence"
+    )
+    assert len(text.splitlines()) <= 400, (
+        f"{path} has {len(text.splitlines())} lines: split it by topic"
+    )

@@ -7,7 +7,7 @@ import torch
 
 from unalike.algorithms import Local
 from unalike.base import message
-from unalike.core.safeguard import folds, build_fold_replicas
+from unalike.core.safeguard import build_fold_replicas, folds
 from unalike.core.safeguard import safeguard as decide
 from unalike.data.samples import Samples
 from unalike.training.loop import build_optimizer, step
@@ -33,6 +33,7 @@ def safeguard(program):
 @pytest.fixture
 def guarded(toys):
     """A client's side with its shadows, and a test set under seal."""
+
     def made(rows=12, model="mlp", **fields):
         client = toys.client("a", rows=rows, model=getattr(toys, model), test=Sealed(), **fields)
         program = Local.Program(client, Local(), toys.training(rounds=4), 0)
@@ -59,7 +60,9 @@ def destroy(*programs):
 
 
 def same(state, other):
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+    return state.keys() == other.keys() and all(
+        torch.equal(state[name], other[name]) for name in state
+    )
 
 
 def equal(program, other):
@@ -148,7 +151,9 @@ def test_each_label_is_held_back_once(guarded):
         assert torch.equal(seen, x[rest])
 
 
-@pytest.mark.parametrize("rows, model", [(1, "mlp"), (2, "noisy"), (3, "noisy"), (4, "noisy"), (5, "mlp"), (9, "noisy")])
+@pytest.mark.parametrize(
+    "rows, model", [(1, "mlp"), (2, "noisy"), (3, "noisy"), (4, "noisy"), (5, "mlp"), (9, "noisy")]
+)
 def test_any_number_of_labels(rows, model, guarded):
     """The verdict can be sent: it is finite. Where there is nothing to judge by, alone is kept."""
     program = guarded(rows, model)

@@ -24,7 +24,10 @@ def voc2007(root):
     home = root / "VOCdevkit" / "VOC2007"
     for part, names in (("trainval", ("000005", "000007")), ("test", ("000001",))):
         for kind, marks in (("cat", (" 1", "-1")), ("dog", (" 0", " 1"))):
-            text(home / "ImageSets" / "Main" / f"{kind}_{part}.txt", *(f"{name} {mark}" for name, mark in zip(names, marks)))
+            text(
+                home / "ImageSets" / "Main" / f"{kind}_{part}.txt",
+                *(f"{name} {mark}" for name, mark in zip(names, marks)),
+            )
         for name in names:
             image(home / "JPEGImages" / f"{name}.jpg", 10 * int(name))
     return home / "JPEGImages" / "000001.jpg", ("cat", "dog"), [[1, -1], [0, 1]], 50
@@ -36,7 +39,10 @@ def coco2014(root):
     for part, ids in (("train2014", (5, 6)), ("val2014", (7,))):
         files = [{"id": i, "file_name": f"COCO_{part}_{i:012d}.jpg"} for i in ids]
         things = [{"image_id": ids[0], "category_id": 9}, {"image_id": ids[0], "category_id": 9}]
-        text(home / "annotations" / f"instances_{part}.json", json.dumps({"categories": kinds, "images": files, "annotations": things}))
+        text(
+            home / "annotations" / f"instances_{part}.json",
+            json.dumps({"categories": kinds, "images": files, "annotations": things}),
+        )
         for file in files:
             image(home / part / file["file_name"], 10 * file["id"])
     return home / "val2014" / "COCO_val2014_000000000007.jpg", ("cat", "dog"), [[0, 1], [0, 0]], 50
@@ -44,10 +50,16 @@ def coco2014(root):
 
 def nuswide_images(root):
     home = root / "NUSWIDE"
-    for part, names in (("Train", ("actor\\0001.jpg", "zoo\\0002.jpg")), ("Test", ("actor\\0003.jpg",))):
+    for part, names in (
+        ("Train", ("actor\\0001.jpg", "zoo\\0002.jpg")),
+        ("Test", ("actor\\0003.jpg",)),
+    ):
         text(home / "ImageList" / f"{part}Imagelist.txt", *names)
         for kind, marks in (("cat", "10"), ("dog", "11")):
-            text(home / "Groundtruth" / "TrainTestLabels" / f"Labels_{kind}_{part}.txt", *marks[:len(names)])
+            text(
+                home / "Groundtruth" / "TrainTestLabels" / f"Labels_{kind}_{part}.txt",
+                *marks[: len(names)],
+            )
         for name in names:
             image(home / "Flickr" / name.replace("\\", "/"), 50 * int(name[-5]))
     return home / "Flickr" / "actor" / "0003.jpg", ("cat", "dog"), [[1, 1], [0, 1]], 50
@@ -65,10 +77,19 @@ def multiscene(root):
 def mlrsnet(root):
     home = root / "MLRSNet"
     for i, kind in enumerate(("airport", "wetland")):
-        text(home / "Labels" / f"{kind}.csv", "image,airplane,water", *(f"{kind}_{j}.jpg,{1 - i},{i}" for j in range(1, 6)))
+        text(
+            home / "Labels" / f"{kind}.csv",
+            "image,airplane,water",
+            *(f"{kind}_{j}.jpg,{1 - i},{i}" for j in range(1, 6)),
+        )
         for j in range(1, 6):
             image(home / "Images" / kind / f"{kind}_{j}.jpg", 50)
-    return home / "Images" / "airport" / "airport_1.jpg", ("airplane", "water"), [[1, 0]] * 4 + [[0, 1]] * 4, 50
+    return (
+        home / "Images" / "airport" / "airport_1.jpg",
+        ("airplane", "water"),
+        [[1, 0]] * 4 + [[0, 1]] * 4,
+        50,
+    )
 
 
 SETS = {made.__name__: made for made in (voc2007, coco2014, nuswide_images, multiscene, mlrsnet)}
@@ -78,11 +99,19 @@ SETS = {made.__name__: made for made in (voc2007, coco2014, nuswide_images, mult
 def test_published_folders_are_read(name, tmp_path, caplog):
     file, classes, labels, shade = SETS[name](tmp_path)
     table = load_dataset(name, str(tmp_path), size=8)
-    assert table.x.shape[1:] == (3, 8, 8) and table.x.dtype == torch.uint8 and table.tasks["objects"].labels == classes
-    assert table.targets["objects"][table.train].tolist() == labels and len(table) > len(table.train)
-    assert abs(int(table.x[table.train[0], 0, 0, 0]) - shade) < 4           # the image belongs to its labels
+    assert (
+        table.x.shape[1:] == (3, 8, 8)
+        and table.x.dtype == torch.uint8
+        and table.tasks["objects"].labels == classes
+    )
+    assert table.targets["objects"][table.train].tolist() == labels and len(table) > len(
+        table.train
+    )
+    assert abs(int(table.x[table.train[0], 0, 0, 0]) - shade) < 4  # the image belongs to its labels
     file.write_bytes(b"no image")
-    with pytest.raises(ValueError, match=rf"1 of \d+ images cannot be used: {file.name} is no image"):
+    with pytest.raises(
+        ValueError, match=rf"1 of \d+ images cannot be used: {file.name} is no image"
+    ):
         load_dataset(name, str(tmp_path), size=8)
     file.unlink()
     assert len(load_dataset(name, str(tmp_path), size=8, broken="skip")) == len(table) - 1
@@ -91,14 +120,18 @@ def test_published_folders_are_read(name, tmp_path, caplog):
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_missing_folder_is_told(name, tmp_path):
-    with pytest.raises(ValueError, match=rf"{name} needs a folder .* not found in .* get it from http"):
+    with pytest.raises(
+        ValueError, match=rf"{name} needs a folder .* not found in .* get it from http"
+    ):
         load_dataset(name, str(tmp_path))
 
 
 def test_labels_that_do_not_fit_are_told(tmp_path):
     multiscene(tmp_path)
     text(tmp_path / "MultiScene-Clean" / "Tra.csv", "image,apron,beach", "1.jpg,1")
-    with pytest.raises(ValueError, match=r"Tra.csv, line 2: an image and 2 marks of 0 or 1, got '1.jpg,1'"):
+    with pytest.raises(
+        ValueError, match=r"Tra.csv, line 2: an image and 2 marks of 0 or 1, got '1.jpg,1'"
+    ):
         load_dataset("multiscene", str(tmp_path))
     nuswide_images(tmp_path)
     text(tmp_path / "NUSWIDE" / "Groundtruth" / "TrainTestLabels" / "Labels_cat_Train.txt", "1")
@@ -110,16 +143,48 @@ def test_labels_that_do_not_fit_are_told(tmp_path):
         load_dataset("coco2014", str(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "file", "held", "said"), [
-    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"000001 2\n", "each line is an image and 1, 0 or -1, got '000001 2'"),
-    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"000001\n", "each line is an image and 1, 0 or -1, got '000001'"),
-    ("voc2007", "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt", b"\xff\xfe", r"cannot be read \(it is no text\)"),
-    ("coco2014", "coco/annotations/instances_val2014.json", b'{"categories": [{"id": 9, "name": "dog"}], "images": [], "annotations": []}',
-     "val2014.json has other categories than the file before it"),
-    ("nuswide_images", "NUSWIDE/Groundtruth/TrainTestLabels/Labels_cat_Train.txt", b"1\nx\n", "each line is 0 or 1, got 'x'"),
-    ("multiscene", "MultiScene-Clean/Tra.csv", b"", "Tra.csv is no table of image,label"),
-    ("mlrsnet", "MLRSNet/Labels/airport.csv", b"\xff\xfe", "airport.csv is no table of image,label"),
-])
+@pytest.mark.parametrize(
+    ("name", "file", "held", "said"),
+    [
+        (
+            "voc2007",
+            "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt",
+            b"000001 2\n",
+            "each line is an image and 1, 0 or -1, got '000001 2'",
+        ),
+        (
+            "voc2007",
+            "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt",
+            b"000001\n",
+            "each line is an image and 1, 0 or -1, got '000001'",
+        ),
+        (
+            "voc2007",
+            "VOCdevkit/VOC2007/ImageSets/Main/dog_test.txt",
+            b"\xff\xfe",
+            r"cannot be read \(it is no text\)",
+        ),
+        (
+            "coco2014",
+            "coco/annotations/instances_val2014.json",
+            b'{"categories": [{"id": 9, "name": "dog"}], "images": [], "annotations": []}',
+            "val2014.json has other categories than the file before it",
+        ),
+        (
+            "nuswide_images",
+            "NUSWIDE/Groundtruth/TrainTestLabels/Labels_cat_Train.txt",
+            b"1\nx\n",
+            "each line is 0 or 1, got 'x'",
+        ),
+        ("multiscene", "MultiScene-Clean/Tra.csv", b"", "Tra.csv is no table of image,label"),
+        (
+            "mlrsnet",
+            "MLRSNet/Labels/airport.csv",
+            b"\xff\xfe",
+            "airport.csv is no table of image,label",
+        ),
+    ],
+)
 def test_files_that_are_not_as_published_are_named(name, file, held, said, tmp_path):
     SETS[name](tmp_path)
     (tmp_path / file).write_bytes(held)

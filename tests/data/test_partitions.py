@@ -6,7 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unalike.data.partitions import PARTITIONS, apart, by_cluster, dirichlet, iid, multilabel_dirichlet, numpy_draws, proportions, shards
+from unalike.data.partitions import (
+    PARTITIONS,
+    apart,
+    by_cluster,
+    dirichlet,
+    iid,
+    multilabel_dirichlet,
+    numpy_draws,
+    proportions,
+    shards,
+)
 
 CALLS = {
     "iid": lambda n, clients, g: iid(n, clients, g),
@@ -14,7 +24,9 @@ CALLS = {
     "shards": lambda n, clients, g: shards(torch.arange(n) % 7, clients, 2, g),
     "apart": lambda n, clients, g: apart(torch.arange(n) % 3, clients, g),
     "multilabel_dirichlet": lambda n, clients, g: multilabel_dirichlet(bits(n), clients, 0.3, g),
-    "by_cluster": lambda n, clients, g: by_cluster(torch.rand(n, 3, generator=seeded(5)), clients, g),
+    "by_cluster": lambda n, clients, g: by_cluster(
+        torch.rand(n, 3, generator=seeded(5)), clients, g
+    ),
 }
 
 
@@ -72,7 +84,9 @@ def test_large_alpha_is_near_iid_and_small_alpha_is_skewed(share):
     even = histograms(y, share(y, 5, 1e6, seeded(0)))
     skewed = histograms(y, share(y, 5, 0.02, seeded(0)))
     assert (even - 0.2).abs().max() < 0.02
-    assert skewed.max(0).values.mean() > (0.8 if share is dirichlet else 0.6)  # one client holds most of a class
+    assert skewed.max(0).values.mean() > (
+        0.8 if share is dirichlet else 0.6
+    )  # one client holds most of a class
     assert (skewed.max(0).values > even.max(0).values).all()
 
 
@@ -119,7 +133,7 @@ def test_labels_are_withheld_from_clients():
 def test_rows_that_fit_nowhere_go_where_least_is_withheld(caplog):
     caplog.set_level("INFO")
     y = torch.zeros(200, 4)
-    y[:, 0] = y[:20, 1] = 1      # the first 20 carry both
+    y[:, 0] = y[:20, 1] = 1  # the first 20 carry both
     y[20:40, 2] = y[40:60, 3] = 1
     parts = multilabel_dirichlet(y, 2, 1.0, seeded(3), missing=2)
     assert complete(parts, 200) and "no client might hold together" in caplog.text
@@ -135,20 +149,35 @@ def test_clusters_are_found():
     assert all(len(truth[part].unique()) == 1 and len(part) == 30 for part in parts)
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda g: iid(3, 5, g), "3 rows cannot give 5 clients"),
-    (lambda g: iid(3, 0, g), "clients must be 1 or more"),
-    (lambda g: iid(10, [3, 3], g), "sum to that, got"),
-    (lambda g: dirichlet(torch.arange(9), 2, 0.0, g), "alpha must be above 0 and finite, got 0.0"),
-    (lambda g: dirichlet(torch.arange(9), 2, float("inf"), g), "got inf"),
-    (lambda g: dirichlet(torch.rand(9), 2, 1.0, g), "whole-number label"),
-    (lambda g: dirichlet(torch.arange(9), 5, 1.0, g, minimum=2), "9 rows cannot give 5 clients at least 2"),
-    (lambda g: shards(torch.arange(9), 5, 2, g), "9 rows cannot give 5 clients at least 2"),
-    (lambda g: multilabel_dirichlet(torch.arange(9), 2, 1.0, g), r"\(n, labels\), got \(9,\)"),
-    (lambda g: multilabel_dirichlet(bits(9), 2, 1.0, g, missing=5), "fewer than the 5 there are, got 5"),
-    (lambda g: by_cluster(torch.zeros(9), 2, g), r"\(n, width\), got \(9,\)"),
-    (lambda g: by_cluster(torch.zeros(9, 2), 2, g), "1 distinct rows are too few for 2 clients"),
-])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda g: iid(3, 5, g), "3 rows cannot give 5 clients"),
+        (lambda g: iid(3, 0, g), "clients must be 1 or more"),
+        (lambda g: iid(10, [3, 3], g), "sum to that, got"),
+        (
+            lambda g: dirichlet(torch.arange(9), 2, 0.0, g),
+            "alpha must be above 0 and finite, got 0.0",
+        ),
+        (lambda g: dirichlet(torch.arange(9), 2, float("inf"), g), "got inf"),
+        (lambda g: dirichlet(torch.rand(9), 2, 1.0, g), "whole-number label"),
+        (
+            lambda g: dirichlet(torch.arange(9), 5, 1.0, g, minimum=2),
+            "9 rows cannot give 5 clients at least 2",
+        ),
+        (lambda g: shards(torch.arange(9), 5, 2, g), "9 rows cannot give 5 clients at least 2"),
+        (lambda g: multilabel_dirichlet(torch.arange(9), 2, 1.0, g), r"\(n, labels\), got \(9,\)"),
+        (
+            lambda g: multilabel_dirichlet(bits(9), 2, 1.0, g, missing=5),
+            "fewer than the 5 there are, got 5",
+        ),
+        (lambda g: by_cluster(torch.zeros(9), 2, g), r"\(n, width\), got \(9,\)"),
+        (
+            lambda g: by_cluster(torch.zeros(9, 2), 2, g),
+            "1 distinct rows are too few for 2 clients",
+        ),
+    ],
+)
 def test_what_cannot_be_shared_is_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call(seeded(0))

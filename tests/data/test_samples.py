@@ -30,7 +30,9 @@ class Stream(IterableDataset):
         return iter(())
 
 
-@pytest.mark.parametrize("held", [samples((X, Y)), samples(TensorDataset(X, Y)), samples(Stored(X, Y))])
+@pytest.mark.parametrize(
+    "held", [samples((X, Y)), samples(TensorDataset(X, Y)), samples(Stored(X, Y))]
+)
 def test_rows_views_and_shape_agree(held):
     assert len(held) == 10 and held.shape == (4,) and samples(held) is held
     x, y = held.rows(PICK)
@@ -74,10 +76,21 @@ def test_a_subset_of_tensors_stays_in_memory():
 def test_fingerprints_tell_data_apart():
     changed = X.clone()
     changed[9, 3] += 1
-    prints = [fingerprint(samples(data)) for data in (
-        (X, Y), (X, None), (changed, Y), (X, Y.flip(0)), (X.double(), Y), (X.reshape(10, 2, 2), Y), (X[:9], Y[:9]),
-        ({"a": X}, Y), ({"b": X}, Y), (torch.zeros(0, 4), None),
-    )]
+    prints = [
+        fingerprint(samples(data))
+        for data in (
+            (X, Y),
+            (X, None),
+            (changed, Y),
+            (X, Y.flip(0)),
+            (X.double(), Y),
+            (X.reshape(10, 2, 2), Y),
+            (X[:9], Y[:9]),
+            ({"a": X}, Y),
+            ({"b": X}, Y),
+            (torch.zeros(0, 4), None),
+        )
+    ]
     assert len(set(prints)) == len(prints)
     assert all(re.fullmatch("[0-9a-f]{16}", print) for print in prints)
 
@@ -99,21 +112,33 @@ def test_a_fingerprint_on_demand_reads_64_rows():
     assert fingerprint(samples(Stored(torch.arange(501)))) != fingerprint(samples(stored))
 
 
-@pytest.mark.parametrize(("data", "said"), [
-    ("digits", "got str"),
-    (X, "got Tensor"),
-    ((X, Y, Y), "got tuple of 3"),
-    (TensorDataset(X, Y, Y), "got tuple of 3"),
-    ((X, Y[:3]), "same number of rows, got .*'x': 10, 'y': 3"),
-    ((X.numpy(), Y), "got ndarray for x"),
-    (({}, None), "no modality"),
-    (({"left": X, "right": X[:3]}, Y), "same number of rows, got .*'left': 10, 'right': 3"),
-    (({"left": X, "right?": Y > 0}, Y), r'"right\?" says which samples have modality "right", which must be there'),
-    (({"left": X, "left?": torch.ones(10)}, Y), r"truth value \(torch.bool\) a sample, got torch.float32"),
-    (({"left": X, "left?": Y > 1}, Y), "2 of 10 samples have no modality at all, the first is row 0"),
-    ((torch.tensor(1.0), None), "without rows"),
-    (Stream(), "Stream has not"),
-])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("digits", "got str"),
+        (X, "got Tensor"),
+        ((X, Y, Y), "got tuple of 3"),
+        (TensorDataset(X, Y, Y), "got tuple of 3"),
+        ((X, Y[:3]), "same number of rows, got .*'x': 10, 'y': 3"),
+        ((X.numpy(), Y), "got ndarray for x"),
+        (({}, None), "no modality"),
+        (({"left": X, "right": X[:3]}, Y), "same number of rows, got .*'left': 10, 'right': 3"),
+        (
+            ({"left": X, "right?": Y > 0}, Y),
+            r'"right\?" says which samples have modality "right", which must be there',
+        ),
+        (
+            ({"left": X, "left?": torch.ones(10)}, Y),
+            r"truth value \(torch.bool\) a sample, got torch.float32",
+        ),
+        (
+            ({"left": X, "left?": Y > 1}, Y),
+            "2 of 10 samples have no modality at all, the first is row 0",
+        ),
+        ((torch.tensor(1.0), None), "without rows"),
+        (Stream(), "Stream has not"),
+    ],
+)
 def test_what_is_not_data_is_refused(data, said):
     with pytest.raises(ValueError, match=said):
         samples(data)
@@ -128,24 +153,41 @@ def test_a_dataset_of_triples_or_no_rows_is_refused():
 
 def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
     """Bytes stay bytes; those of the largest set are as they were, and a smaller picture of one brightness stays of that brightness."""
-    large, small = torch.randint(256, (4, 3, 8, 6), dtype=torch.uint8), torch.full((3, 3, 4, 6), 77, dtype=torch.uint8)
-    made = joined({"large": Tensors(large, torch.arange(4), torch.tensor([2, 0])), "small": Tensors(small)})
+    large, small = (
+        torch.randint(256, (4, 3, 8, 6), dtype=torch.uint8),
+        torch.full((3, 3, 4, 6), 77, dtype=torch.uint8),
+    )
+    made = joined(
+        {"large": Tensors(large, torch.arange(4), torch.tensor([2, 0])), "small": Tensors(small)}
+    )
     x, y = made.rows(torch.arange(5))
     assert y is None and x.dtype == torch.uint8 and made.shape == (3, 8, 6)
     assert torch.equal(x[:2], large[[2, 0]]) and (x[2:] == 77).all()
-    rows = joined({"a": Tensors(torch.zeros(2, 5)), "b": Tensors(torch.ones(1, 5))}).rows(torch.arange(3))[0]
+    rows = joined({"a": Tensors(torch.zeros(2, 5)), "b": Tensors(torch.ones(1, 5))}).rows(
+        torch.arange(3)
+    )[0]
     assert rows.sum(1).tolist() == [0, 0, 5]
     ramp = torch.arange(4.0).reshape(1, 1, 1, 4).expand(1, 1, 4, 4)
-    stretched = joined({"a": Tensors(torch.zeros(1, 1, 8, 8)), "b": Tensors(ramp)}).rows(torch.tensor([1]))[0][0, 0]
+    stretched = joined({"a": Tensors(torch.zeros(1, 1, 8, 8)), "b": Tensors(ramp)}).rows(
+        torch.tensor([1])
+    )[0][0, 0]
     assert (stretched.diff(dim=1) >= 0).all() and stretched[0, 0] < 0.5 and stretched[0, -1] > 2.5
 
 
-@pytest.mark.parametrize(("other", "said"), [
-    (torch.zeros(2, 3, 4, 4), "rows of bytes are pictures of 3 channels in uint8, those of other pictures of 3 channels in float32"),
-    (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "pictures of 1 channel in uint8"),
-    (torch.zeros(2, 12, dtype=torch.uint8), r"of shape \(12,\) in uint8"),
-    ({"image": torch.zeros(2, 3, 4, 4)}, "other has several modalities"),
-])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            torch.zeros(2, 3, 4, 4),
+            "rows of bytes are pictures of 3 channels in uint8, those of other pictures of 3 channels in float32",
+        ),
+        (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), "pictures of 1 channel in uint8"),
+        (torch.zeros(2, 12, dtype=torch.uint8), r"of shape \(12,\) in uint8"),
+        ({"image": torch.zeros(2, 3, 4, 4)}, "other has several modalities"),
+    ],
+)
 def test_sets_of_other_kinds_are_not_joined(other, said):
     with pytest.raises(ValueError, match=said):
-        joined({"bytes": Tensors(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)), "other": Tensors(other)})
+        joined(
+            {"bytes": Tensors(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)), "other": Tensors(other)}
+        )

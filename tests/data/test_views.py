@@ -26,14 +26,16 @@ def test_where_nothing_may_move_a_weak_view_changes_nothing_and_a_strong_one_the
     seen = view(x, moves=False)
     gone = (seen == 0).flatten(1).sum(1)
     assert gone.tolist() == [4] * 8
-    for one, other in zip(x, seen, strict=True):        # what is left is a line through what was there
+    for one, other in zip(x, seen, strict=True):  # what is left is a line through what was there
         left = other != 0
         assert torch.corrcoef(torch.stack([one[left], other[left]]))[0, 1] > 0.999
 
 
 def test_mirrored_only_where_allowed():
     x = torch.arange(8.0).expand(200, 1, 8, 8)
-    slopes = lambda flips: torch.sign((view(x, strong=False, flips=flips)[..., 3:6].diff(dim=-1)).mean((1, 2, 3)))
+    slopes = lambda flips: torch.sign(
+        (view(x, strong=False, flips=flips)[..., 3:6].diff(dim=-1)).mean((1, 2, 3))
+    )
     assert set(slopes(True).tolist()) == {1, -1} and set(slopes(False).tolist()) == {1}
 
 
@@ -41,10 +43,16 @@ def test_texts_only_lack_words_and_marks_stay():
     x = torch.randint(1, 9, (50, 40))
     weak, strong = view(x, strong=False), view(x)
     assert ((weak == x) | (weak == 0)).all() and ((strong == x) | (strong == 0)).all()
-    assert 0.05 < float((weak == 0).float().mean()) < 0.15 < float((strong == 0).float().mean()) < 0.25
-    letters = torch.tensor([[ord(letter) for letter in "one two three four five"]] * 50, dtype=torch.int32)
+    assert (
+        0.05 < float((weak == 0).float().mean()) < 0.15 < float((strong == 0).float().mean()) < 0.25
+    )
+    letters = torch.tensor(
+        [[ord(letter) for letter in "one two three four five"]] * 50, dtype=torch.int32
+    )
     texts = {"".join(map(chr, filter(None, row))).strip() for row in view(letters).tolist()}
-    assert len(texts) > 5 and all(set(text.split()) <= {"one", "two", "three", "four", "five"} for text in texts)
+    assert len(texts) > 5 and all(
+        set(text.split()) <= {"one", "two", "three", "four", "five"} for text in texts
+    )
     mark = torch.tensor([True, False])
     seen = view({"left": torch.rand(2, 3), "left?": mark})
     assert torch.equal(seen["left?"], mark) and seen["left"].shape == (2, 3)

@@ -24,7 +24,7 @@ from unalike.cross_silo import supervisor as keeper
 from unalike.runs.run_folder import Folder
 
 PROGRAM = kits.ALLOWED["server"][1]
-LIMIT = 240.0                # seconds until a job must have ended
+LIMIT = 240.0  # seconds until a job must have ended
 
 
 def federation(folder, ids="abc", **options):
@@ -50,17 +50,28 @@ def wait(ended, seconds=LIMIT):
 
 def methods(folder):
     """Every method here and on FLARE, and one with privacy, in one job: same parameters, same ledger, same releases."""
-    cases = {**{name: (name, {}) for name in REAL}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+    cases = {
+        **{name: (name, {}) for name in REAL},
+        "private": ("fedavg", {"privacy": Privacy(noise=0.5)}),
+    }
     here = federation(folder)
     session = flare.Session(here)
-    here.start()                                      # meanwhile
+    here.start()  # meanwhile
     local, runs = {}, {}
     try:
         for case, (name, more) in cases.items():
             local[case] = organisations.here(folder / case / "here", name, **more)
             replay = {"replay": folder / case / "here"} if ALGORITHMS[name].asynchronous else {}
             runs[case] = organisations.prepared(folder / case / "away", name, **more, **replay)
-        why = wait(session.submit(flare.Job(PROGRAM, {"folders": [str(run.path) for run in runs.values()], "timeout": 60.0}, 3)))
+        why = wait(
+            session.submit(
+                flare.Job(
+                    PROGRAM,
+                    {"folders": [str(run.path) for run in runs.values()], "timeout": 60.0},
+                    3,
+                )
+            )
+        )
     finally:
         session.close()
     told = {"ended": why}
@@ -69,8 +80,10 @@ def methods(folder):
         if problem or results is None:
             told[case] = {"problem": problem and problem["problem"]}
             continue
-        told[case] = {**organisations.same(run.path, folder / case / "here", sites(here)),
-                      "spent": [local[case].get("privacy"), results.get("privacy")]}
+        told[case] = {
+            **organisations.same(run.path, folder / case / "here", sites(here)),
+            "spent": [local[case].get("privacy"), results.get("privacy")],
+        }
     return told
 
 
@@ -92,32 +105,45 @@ def killed(folder):
     session = flare.Session(here)
     try:
         job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
-        results = flare.carried(run, lambda event, **facts: told.append((event, time.time())), session, job)
+        results = flare.carried(
+            run, lambda event, **facts: told.append((event, time.time())), session, job
+        )
     finally:
         session.close()
     clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
     toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=3)
     on = [at for event, at in told if event == "resume"]
-    return {**organisations.same(run.path, folder / "here", sites(here)), "struck": len(struck), "rounds": results["rounds"],
-            "seconds": on[0] - struck[0] if on and struck else None, "left": left(folder, here)}
+    return {
+        **organisations.same(run.path, folder / "here", sites(here)),
+        "struck": len(struck),
+        "rounds": results["rounds"],
+        "seconds": on[0] - struck[0] if on and struck else None,
+        "left": left(folder, here),
+    }
 
 
 def storm(folder, rounds=140, kills=50):
     """Processes killed at random until there were so many deaths, a line of `kills` each: of jobs and FLARE's own, of clients and of the
     server. The test kills this program too, which goes on where it was."""
     here = federation(folder, seconds=0.02)
-    run = Folder(folder / "away") if (folder / "away").exists() else organisations.prepared(folder / "away", "fedmuscle", rounds=rounds)
+    run = (
+        Folder(folder / "away")
+        if (folder / "away").exists()
+        else organisations.prepared(folder / "away", "fedmuscle", rounds=rounds)
+    )
     deaths, rounds_seen, over = folder / "kills", [0], threading.Event()
     with deaths.open("a") as file:
         file.write("up\n")
 
     def strike():
-        since = 0                                       # kills since a round was finished: after five without any a run is given up
+        since = 0  # kills since a round was finished: after five without any a run is given up
         while deaths.read_text().count("kill") < kills and not over.wait(random.uniform(0.5, 8.0)):
             since = 0 if rounds_seen[0] else since
             if since > 1:
                 continue
-            who = random.choices(["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4])[0]
+            who = random.choices(
+                ["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4]
+            )[0]
             name = "localhost" if who.endswith("server") else random.choice(here.ids)
             flares = keeper.below(here.processes[name].pid)[:1] if name in here.processes else []
             pids = flares if who.startswith("site") else kits.job_processes(here.kits / name)
@@ -133,15 +159,29 @@ def storm(folder, rounds=140, kills=50):
     threading.Thread(target=strike, daemon=True).start()
     session = flare.Session(here)
     try:
-        results = flare.carried(run, watch, session, flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3))
+        results = flare.carried(
+            run,
+            watch,
+            session,
+            flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3),
+        )
     finally:
         over.set()
         session.close()
     clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
     toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=rounds)
-    killed = [line.removeprefix("kill ") for line in deaths.read_text().splitlines() if line.startswith("kill")]
-    return {**organisations.same(run.path, folder / "here", sites(here)), "rounds": results["rounds"], "killed": Counter(killed),
-            "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'), "left": left(folder, here)}
+    killed = [
+        line.removeprefix("kill ")
+        for line in deaths.read_text().splitlines()
+        if line.startswith("kill")
+    ]
+    return {
+        **organisations.same(run.path, folder / "here", sites(here)),
+        "rounds": results["rounds"],
+        "killed": Counter(killed),
+        "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'),
+        "left": left(folder, here),
+    }
 
 
 def stranger(folder):
@@ -157,7 +197,9 @@ def stranger(folder):
         told = json.loads(forged.read_text())
         told["servers"] = address["servers"]
         forged.write_text(json.dumps(told))
-        process = kits.launch(kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out")
+        process = kits.launch(
+            kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out"
+        )
         begun = time.monotonic()
         names = set()
         while time.monotonic() - begun < 15.0:
@@ -172,8 +214,15 @@ def stranger(folder):
 def left(folder, here):
     """Processes that outlived their federation, nursed ones too."""
     time.sleep(1.5)
-    nursed = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if here.nest.name in text(path)]
-    return [*nursed, *(pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in kits.job_processes(kit))]
+    nursed = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if here.nest.name in text(path)
+    ]
+    return [
+        *nursed,
+        *(pid for kit in folder.glob("flare/unalike/prod_00/*") for pid in kits.job_processes(kit)),
+    ]
 
 
 def text(path):

@@ -26,7 +26,9 @@ from unalike.runs.run import build_program
 
 def federation(folder, ids="ab"):
     """A federation whose clients come from a factory."""
-    deploy.deploy(folder / "flower", list(ids), folder / "none.yaml", f"127.0.0.1:{deploy.ports(1)[0]}")
+    deploy.deploy(
+        folder / "flower", list(ids), folder / "none.yaml", f"127.0.0.1:{deploy.ports(1)[0]}"
+    )
     for id in ids:
         organisations.describe(folder / "flower" / "clients" / id, id)
     return flower.Local(folder / "flower", list(ids))
@@ -39,7 +41,9 @@ def carried(folder, here, name, watch=lambda event, **facts: None, rounds=1, **a
     run = organisations.prepared(folder / name / "away", name, rounds=rounds, **about, **replay)
     engine = flower.FlowerEngine(run, app=str(here.place), clients=len(here.ids), timeout=120.0)
     follow(run, watch, engine.submit, every=1.0)
-    return organisations.same(run.path, folder / name / "here", [here.place / "clients" / id for id in here.ids])
+    return organisations.same(
+        run.path, folder / name / "here", [here.place / "clients" / id for id in here.ids]
+    )
 
 
 def within(folder, do, ids="ab"):
@@ -61,22 +65,39 @@ def main(grid, context):
     line = flower.FlowerLine(grid, 1)
     infos, refused = greet(line, ABOUT, 120.0)
     agreed = terms(toys.method("local"), "local", toys.training(), 0, False, None)
-    engine = RemoteEngine(line, "smallest", "clients", infos, {"about": ABOUT, "terms": agreed}, timeout=120.0)
+    engine = RemoteEngine(
+        line, "smallest", "clients", infos, {"about": ABOUT, "terms": agreed}, timeout=120.0
+    )
     engine.load(0, 0.0, [])
     engine.send({"a": {"operation": "train", "number": 1, "round": 1, "turn": 0, "body": {}}})
-    heard, = engine.receive({1})
+    (heard,) = engine.receive({1})
     line.close()
     told = {"cards": list(infos), "refused": refused, "reply": heard.reply, "size": heard.size}
     (Path(context.run_config["folder"]) / "partial").write_text(json.dumps(told))
-    (Path(context.run_config["folder"]) / "partial").rename(Path(context.run_config["folder"]) / "line.json")
+    (Path(context.run_config["folder"]) / "partial").rename(
+        Path(context.run_config["folder"]) / "line.json"
+    )
 
 
 def smallest(folder):
     """One operation of one client, over TLS, with its key, in processes that Flower starts: an exchange takes seconds."""
+
     def do(here):
         app = here.place / "app" / "unalike_app.py"
-        app.write_text(deploy.CODE.replace("import client, server", "import client") + "\nfrom on_flower import server\n")
-        flower.words(here.place, "run", str(app.parent), "unalike", "--run-config", f'folder="{folder}"', "--format", "json")
+        app.write_text(
+            deploy.CODE.replace("import client, server", "import client")
+            + "\nfrom on_flower import server\n"
+        )
+        flower.words(
+            here.place,
+            "run",
+            str(app.parent),
+            "unalike",
+            "--run-config",
+            f'folder="{folder}"',
+            "--format",
+            "json",
+        )
         begun = time.monotonic()
         while not (folder / "line.json").exists():
             assert time.monotonic() - begun < 240, "nothing came back"
@@ -86,8 +107,22 @@ def smallest(folder):
     told = within(folder, do, ids="a")
     by_hand = build_program(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
     reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.work}
-    return {**told, "same": told["reply"] == reply, "right_size": told["size"] == size(reply),
-            "kept": (folder / "flower" / "clients" / "a" / "unalike" / "smallest" / "checkpoints" / "clients" / "a").exists()}
+    return {
+        **told,
+        "same": told["reply"] == reply,
+        "right_size": told["size"] == size(reply),
+        "kept": (
+            folder
+            / "flower"
+            / "clients"
+            / "a"
+            / "unalike"
+            / "smallest"
+            / "checkpoints"
+            / "clients"
+            / "a"
+        ).exists(),
+    }
 
 
 def whole(folder):
@@ -97,8 +132,14 @@ def whole(folder):
 
 def methods(folder):
     """The three that stand for the rest, FedMuscle with an exchange a pass."""
-    return within(folder, lambda here: {"fedavg": carried(folder, here, "fedavg", rounds=2), "afmcc": carried(folder, here, "afmcc"),
-                                        "fedmuscle": carried(folder, here, "fedmuscle", sync="epoch", peers=1)})
+    return within(
+        folder,
+        lambda here: {
+            "fedavg": carried(folder, here, "fedavg", rounds=2),
+            "afmcc": carried(folder, here, "afmcc"),
+            "fedmuscle": carried(folder, here, "fedmuscle", sync="epoch", peers=1),
+        },
+    )
 
 
 def killed(folder):
@@ -114,10 +155,18 @@ def killed(folder):
             here.start()
 
         threading.Thread(target=strike, daemon=True).start()
-        return carried(folder, here, "fedavg", watch=lambda event, **facts: told.append((event, time.time())), rounds=3)
+        return carried(
+            folder,
+            here,
+            "fedavg",
+            watch=lambda event, **facts: told.append((event, time.time())),
+            rounds=3,
+        )
 
     found = within(folder, do)
-    on = [at for event, at in told if event in ("note", "evaluation") and struck and at > struck[0]]       # everyone was heard
+    on = [
+        at for event, at in told if event in ("note", "evaluation") and struck and at > struck[0]
+    ]  # everyone was heard
     return {**found, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
 
 

@@ -75,7 +75,9 @@ def strike(seconds, how, count=1, pause=0.0):
         def later():
             for i in range(count):
                 time.sleep(seconds if not i else pause)
-                while i and engine.actors[i % len(engine.actors)].deaths:          # over one message it may die three times
+                while (
+                    i and engine.actors[i % len(engine.actors)].deaths
+                ):  # over one message it may die three times
                     time.sleep(0.1)
                 try:
                     os.kill(pids(engine)[i % len(engine.actors)], how)
@@ -97,15 +99,22 @@ def events(folder, kind=None):
 def methods(folder):
     """Every method here and on Ray, and one with privacy: same parameters, same ledger, same releases. Asynchronous ones hear their clients
     on Ray in the order they did here. Two at a time there, since most of it is waiting for actors to start."""
-    cases = {**{name: (name, {}) for name in REAL}, "private": ("fedavg", {"privacy": Privacy(noise=0.5)})}
+    cases = {
+        **{name: (name, {}) for name in REAL},
+        "private": ("fedavg", {"privacy": Privacy(noise=0.5)}),
+    }
 
     def go(case, place, **options):
         name, more = cases[case]
         toy = there(name)
-        return toy.execute(folder / case / place, toy.method(name), toy.clients(), rounds=2, **more, **options)
+        return toy.execute(
+            folder / case / place, toy.method(name), toy.clients(), rounds=2, **more, **options
+        )
 
     def on_ray(case):
-        replay = {"replay": folder / case / "here"} if ALGORITHMS[cases[case][0]].asynchronous else {}
+        replay = (
+            {"replay": folder / case / "here"} if ALGORITHMS[cases[case][0]].asynchronous else {}
+        )
         return go(case, "ray", engine="ray", options={"actors": 1, "spare": False}, **replay)
 
     here = {case: go(case, "here") for case in cases}
@@ -114,17 +123,28 @@ def methods(folder):
         ray = dict(zip(cases, pool.map(on_ray, cases), strict=True))
     read = lambda case, of: [of(folder / case / place) for place in ("here", "ray")]
     ledgers = {case: read(case, lambda run: (run / "ledger.csv").read_text()) for case in cases}
-    return {case: {"apart": toys.apart(*read(case, toys.states)), "same_ledger": ledgers[case][0] == ledgers[case][1],
-                   "spent": [run[case].get("privacy") for run in (here, ray)]} for case in cases}
+    return {
+        case: {
+            "apart": toys.apart(*read(case, toys.states)),
+            "same_ledger": ledgers[case][0] == ledgers[case][1],
+            "spent": [run[case].get("privacy") for run in (here, ray)],
+        }
+        for case in cases
+    }
 
 
 def order(folder):
     """An asynchronous run on Ray, in whatever order; replayed here."""
     toy = there("afmcc")
     toy.execute(folder / "ray", toy.method("afmcc"), toy.clients(), rounds=3, engine="ray")
-    toy.execute(folder / "here", toy.method("afmcc"), toy.clients(), rounds=3, replay=folder / "ray")
-    return {"apart": toy.apart(toy.states(folder / "here"), toy.states(folder / "ray")),
-            "same_ledger": (folder / "here" / "ledger.csv").read_text() == (folder / "ray" / "ledger.csv").read_text()}
+    toy.execute(
+        folder / "here", toy.method("afmcc"), toy.clients(), rounds=3, replay=folder / "ray"
+    )
+    return {
+        "apart": toy.apart(toy.states(folder / "here"), toy.states(folder / "ray")),
+        "same_ledger": (folder / "here" / "ledger.csv").read_text()
+        == (folder / "ray" / "ledger.csv").read_text(),
+    }
 
 
 def killed(folder, after=0.8, rounds=3):
@@ -134,12 +154,23 @@ def killed(folder, after=0.8, rounds=3):
     struck, stop = strike(after, signal.SIGKILL)
     calls = []
     try:
-        cut = toys.execute(folder / "cut", Slow(), clients(), rounds=rounds, engine="ray", watch=lambda event, **facts:
-                           calls.append(time.time()) if event == "call" else None)
+        cut = toys.execute(
+            folder / "cut",
+            Slow(),
+            clients(),
+            rounds=rounds,
+            engine="ray",
+            watch=lambda event, **facts: calls.append(time.time()) if event == "call" else None,
+        )
     finally:
         stop()
-    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME}, "struck": len(struck),
-            "seconds": min((at for at in calls if at > struck[0]), default=0) - struck[0] if struck else None}
+    return {
+        "same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
+        "struck": len(struck),
+        "seconds": min((at for at in calls if at > struck[0]), default=0) - struck[0]
+        if struck
+        else None,
+    }
 
 
 def relieved(folder):
@@ -150,8 +181,16 @@ def relieved(folder):
 def frozen(folder):
     """An actor stopped: the client it was busy with is answered for in time, the other goes on, and both are where they were."""
     local, training = toys.method("local"), toys.training()
-    message = lambda number, operation: {"operation": operation, "number": number, "round": 1, "turn": 0, "body": {}}
-    engine = RayEngine(toys.clients(2), partial(build_program, local, training, 0, False, None), folder, actors=2)
+    message = lambda number, operation: {
+        "operation": operation,
+        "number": number,
+        "round": 1,
+        "turn": 0,
+        "body": {},
+    }
+    engine = RayEngine(
+        toys.clients(2), partial(build_program, local, training, 0, False, None), folder, actors=2
+    )
     try:
         engine.load(0, 0.0, [])
         engine.send({"a": message(1, "train"), "b": message(2, "train")})
@@ -168,17 +207,23 @@ def frozen(folder):
         took = time.monotonic() - begun
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
-        again, = engine.receive({5})
+        (again,) = engine.receive({5})
         by_hand = build_program(local, training, 0, False, None, toys.clients(1)[0])
         by_hand.perform("train", 1, 0, {})
-        return {"heard": len(heard), "failure": replies["a"].get("failure"), "other": "body" in replies["b"], "took": took,
-                "same": again.reply["body"] == by_hand.describe()}
+        return {
+            "heard": len(heard),
+            "failure": replies["a"].get("failure"),
+            "other": "body" in replies["b"],
+            "took": took,
+            "same": again.reply["body"] == by_hand.describe(),
+        }
     finally:
         engine.close()
 
 
 def rubbish(folder):
     """A client that answers with what is no message is named and left out."""
+
     class Strange(Host):
         def answer(self, client, *given):
             reply = super().answer(client, *given)
@@ -192,7 +237,14 @@ def rubbish(folder):
 
     good, ray_engine.Place = ray_engine.Place, Bad
     try:
-        results = toys.execute(folder / "run", toys.method("fedavg"), toys.clients(3), rounds=2, engine="ray", options={"actors": 1})
+        results = toys.execute(
+            folder / "run",
+            toys.method("fedavg"),
+            toys.clients(3),
+            rounds=2,
+            engine="ray",
+            options={"actors": 1},
+        )
     finally:
         ray_engine.Place = good
     return {"failures": results["failures"], "rounds": results["rounds"]}
@@ -213,7 +265,7 @@ def storm(folder, rounds=60, kills=50):
         while deaths.read_text().count("kill") < kills:
             time.sleep(random.uniform(0.3, 3.0))
             actor = random.choice(engine.actors)
-            if actor.deaths or not actor.up:                # over one message it may die three times
+            if actor.deaths or not actor.up:  # over one message it may die three times
                 continue
             try:
                 os.kill(engine.ray.get(actor.hello, timeout=5)[2], signal.SIGKILL)
@@ -223,47 +275,100 @@ def storm(folder, rounds=60, kills=50):
                 file.write("kill client\n")
 
     RayEngine.load = loaded
-    cut = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=rounds, engine="ray")
+    cut = toys.execute(
+        folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=rounds, engine="ray"
+    )
     RayEngine.load = load
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
-    return {"same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
-            **{who: deaths.read_text().count(f"kill {who[:6]}") for who in ("clients", "server")}}
+    return {
+        "same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
+        **{who: deaths.read_text().count(f"kill {who[:6]}") for who in ("clients", "server")},
+    }
 
 
 def severed(folder):
     """Two machines: the server's, and one that the network is cut off from in the middle of the run, for a while or for good."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     told = {}
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=20)
     sh = lambda words, **how: subprocess.run(words.split(), check=True, capture_output=True, **how)
-    ray = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--disable-usage-stats"]
+    ray = [
+        sys.executable,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    ]
     there = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
     time.sleep(0.5)
     inside = f"nsenter -t {there.pid} -n "
-    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"              # addresses are on lo: a cut leaves each machine its own
-    for words in ("ip link add here type veth peer name there", f"ip link set there netns {there.pid}", "ip addr add 10.77.0.1/32 dev lo",
-                  "ip link set here up", route, f"{inside}ip link set lo up", f"{inside}ip addr add 10.77.0.2/32 dev lo",
-                  f"{inside}ip link set there up", f"{inside}ip route add 10.77.0.1/32 dev there src 10.77.0.2"):
+    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"  # addresses are on lo: a cut leaves each machine its own
+    for words in (
+        "ip link add here type veth peer name there",
+        f"ip link set there netns {there.pid}",
+        "ip addr add 10.77.0.1/32 dev lo",
+        "ip link set here up",
+        route,
+        f"{inside}ip link set lo up",
+        f"{inside}ip addr add 10.77.0.2/32 dev lo",
+        f"{inside}ip link set there up",
+        f"{inside}ip route add 10.77.0.1/32 dev there src 10.77.0.2",
+    ):
         sh(words)
-    env = {**os.environ, "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
-           "RAY_health_check_failure_threshold": "8"}
-    start = lambda *more, before="": subprocess.Popen([*before.split(), *ray, *more], stdout=subprocess.DEVNULL,
-                                                      stderr=subprocess.DEVNULL, env=env)
-    nodes = [start("--head", "--node-ip-address=10.77.0.1", "--port=6379", "--num-cpus=3", "--include-dashboard=false")]
+    env = {
+        **os.environ,
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "8",
+    }
+    start = lambda *more, before="": subprocess.Popen(
+        [*before.split(), *ray, *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=env,
+    )
+    nodes = [
+        start(
+            "--head",
+            "--node-ip-address=10.77.0.1",
+            "--port=6379",
+            "--num-cpus=3",
+            "--include-dashboard=false",
+        )
+    ]
     try:
-        while subprocess.run([sys.executable, "-c", "import socket; socket.create_connection(('10.77.0.1', 6379), 1)"],
-                             capture_output=True).returncode:
+        while subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import socket; socket.create_connection(('10.77.0.1', 6379), 1)",
+            ],
+            capture_output=True,
+        ).returncode:
             time.sleep(0.2)
         time.sleep(2.0)
-        nodes.append(start("--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2", "--num-cpus=2", before=inside))
+        nodes.append(
+            start(
+                "--address=10.77.0.1:6379",
+                "--node-ip-address=10.77.0.2",
+                "--num-cpus=2",
+                before=inside,
+            )
+        )
         cluster = ray_engine.connected("10.77.0.1:6379")
         while cluster.cluster_resources().get("CPU", 0) < 5:
             time.sleep(0.2)
         for name, cut_for in (("healed", 4.0), ("cut", None)):
             load = RayEngine.load
             calls = []
-            place = NodeAffinitySchedulingStrategy(cluster.get_runtime_context().get_node_id(), soft=False)
-            filler = cluster.remote(num_cpus=1, scheduling_strategy=place)(Slow).remote()      # there is room here for two actors of three
+            place = NodeAffinitySchedulingStrategy(
+                cluster.get_runtime_context().get_node_id(), soft=False
+            )
+            filler = cluster.remote(num_cpus=1, scheduling_strategy=place)(
+                Slow
+            ).remote()  # there is room here for two actors of three
             cluster.get(filler.__ray_ready__.remote())
 
             def loaded(engine, *given, cut_for=cut_for, load=load, name=name, filler=filler):
@@ -284,17 +389,27 @@ def severed(folder):
 
             RayEngine.load = loaded
             try:
-                run = toys.execute(folder / name, Slow(), toys.clients(3), rounds=20, engine="ray",
-                                   options={"address": "10.77.0.1:6379", "actors": 3},
-                                   watch=lambda event, calls=calls, **facts: calls.append(time.time()) if event == "call" else None)
+                run = toys.execute(
+                    folder / name,
+                    Slow(),
+                    toys.clients(3),
+                    rounds=20,
+                    engine="ray",
+                    options={"address": "10.77.0.1:6379", "actors": 3},
+                    watch=lambda event, calls=calls, **facts: (
+                        calls.append(time.time()) if event == "call" else None
+                    ),
+                )
             finally:
                 RayEngine.load = load
             cut_at = told[name].pop("at")
             after = [cut_at, *(at for at in calls if at > cut_at)]
-            told[name] |= {"same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
-                           "longest": max((b - a for a, b in pairwise(after)), default=0)}
+            told[name] |= {
+                "same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
+                "longest": max((b - a for a, b in pairwise(after)), default=0),
+            }
     finally:
-        cluster.shutdown()                      # or this program ends with the cluster
+        cluster.shutdown()  # or this program ends with the cluster
         for process in [*nodes, there]:
             process.terminate()
             process.wait(30)
@@ -303,10 +418,14 @@ def severed(folder):
 
 def server(folder):
     """A server that is to be killed, and then to go on."""
-    results = toys.execute(folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=6, engine="ray")
+    results = toys.execute(
+        folder / "cut", Slow(seconds=0.5), toys.clients(3), rounds=6, engine="ray"
+    )
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=6)
-    return {"same": {key: whole[key] for key in SAME} == {key: results[key] for key in SAME},
-            "resumed": len(events(folder / "cut", "resume"))}
+    return {
+        "same": {key: whole[key] for key in SAME} == {key: results[key] for key in SAME},
+        "resumed": len(events(folder / "cut", "resume")),
+    }
 
 
 if __name__ == "__main__":

@@ -47,46 +47,83 @@ def make(run, id, seconds=0.0, alike=False, least=None):
         return toys.client(id, model=lambda: Slow(seconds))
     clients = there(run["algorithm"]).clients(3)
     if least:
-        clients = [replace(client, privacy=Privacy(noise=least, entropy="secret")) for client in clients]
-    return replace(clients[0], id=id) if alike else next(client for client in clients if client.id == id)
+        clients = [
+            replace(client, privacy=Privacy(noise=least, entropy="secret")) for client in clients
+        ]
+    return (
+        replace(clients[0], id=id)
+        if alike
+        else next(client for client in clients if client.id == id)
+    )
 
 
 def describe(folder, id, **options):
     """A client.yaml."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "client.yaml").write_text(json.dumps({"factory": "organisations:make", "options": {"id": id, **options}}))
+    (folder / "client.yaml").write_text(
+        json.dumps({"factory": "organisations:make", "options": {"id": id, **options}})
+    )
     return folder / "client.yaml"
 
 
 def prepared(folder, name, rounds=2, privacy=None, replay=None, alone=False, **changed):
     """A run's folder as it is before it begins."""
     method = toys.method(name, **changed)
-    config = {"name": "toy", "algorithm": {"name": name, **vars(method)}, "training": toys.training(rounds=rounds).model_dump(),
-              "federation": {}, "safeguard": False, "alone": alone, "privacy": privacy.model_dump() if privacy else None, "seed": 0,
-              "python": True, "replay": replay and str(replay)}
+    config = {
+        "name": "toy",
+        "algorithm": {"name": name, **vars(method)},
+        "training": toys.training(rounds=rounds).model_dump(),
+        "federation": {},
+        "safeguard": False,
+        "alone": alone,
+        "privacy": privacy.model_dump() if privacy else None,
+        "seed": 0,
+        "python": True,
+        "replay": replay and str(replay),
+    }
     return Folder.create(folder, plain(config))
 
 
 def here(folder, name, rounds=2, count=3, **options):
     """The same run in this process."""
     toy = there(name)
-    changed = {key: options.pop(key) for key in list(options) if key not in ("privacy", "replay", "engine")}
-    return toy.execute(folder, toy.method(name, **changed), toy.clients(count), rounds=rounds, **options)
+    changed = {
+        key: options.pop(key) for key in list(options) if key not in ("privacy", "replay", "engine")
+    }
+    return toy.execute(
+        folder, toy.method(name, **changed), toy.clients(count), rounds=rounds, **options
+    )
 
 
 def same(away, local, sites):
     """Whether two runs left the same parameters and the same ledger; `sites` are the clients' folders in the first."""
     run = json.loads((away / "run.json").read_text())["run"]
-    states = {id: parameters for site in sites for id, parameters in toys.states(site / "unalike" / run).items()}
-    return {"apart": toys.apart(states, toys.states(local)),
-            "same_ledger": (away / "ledger.csv").read_text() == (local / "ledger.csv").read_text()}
+    states = {
+        id: parameters
+        for site in sites
+        for id, parameters in toys.states(site / "unalike" / run).items()
+    }
+    return {
+        "apart": toys.apart(states, toys.states(local)),
+        "same_ledger": (away / "ledger.csv").read_text() == (local / "ledger.csv").read_text(),
+    }
 
 
 def begin(folder, *steps, program="on_flare.py"):
     """A program that tries an engine."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLACE.parents[1]), str(PLACE.parent), str(PLACE)]), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, str(PLACE / program), str(folder), *steps], stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PLACE.parents[1]), str(PLACE.parent), str(PLACE)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, str(PLACE / program), str(folder), *steps],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,
+    )
 
 
 def told(folder, *steps, program="on_flare.py", seconds=400):

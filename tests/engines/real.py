@@ -12,7 +12,11 @@ from pathlib import Path
 from unalike.algorithms import ALGORITHMS
 from unalike.runs.run_folder import commit
 
-REAL = tuple(ALGORITHMS) if os.environ.get("UNALIKE_FAULTS") else ("fedmuscle", "afmcc", "fedavg", "subflot", "creamfl")
+REAL = (
+    tuple(ALGORITHMS)
+    if os.environ.get("UNALIKE_FAULTS")
+    else ("fedmuscle", "afmcc", "fedavg", "subflot", "creamfl")
+)
 
 
 def noted(engine, told):
@@ -21,10 +25,16 @@ def noted(engine, told):
         return
     path = Path(__file__).parents[2] / "results" / "faults.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    when = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "load": round(os.getloadavg()[1], 1)}
+    when = {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "load": round(os.getloadavg()[1], 1),
+    }
     plain = lambda fact: round(fact, 2) if isinstance(fact, float) else fact
     for step, facts in told.items():
-        known.setdefault(engine, {})[step] = when | {key: plain(fact) for key, fact in facts.items()}
+        known.setdefault(engine, {})[step] = when | {
+            key: plain(fact) for key, fact in facts.items()
+        }
     path.write_text(json.dumps(known, indent=1) + "\n")
 
 

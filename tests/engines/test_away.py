@@ -31,7 +31,7 @@ class Direct:
         self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
         self.sites = {id: ClientEndpoint(file, id) for id, file in self.files.items()}
         self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
-        self.passed = Counter()                                    # bytes, by client, what was asked, where, and which way
+        self.passed = Counter()  # bytes, by client, what was asked, where, and which way
 
     def names(self):
         return list(self.files)
@@ -43,7 +43,11 @@ class Direct:
     def ask(self, client, do, data, run, place, timeout, rest=None):
         self.asked.append((client, do))
         self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
-        site = ClientEndpoint(self.files[client], client, resident=False) if self.forgets else self.sites[client]
+        site = (
+            ClientEndpoint(self.files[client], client, resident=False)
+            if self.forgets
+            else self.sites[client]
+        )
         return self.pool.submit(self.answered, site, client, do, data, run, place, rest)
 
     def answered(self, site, client, do, data, run, place, rest):
@@ -80,7 +84,9 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, tmp_path):
     replay = {"replay": tmp_path / "here"} if ALGORITHMS[name].asynchronous else {}
     line = Direct(tmp_path / "sites")
     away(tmp_path / "away", line, name, **replay)
-    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    found = organisations.same(
+        tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
+    )
     assert found["apart"] <= 1e-9 and found["same_ledger"]
 
 
@@ -88,7 +94,9 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, tmp_path):
 def test_clients_may_find_a_new_process_at_every_message(name, tmp_path):
     organisations.here(tmp_path / "here", name)
     away(tmp_path / "away", Direct(tmp_path / "sites", forgets=True), name)
-    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    found = organisations.same(
+        tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
+    )
     assert found["apart"] <= 1e-9 and found["same_ledger"]
 
 
@@ -104,32 +112,65 @@ def test_privacy_goes_with_the_terms(tmp_path):
 def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_path):
     """Of three alike clients the first, whose first weights the others are given, in a run that its server's scenario tells of."""
     line = Direct(tmp_path / "sites", alike=True)
-    about = {"name": "toy", "training": toys.training(rounds=2).model_dump(), "alone": alone, "algorithm":
-             {"name": name, **{key: value for key, value in vars(toys.method(name)).items() if isinstance(value, int | float | str)}}}
-    (tmp_path / "server.yaml").write_text(json.dumps({**about, "engine": {"name": "flare", "clients": 3}}))
+    about = {
+        "name": "toy",
+        "training": toys.training(rounds=2).model_dump(),
+        "alone": alone,
+        "algorithm": {
+            "name": name,
+            **{
+                key: value
+                for key, value in vars(toys.method(name)).items()
+                if isinstance(value, int | float | str)
+            },
+        },
+    }
+    (tmp_path / "server.yaml").write_text(
+        json.dumps({**about, "engine": {"name": "flare", "clients": 3}})
+    )
     told = of_member(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"]["a"]
     away(tmp_path / "away", line, name, alone=alone)
     for way in ("up", "down"):
         assert told["bytes"][way] + told["bytes"]["measuring"][way] == sum(
-            size for (client, do, _, going), size in line.passed.items() if (client, do, going) == ("a", "call", way))
+            size
+            for (client, do, _, going), size in line.passed.items()
+            if (client, do, going) == ("a", "call", way)
+        )
     assert any(each.get("alone") for each in told["messages"]) == alone
 
 
-@pytest.mark.parametrize("given, says", [(None, True), ({"noise": 0.1, "entropy": "secret"}, True), ({"noise": 4}, True),
-                                         ({"noise": 4, "entropy": "secret"}, False)])
-def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(given, says, tmp_path):
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (None, True),
+        ({"noise": 0.1, "entropy": "secret"}, True),
+        ({"noise": 4}, True),
+        ({"noise": 4, "entropy": "secret"}, False),
+    ],
+)
+def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(
+    given, says, tmp_path
+):
     line = Direct(tmp_path / "sites", alike=True, least=2.0)
-    folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=given and Privacy(**given), alone=True)
+    folder = organisations.prepared(
+        tmp_path / "away", "fedavg", privacy=given and Privacy(**given), alone=True
+    )
     serve(folder.path, line, 30.0)
     problem = (folder.read_json("problem.json") or {"problem": ""})["problem"]
-    assert ("client a: it takes part only with privacy: {noise: 2, entropy: secret}" in problem) == says
+    assert (
+        "client a: it takes part only with privacy: {noise: 2, entropy: secret}" in problem
+    ) == says
     assert (folder.results is None) == says
-    assert bool(line.passed["a", "call", "alone", "up"] + line.passed["a", "call", "clients", "up"]) != says, "nothing left it"
+    assert (
+        bool(line.passed["a", "call", "alone", "up"] + line.passed["a", "call", "clients", "up"])
+        != says
+    ), "nothing left it"
 
 
 def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
     organisations.here(tmp_path / "here", "fedmuscle", rounds=3)
     folder = organisations.prepared(tmp_path / "away", "fedmuscle", rounds=3)
+
     class Breaks(Breaking):
         def over(self):
             return self.asked.count(("a", "save")) == 1 and self.asked.count(("a", "call")) > 8
@@ -148,7 +189,9 @@ def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
 
     results = follow(folder, lambda event, **facts: None, submit, every=0.0)
     assert len(tried) == 2 and results["rounds"] == 3
-    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    found = organisations.same(
+        tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
+    )
     assert found["apart"] <= 1e-9 and found["same_ledger"]
 
 
@@ -186,7 +229,9 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
     whole.files.pop("a")
     results = RemoteRun(folder, whole, 30.0).go()
     assert results["rounds"] == 4 and set(results["clients"]) == {"b", "c"}
-    assert [(f["client"], f["reason"]) for f in results["failures"]] == [("a", "left the federation")]
+    assert [(f["client"], f["reason"]) for f in results["failures"]] == [
+        ("a", "left the federation")
+    ]
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
     assert [(e["client"], e["round"]) for e in events if e["event"] == "joined"] == [("c", 2)]
 
@@ -194,11 +239,18 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
 def test_another_version_is_refused_with_one_sentence(tmp_path):
     line, other = Direct(tmp_path), VERSION + 1
     reply = decode(line.sites["a"].answer("hello", encode({"version": other, "about": ABOUT})))
-    assert reply == {"failure": f"this client speaks version {VERSION} of the protocol, the server {other}: install the same unalike"}
-    line.sites["a"].hello = lambda **asked: {"version": other, "card": {"what": "a later version says"}}
+    assert reply == {
+        "failure": f"this client speaks version {VERSION} of the protocol, the server {other}: install the same unalike"
+    }
+    line.sites["a"].hello = lambda **asked: {
+        "version": other,
+        "card": {"what": "a later version says"},
+    }
     infos, refused = greet(line, ABOUT, 5.0)
     assert list(infos) == ["b", "c"]
-    assert refused == {"a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"}
+    assert refused == {
+        "a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"
+    }
 
 
 def test_a_site_is_who_its_certificate_says(tmp_path):
@@ -206,13 +258,23 @@ def test_a_site_is_who_its_certificate_says(tmp_path):
     line.sites["a"] = ClientEndpoint(line.files["b"], None)
     infos, refused = greet(line, ABOUT, 5.0)
     assert list(infos) == ["b", "c"] and refused == {"a": "a is not b"}
-    told = decode(ClientEndpoint(line.files["b"], "a").answer("hello", encode({"version": VERSION, "about": ABOUT})))
+    told = decode(
+        ClientEndpoint(line.files["b"], "a").answer(
+            "hello", encode({"version": VERSION, "about": ABOUT})
+        )
+    )
     assert 'describes client "b", but this site is known as "a"' in told["failure"]
 
 
-@pytest.mark.parametrize("do, place, says", [
-    ("state", "clients", "can be asked hello, begin, save and call"), ("call", "../x", "is asked in"),
-    ("call", "clients", "knows nothing of the run"), ("save", "alone", "knows nothing")])
+@pytest.mark.parametrize(
+    "do, place, says",
+    [
+        ("state", "clients", "can be asked hello, begin, save and call"),
+        ("call", "../x", "is asked in"),
+        ("call", "clients", "knows nothing of the run"),
+        ("save", "alone", "knows nothing"),
+    ],
+)
 def test_a_site_does_what_may_be_asked_and_nothing_else(tmp_path, do, place, says):
     site = Direct(tmp_path).sites["a"]
     assert says in decode(site.answer(do, encode({"round": 1}), "../../etc", place))["failure"]
@@ -220,7 +282,9 @@ def test_a_site_does_what_may_be_asked_and_nothing_else(tmp_path, do, place, say
 
 
 def test_what_does_not_fit_is_said_before_the_first_round(tmp_path):
-    folder = organisations.prepared(tmp_path / "away", "fmcsc" if "fmcsc" in ALGORITHMS else "afmcc")
+    folder = organisations.prepared(
+        tmp_path / "away", "fmcsc" if "fmcsc" in ALGORITHMS else "afmcc"
+    )
     line = Direct(tmp_path / "sites")
     for file in line.files.values():
         file.write_text(file.read_text().replace("organisations:make", "organisations:classifies"))
@@ -234,6 +298,7 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     run = json.loads((tmp_path / "away" / "run.json").read_text())["run"]
     models = trained(tmp_path / "sites" / "a" / "unalike" / run)
     from unalike.core.algorithm import digest
+
     assert digest(models["a"]) == results["clients"]["a"]["hash"]
 
 
@@ -255,9 +320,13 @@ def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
     results = away(tmp_path / "away", line, "fedavg", rounds=1)
     toys.execute(tmp_path / "here", toys.method("fedavg"), [wide({}, id) for id in "abc"], rounds=1)
     parts = [rest for do, _, rest in given if rest is not None]
-    assert len(parts) == 3 * len(set(map(id, parts))) > 0 and all(len(rest) > 100_000 for rest in parts)
+    assert len(parts) == 3 * len(set(map(id, parts))) > 0 and all(
+        len(rest) > 100_000 for rest in parts
+    )
     assert all(size < 2000 for do, size, rest in given if do == "call")
-    found = organisations.same(tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"])
+    found = organisations.same(
+        tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
+    )
     assert found["apart"] <= 1e-9 and found["same_ledger"] and not results["failures"]
 
 
@@ -271,8 +340,12 @@ def test_who_does_not_answer_has_failed(tmp_path):
             return super().ask(client, do, *what)
 
     results = away(tmp_path / "away", Mute(tmp_path / "sites"), "fedavg")
-    failure, = results["failures"]
-    assert failure["client"] == "b" and failure["reason"] == "did not answer within 30 s" and failure["lasting"]
+    (failure,) = results["failures"]
+    assert (
+        failure["client"] == "b"
+        and failure["reason"] == "did not answer within 30 s"
+        and failure["lasting"]
+    )
 
 
 def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
@@ -283,4 +356,7 @@ def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
 
 
 def test_folders_are_runs(tmp_path):
-    assert Folder.open(organisations.prepared(tmp_path / "away", "fedavg").path).config["name"] == "toy"
+    assert (
+        Folder.open(organisations.prepared(tmp_path / "away", "fedavg").path).config["name"]
+        == "toy"
+    )

@@ -20,7 +20,9 @@ from unalike.base.errors import UserError
 from unalike.engines.process import EngineError
 
 pytest.importorskip("nvflare", reason="the extra flare is not installed")
-faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+faults = pytest.mark.skipif(
+    not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +39,17 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
 
 def test_privacy_goes_with_the_terms(seen):
     there = seen["private"]
-    assert there["apart"] <= 1e-9 and there["same_ledger"] and there["spent"][0] == there["spent"][1]
+    assert (
+        there["apart"] <= 1e-9 and there["same_ledger"] and there["spent"][0] == there["spent"][1]
+    )
 
 
 @faults
 def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
     there = told(tmp_path, "killed")["killed"]
-    assert there["struck"] and there["rounds"] == 3 and there["apart"] <= 1e-9 and there["same_ledger"]
+    assert (
+        there["struck"] and there["rounds"] == 3 and there["apart"] <= 1e-9 and there["same_ledger"]
+    )
     assert 0 < there["seconds"] < 90, "20 s is the bar on a machine that has nothing else to do"
     assert not there["left"], "processes outlived the federation"
 
@@ -90,12 +96,16 @@ class Proxy:
 
 def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     from unalike.cross_silo.flare import FlareLine
+
     long, left = Proxy("long"), Proxy("left")
     line = FlareLine([long, left], lambda: False, reach=0.2)
     left.gone.set()
     answers = [line.ask(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
     begun = time.monotonic()
-    assert "could not be reached for 0.2 s: it left" in str(answers[1].exception(5)) and time.monotonic() - begun < 1.5
+    assert (
+        "could not be reached for 0.2 s: it left" in str(answers[1].exception(5))
+        and time.monotonic() - begun < 1.5
+    )
     assert line.ask("left", "save", b"", "run", "clients", 2.0).done(), "it is not waited for again"
     assert answers[0].result(5) == b"answered" and "present" in long.asked
 
@@ -103,6 +113,7 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
 def test_an_answer_that_was_taken_is_not_kept():
     """It may have 200 MB, and so may that of everyone else."""
     from unalike.cross_silo.flare import FlareLine
+
     line = FlareLine([Proxy("a")], lambda: False, reach=0.06)
     answer = line.ask("a", "call", b"", "run", "clients", 2.0)
     assert answer.result(5) == b"answered"
@@ -117,6 +128,7 @@ def test_an_answer_that_was_taken_is_not_kept():
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
     from unalike.cross_silo.flare import Session
     from unalike.cross_silo.flare_kits import join
+
     with pytest.raises(UserError, match="no administrator's startup kit"):
         Session(tmp_path)._admin()
     with pytest.raises(UserError, match="no startup kit of a server or a client"):
@@ -126,18 +138,30 @@ def test_a_startup_kit_that_is_none_is_told(tmp_path):
 def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
     from unalike.cross_silo import flare
     from unalike.cross_silo import flare_kits as kits
+
     flare.Job(kits.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
     assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
     here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
-    default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())["class_allow_list"]
+    default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())[
+        "class_allow_list"
+    ]
     allowed = json.loads((here.kits / "a" / "local" / "resources.json").read_text())
-    assert set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"]) and not allowed["allow_log_streaming"]
-    target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())["servers"][0]
-    assert target["service"]["target"].startswith("localhost:") and target["connection_security"] == "mtls"
+    assert (
+        set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"])
+        and not allowed["allow_log_streaming"]
+    )
+    target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())[
+        "servers"
+    ][0]
+    assert (
+        target["service"]["target"].startswith("localhost:")
+        and target["connection_security"] == "mtls"
+    )
 
 
 def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch):
     from unalike.cross_silo import flare
+
     tried = []
 
     class Known:
@@ -163,12 +187,19 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
 def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
     """A round is told before it is saved: struck then, the run would begin anew, and nothing was measured."""
     from unalike.benches import flare as bench
+
     struck, killed, events = [], [], tmp_path / "events.jsonl"
     monkeypatch.setattr(bench.kits, "job_processes", lambda kit: [7])
-    monkeypatch.setattr(bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n")))
-    told = ['{"event": "round", "round": 1}\n', '{"event": "note", "round": 2, "values": {"a": 1}', "}\n"]
+    monkeypatch.setattr(
+        bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n"))
+    )
+    told = [
+        '{"event": "round", "round": 1}\n',
+        '{"event": "note", "round": 2, "values": {"a": 1}',
+        "}\n",
+    ]
 
-    def ended():                                        # looked at before each look at the events
+    def ended():  # looked at before each look at the events
         with events.open("a") as file:
             file.write(told.pop(0))
 

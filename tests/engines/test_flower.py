@@ -12,11 +12,15 @@ from organisations import told
 from unalike.base.errors import UserError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+faults = pytest.mark.skipif(
+    not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults"
+)
 
 
 def flower(folder, *steps):
-    return told(folder, *steps, program="on_flower.py", seconds=1800)         # an exchange takes seconds, on a busy machine a dozen
+    return told(
+        folder, *steps, program="on_flower.py", seconds=1800
+    )  # an exchange takes seconds, on a busy machine a dozen
 
 
 def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
@@ -48,15 +52,21 @@ def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
 
 def test_what_is_deployed(tmp_path):
     from unalike.cross_silo.flower_deploy import commands, prepare
+
     prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
     told = commands(tmp_path / "made")
     assert list(told) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
-    assert "--enable-supernode-auth" in told["superlink"] and not any("--insecure" in command for command in told.values())
+    assert "--enable-supernode-auth" in told["superlink"] and not any(
+        "--insecure" in command for command in told.values()
+    )
     assert told["superlink"][told["superlink"].index("--host") + 1] == "127.0.0.1"
     readme = (tmp_path / "made" / "README.md").read_text()
     assert all(shlex.join(command) in readme for command in told.values())
     assert stat.S_IMODE((tmp_path / "made" / "keys" / "ada").stat().st_mode) == 0o600
-    assert json.loads((tmp_path / "made" / "clients" / "ada" / "client.yaml").read_text())["client"] == "ada"
+    assert (
+        json.loads((tmp_path / "made" / "clients" / "ada" / "client.yaml").read_text())["client"]
+        == "ada"
+    )
     with pytest.raises(UserError, match="is not empty"):
         prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
     with pytest.raises(UserError, match="HOST:PORT"):
@@ -67,7 +77,11 @@ def test_what_is_deployed(tmp_path):
 
 def test_fedmuscle_exchanges_by_epoch_unless_told_otherwise():
     from unalike.scenarios import load
-    assert load("digits", engine="flower")[1].sync == "epoch" and load("digits", engine="flare")[1].sync == "batch"
+
+    assert (
+        load("digits", engine="flower")[1].sync == "epoch"
+        and load("digits", engine="flare")[1].sync == "batch"
+    )
     assert load("digits", settings=["algorithm.sync=batch"], engine="flower")[1].sync == "batch"
 
 
@@ -75,10 +89,18 @@ class Grid:
     """A Grid that holds what was pushed, and answers when told to."""
 
     def __init__(self, names):
-        self.names, self.pushed, self.replies, self.came = names, {}, [], dict.fromkeys(names, "then")
+        self.names, self.pushed, self.replies, self.came = (
+            names,
+            {},
+            [],
+            dict.fromkeys(names, "then"),
+        )
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=node, name=name, last_activated_at=self.came[node]) for node, name in self.names.items()]
+        return [
+            SimpleNamespace(node_id=node, name=name, last_activated_at=self.came[node])
+            for node, name in self.names.items()
+        ]
 
     def push_messages(self, messages):
         numbers = [f"m{len(self.pushed) + i}" for i, _ in enumerate(messages)]
@@ -90,18 +112,26 @@ class Grid:
         return [r for r in replies if r.metadata.reply_to_message_id in numbers]
 
     def reply(self, number, data=None, error="it died"):
-        self.replies.append(SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=number), has_error=lambda: data is None,
-                                            content={"reply": {"data": data}}, error=SimpleNamespace(reason=error)))
+        self.replies.append(
+            SimpleNamespace(
+                metadata=SimpleNamespace(reply_to_message_id=number),
+                has_error=lambda: data is None,
+                content={"reply": {"data": data}},
+                error=SimpleNamespace(reason=error),
+            )
+        )
 
 
 def line(names):
     from unalike.cross_silo.flower import FlowerLine
+
     grid = Grid(names)
     return grid, FlowerLine(grid, len(names))
 
 
 def until(true, seconds=10.0):
     import time
+
     begun = time.monotonic()
     while not true():
         assert time.monotonic() - begun < seconds
@@ -120,20 +150,31 @@ def test_a_supernode_is_who_its_key_was_registered_for():
 
 def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
     from unalike.cross_silo import flower
-    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )
     monkeypatch.setattr(flower, "REACH", 1.0)
     grid, there = line({1: "ada", 2: "ben"})
     for node, name in list(grid.names.items()):
         there.admit(str(node), name)
     del grid.names[1]
     answers = [there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
-    assert "its SuperNode is not there any more" in str(answers[0].exception(15)) and not answers[1].done()
+    assert (
+        "its SuperNode is not there any more" in str(answers[0].exception(15))
+        and not answers[1].done()
+    )
     there.close()
 
 
-def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(monkeypatch):
+def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(
+    monkeypatch,
+):
     from unalike.cross_silo import flower
-    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
     answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
@@ -151,8 +192,13 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
 def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(monkeypatch):
     """The SuperLink still takes the dead one for online."""
     from unalike.cross_silo import flower
+
     to = []
-    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: to.append(node) or SimpleNamespace(content=content))
+    monkeypatch.setattr(
+        flower,
+        "Message",
+        lambda content, node, kind, ttl: to.append(node) or SimpleNamespace(content=content),
+    )
     grid, there = line({1: "ada", 2: "ben"})
     there.admit("1", "ada")
     answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
@@ -163,16 +209,27 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     grid.reply("m1", b"y")
     assert answer.result(10) == b"y" and to == [1, 3]
     there.close()
-    assert sorted(flower.FlowerLine(grid, 3).names()) == ["2", "3", "4"], "a server that is started again knows the new one only"
+    assert sorted(flower.FlowerLine(grid, 3).names()) == ["2", "3", "4"], (
+        "a server that is started again knows the new one only"
+    )
 
 
 def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeypatch):
     from unalike.cross_silo import flower
     from unalike.cross_silo import flower_deploy as deploy
+
     deploy.deploy(tmp_path / "made", ["ada"], tmp_path / "none.yaml", "127.0.0.1:9092")
     registered = []
-    monkeypatch.setattr(flower, "words", lambda place, *command: registered.append((place / "keys" / "ada.pub").read_text()))
-    monkeypatch.setattr(flower.subprocess, "Popen", lambda *given, **named: SimpleNamespace(poll=lambda: dead.get("code")))
+    monkeypatch.setattr(
+        flower,
+        "words",
+        lambda place, *command: registered.append((place / "keys" / "ada.pub").read_text()),
+    )
+    monkeypatch.setattr(
+        flower.subprocess,
+        "Popen",
+        lambda *given, **named: SimpleNamespace(poll=lambda: dead.get("code")),
+    )
     here, dead = flower.Local(tmp_path / "made", ["ada"]), {}
     here.start()
     here.start()
@@ -183,17 +240,22 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
 
 def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
     from unalike.cross_silo import flower
-    monkeypatch.setattr(flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content))      # needs a run
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )  # needs a run
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
     answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
-    grid.reply("m0")                                              # its process died
+    grid.reply("m0")  # its process died
     until(lambda: "m1" in grid.pushed)
-    grid.came[1] = "now"                                          # its SuperNode was started again
+    grid.came[1] = "now"  # its SuperNode was started again
     until(lambda: "m2" in grid.pushed)
     grid.reply("m2", b"y")
-    assert answer.result(10) == b"y" and {m.content["ask"]["data"] for m in grid.pushed.values()} == {b"x"}
+    assert answer.result(10) == b"y" and {
+        m.content["ask"]["data"] for m in grid.pushed.values()
+    } == {b"x"}
     failed = there.ask("ada", "call", b"z", "r", "clients", 60.0)
     for number in ("m3", "m4", "m5"):
         until(lambda number=number: number in grid.pushed)

@@ -18,7 +18,14 @@ class Counter:
     """A side that counts; what must survive is in `memory`."""
 
     def __init__(self, client):
-        self.client, self.memory, self.work, self.round, self.seed, self.fold_replicas = client, {"n": 0}, 0.0, 0, 0, []
+        self.client, self.memory, self.work, self.round, self.seed, self.fold_replicas = (
+            client,
+            {"n": 0},
+            0.0,
+            0,
+            0,
+            [],
+        )
         self.secret = "not for the server"
 
     perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
@@ -39,7 +46,11 @@ class Counter:
 
     @operation
     def fail(self, how):
-        raise {"value": ValueError("its labels are gone"), "key": KeyError("labels"), "type": RuntimeError("a bug")}[how]
+        raise {
+            "value": ValueError("its labels are gone"),
+            "key": KeyError("labels"),
+            "type": RuntimeError("a bug"),
+        }[how]
 
     def hidden(self):
         return "never"
@@ -63,7 +74,9 @@ def host(folder, made=None, clients="abc", alive=256):
             made.append(client.id)
         return Counter(client)
 
-    return Host([SimpleNamespace(id=c, info=lambda c=c: c) for c in clients], program, Store(folder), alive)
+    return Host(
+        [SimpleNamespace(id=c, info=lambda c=c: c) for c in clients], program, Store(folder), alive
+    )
 
 
 def message(operation, number, round=1, turn=0, **body):
@@ -74,7 +87,11 @@ def test_sides_are_built_when_first_called(tmp_path, made):
     there = host(tmp_path, made)
     assert there.infos() == {"a": "a", "b": "b", "c": "c"} and made == []
     assert there.handle("b", message("add", 1, by=3)) == {"number": 1, "body": 3, "work": 30.0}
-    assert there.handle("b", message("ask", 2, round=4)) == {"number": 2, "body": [3, 4], "work": 0.0}
+    assert there.handle("b", message("ask", 2, round=4)) == {
+        "number": 2,
+        "body": [3, 4],
+        "work": 0.0,
+    }
     assert made == ["b"]
 
 
@@ -83,7 +100,9 @@ def test_a_repeated_message_gets_the_same_answer_and_changes_nothing(tmp_path):
     first = there.handle("a", message("add", 7))
     assert there.handle("a", message("add", 7)) == first == {"number": 7, "body": 1, "work": 10.0}
     assert there.handle("a", message("ask", 8))["body"][0] == 1
-    assert there.handle("b", message("add", 7))["body"] == 1              # another client's message of that number is another message
+    assert (
+        there.handle("b", message("add", 7))["body"] == 1
+    )  # another client's message of that number is another message
 
 
 def test_a_repeated_message_is_harmless_after_a_snapshot_and_a_failure_too(tmp_path):
@@ -110,12 +129,18 @@ def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
         reply = there.handle("a", message("add", number))
     there.keep("a")
     heir = host(tmp_path)
-    assert heir.handle("a", message("add", 1)) == {"number": 1, "failure": "message 1 was answered before"}
+    assert heir.handle("a", message("add", 1)) == {
+        "number": 1,
+        "failure": "message 1 was answered before",
+    }
     assert heir.handle("a", message("add", 2)) == reply
     assert heir.handle("a", message("add", 3))["body"] == 3
     heir.save(1)
     last = host(tmp_path)
-    assert "was answered before" in last.handle("a", message("add", 3))["failure"] and last.handle("a", message("ask", 4))["body"][0] == 3
+    assert (
+        "was answered before" in last.handle("a", message("add", 3))["failure"]
+        and last.handle("a", message("ask", 4))["body"][0] == 3
+    )
 
 
 def test_a_reply_that_cannot_be_sent_does_not_keep_its_client_from_being_kept(tmp_path):
@@ -126,25 +151,56 @@ def test_a_reply_that_cannot_be_sent_does_not_keep_its_client_from_being_kept(tm
     assert there.handle("a", message("ask", 3))["body"][0] == 1
 
 
-@pytest.mark.parametrize("name", ["hidden", "state", "restore", "perform", "secret", "__init__", "__class__", "nothing", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["hidden", "state", "restore", "perform", "secret", "__init__", "__class__", "nothing", ""],
+)
 def test_only_operations_can_be_called(tmp_path, name):
     reply = host(tmp_path).handle("a", message(name, 1))
-    assert reply == {"number": 1, "failure": f"this client has no operation {name!r}; it has: add, ask, draw, fail"}
+    assert reply == {
+        "number": 1,
+        "failure": f"this client has no operation {name!r}; it has: add, ask, draw, fail",
+    }
     assert operations(Counter) == ["add", "ask", "draw", "fail"]
 
 
-@pytest.mark.parametrize("changed", [{"operation": 3}, {"operation": None}, {"number": "1"}, {"number": None}, {"round": 1.5},
-                                     {"turn": True},
-                                     {"body": []}, {"body": None}, {"more": 1}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"operation": 3},
+        {"operation": None},
+        {"number": "1"},
+        {"number": None},
+        {"round": 1.5},
+        {"turn": True},
+        {"body": []},
+        {"body": None},
+        {"more": 1},
+    ],
+)
 def test_what_is_no_request_touches_nothing(tmp_path, made, changed):
     there = host(tmp_path, made)
-    assert there.handle("a", message("add", 1) | changed)["failure"].startswith("it refuses what it was sent: the message")
-    for bytes_ in (b"", b"noise" * 80, bytes(encode([1, 2])), bytes(encode(message("add", 1) | changed))):
+    assert there.handle("a", message("add", 1) | changed)["failure"].startswith(
+        "it refuses what it was sent: the message"
+    )
+    for bytes_ in (
+        b"",
+        b"noise" * 80,
+        bytes(encode([1, 2])),
+        bytes(encode(message("add", 1) | changed)),
+    ):
         assert "failure" in decode(there.answer("a", bytes_))
     assert made == []
 
 
-@pytest.mark.parametrize("how, says", [("value", "its labels are gone"), ("key", "KeyError: 'labels'"), ("type", "RuntimeError: a bug")])
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        ("value", "its labels are gone"),
+        ("key", "KeyError: 'labels'"),
+        ("type", "RuntimeError: a bug"),
+    ],
+)
 def test_an_exception_becomes_a_failure(tmp_path, how, says):
     there = host(tmp_path)
     assert there.handle("a", message("fail", 1, how=how)) == {"number": 1, "failure": says}
@@ -178,7 +234,9 @@ def test_randomness_belongs_to_the_message_not_to_the_process(tmp_path):
     state = torch.get_rng_state()
     drawn = there.handle("a", message("draw", 2))["body"]
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(drawn, other.handle("a", message("draw", 9))["body"])       # whatever else was sent before
+    assert torch.equal(
+        drawn, other.handle("a", message("draw", 9))["body"]
+    )  # whatever else was sent before
     assert not torch.equal(drawn, other.handle("a", message("draw", 10, turn=1))["body"])
 
 
@@ -190,7 +248,12 @@ def test_the_idlest_are_spilled_and_come_back(tmp_path, made):
     for number, client in enumerate("abcabcd" * 3):
         there.handle(client, message("add", number))
         assert len(there.programs) <= 2
-    assert [there.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [6, 6, 6, 3]
+    assert [there.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [
+        6,
+        6,
+        6,
+        3,
+    ]
     assert len(made) > 8
     there.save(1)
     assert [there.store.newest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
@@ -207,11 +270,21 @@ def test_who_was_only_asked_leaves_nothing_on_disk(tmp_path):
 
 def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
     there = host(tmp_path, alive=1)
-    turns = [("a", "add"), ("b", "ask"), ("a", "ask"), ("b", "ask"), ("a", "add"), ("b", "add"), ("a", "ask")]
+    turns = [
+        ("a", "add"),
+        ("b", "ask"),
+        ("a", "ask"),
+        ("b", "ask"),
+        ("a", "add"),
+        ("b", "add"),
+        ("a", "ask"),
+    ]
     for number, (client, what) in enumerate(turns):
         there.handle(client, message(what, number))
     there.save(1)
-    assert there.store.newest("a")["memory"]["n"] == 2 and there.store.newest("b")["memory"]["n"] == 1
+    assert (
+        there.store.newest("a")["memory"]["n"] == 2 and there.store.newest("b")["memory"]["n"] == 1
+    )
     there.handle("a", message("add", 10))
     there.handle("b", message("ask", 11))
     there.forget()
@@ -226,7 +299,12 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
     for alive in (1, 256):
         training = Training(rounds=3, batch=8, rate=0.02, optimizer=optimizer, momentum=0.9)
         method, clients = Local(), toys.clients(3)
-        there = Host(clients, lambda c, m=method, t=training: m.Program(c, m, t, 0), Store(tmp_path / str(alive)), alive)
+        there = Host(
+            clients,
+            lambda c, m=method, t=training: m.Program(c, m, t, 0),
+            Store(tmp_path / str(alive)),
+            alive,
+        )
         number = 0
         for round in (1, 2, 3):
             for _ in range(2):
@@ -234,6 +312,9 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
                     number += 1
                     assert "failure" not in there.handle(client.id, message("train", number, round))
             there.save(round)
-        ends[alive] = {c.id: there.handle(c.id, message("describe", 100 + i))["body"]["hash"] for i, c in enumerate(clients)}
+        ends[alive] = {
+            c.id: there.handle(c.id, message("describe", 100 + i))["body"]["hash"]
+            for i, c in enumerate(clients)
+        }
         assert len(there.programs) == min(alive, 3)
     assert ends[1] == ends[256]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unalike import Privacy, FederationConfig
+from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.message import MessageError, broken, decode, encode
 from unalike.core.engine import Arrival, Sent
@@ -26,8 +26,27 @@ from unalike.runs.run import Run
 MANY = bool(os.environ.get("UNALIKE_FAULTS"))
 calm = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 seeds = st.integers(0, 2**63)
-RUBBISH = [None, True, -1, 10**30, 1e308, math.nan, math.inf, "", "x" * 5000, "__import__('os')", [], {}, [[]] * 50, {"a": {"b": 1}},
-           torch.zeros(0), torch.full((2, 3), math.nan), torch.zeros(3, dtype=torch.int64), torch.zeros(1, 1, 1), torch.tensor(True)]
+RUBBISH = [
+    None,
+    True,
+    -1,
+    10**30,
+    1e308,
+    math.nan,
+    math.inf,
+    "",
+    "x" * 5000,
+    "__import__('os')",
+    [],
+    {},
+    [[]] * 50,
+    {"a": {"b": 1}},
+    torch.zeros(0),
+    torch.full((2, 3), math.nan),
+    torch.zeros(3, dtype=torch.int64),
+    torch.zeros(1, 1, 1),
+    torch.tensor(True),
+]
 
 
 def spoilt(value, draw):
@@ -46,11 +65,28 @@ def spoilt(value, draw):
         return value
     if isinstance(value, list) and value and draw.random() < 0.7:
         at = draw.randrange(len(value))
-        return draw.choice([value[:at], value + value[:1], [*value[:at], spoilt(value[at], draw), *value[at + 1:]]])
+        return draw.choice(
+            [
+                value[:at],
+                value + value[:1],
+                [*value[:at], spoilt(value[at], draw), *value[at + 1 :]],
+            ]
+        )
     if isinstance(value, torch.Tensor) and draw.random() < 0.8:
         real = value.double() if value.is_floating_point() else torch.zeros(value.shape)
-        return draw.choice([value.flatten()[:-1], value[None], torch.cat([value.reshape(1, -1)] * 2), real * math.nan, real + math.inf,
-                            value.bool(), value.reshape(-1, 1), value.to(torch.int8), torch.zeros(value.shape).to_dense()[..., None]])
+        return draw.choice(
+            [
+                value.flatten()[:-1],
+                value[None],
+                torch.cat([value.reshape(1, -1)] * 2),
+                real * math.nan,
+                real + math.inf,
+                value.bool(),
+                value.reshape(-1, 1),
+                value.to(torch.int8),
+                torch.zeros(value.shape).to_dense()[..., None],
+            ]
+        )
     return draw.choice(RUBBISH)
 
 
@@ -62,23 +98,41 @@ def scrambled(data, draw):
         if how == 0:
             data[at] = draw.randrange(256)
         elif how == 1:
-            del data[at:at + draw.choice([1, 8, 256])]
+            del data[at : at + draw.choice([1, 8, 256])]
         elif how == 2:
             data[at:at] = draw.randbytes(draw.choice([1, 8, 256]))
         elif how == 3 and len(data) > 20:
             data[draw.randrange(8, 16)] = draw.choice([0, 1, 127, 255])
         else:
-            data[at:at + 1] = bytes([draw.choice(b'0[]{}",:$-.')])
+            data[at : at + 1] = bytes([draw.choice(b'0[]{}",:$-.')])
         data = data or bytearray(b"x")
     return bytes(data)
 
 
 def at_the_door(toys, name, folder, privacy=None):
     """A server of a method that has heard each operation once: message sent, reply, sizes of its axes."""
-    made = Run(None, toys.method(name), toys.clients(), toys.training(rounds=1), FederationConfig(), name="toy", method=name, seed=0, privacy=privacy)
+    made = Run(
+        None,
+        toys.method(name),
+        toys.clients(),
+        toys.training(rounds=1),
+        FederationConfig(),
+        name="toy",
+        method=name,
+        seed=0,
+        privacy=privacy,
+    )
     engine = made.engine(folder / "clients", privacy=privacy)
-    fed = Federation(engine, made.training, made.federation, 0, evaluator=made.algorithm.evaluate, declared=made.declared, lengths=made.lengths,
-                     counts=made.releases if privacy else None)
+    fed = Federation(
+        engine,
+        made.training,
+        made.federation,
+        0,
+        evaluator=made.algorithm.evaluate,
+        declared=made.declared,
+        lengths=made.lengths,
+        counts=made.releases if privacy else None,
+    )
     heard, open_ = {}, fed._open
 
     def listen(arrival, past=None, sizes=None):
@@ -99,7 +153,10 @@ def doors(toys, tmp_path_factory):
     some = ALGORITHMS if MANY else ("fedavg", "heterofl", "fedmuscle", "afmcc")
     there = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
     noisy = [(name, Privacy(noise=0.1)) for name in ("fedavg", "fedmuscle")]
-    return [at_the_door(there(name), name, tmp_path_factory.mktemp("door"), how) for name, how in [*((n, None) for n in some), *noisy]]
+    return [
+        at_the_door(there(name), name, tmp_path_factory.mktemp("door"), how)
+        for name, how in [*((n, None) for n in some), *noisy]
+    ]
 
 
 @settings(max_examples=10_000 if MANY else 300, **calm)
@@ -109,23 +166,41 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
     draw = random.Random(seed)
     fed, heard = draw.choice(doors)
     sent, honest, sizes = draw.choice(heard)
-    reply = {**honest, "body": spoilt(honest["body"], draw)} if draw.random() < 0.7 else spoilt(honest, draw)
+    reply = (
+        {**honest, "body": spoilt(honest["body"], draw)}
+        if draw.random() < 0.7
+        else spoilt(honest, draw)
+    )
     try:
         data = bytes(encode(reply)) if draw.random() < 0.7 else scrambled(encode(honest), draw)
     except MessageError:
-        return                                      # nobody could send it
+        return  # nobody could send it
     read_ = read(data, honest["number"], 2**20)
-    fed.in_flight[honest["number"]] = Sent(sent.client, sent.operation, sent.round, sent.at, sent.like)
+    fed.in_flight[honest["number"]] = Sent(
+        sent.client, sent.operation, sent.round, sent.at, sent.like
+    )
     got = fed._open(Arrival(sent.client, 0.0, len(data), read_), sizes=sizes)
     if isinstance(got, Failure):
         assert got.client == sent.client and len(got.reason) <= 500 and "\n" not in got.reason
         return
     assert broken(got) is None
     if fed.counts is not None:
-        return                                      # a client may say less
-    if outline(honest["body"]) is not None and sent.operation not in ("begin", "pretrain", "excited", "embed", "appraise", "explain"):
-        found, wanted = outline(got), outline(honest["body"])       # of the others the program looks on: names are the client's to say
-        assert ({**wanted, **(found or {})} if isinstance(wanted, dict) else found) == wanted         # a part may be left out
+        return  # a client may say less
+    if outline(honest["body"]) is not None and sent.operation not in (
+        "begin",
+        "pretrain",
+        "excited",
+        "embed",
+        "appraise",
+        "explain",
+    ):
+        found, wanted = (
+            outline(got),
+            outline(honest["body"]),
+        )  # of the others the program looks on: names are the client's to say
+        assert (
+            {**wanted, **(found or {})} if isinstance(wanted, dict) else found
+        ) == wanted  # a part may be left out
 
 
 @settings(max_examples=10_000 if MANY else 300, **calm)
@@ -134,7 +209,11 @@ def test_no_request_touches_a_client_that_is_not_what_the_operation_declares(doo
     draw = random.Random(seed)
     host, honest, before = requests
     message = draw.choice(honest)
-    told = spoilt(message, draw) if draw.random() < 0.5 else {**message, "body": spoilt(message["body"], draw)}
+    told = (
+        spoilt(message, draw)
+        if draw.random() < 0.5
+        else {**message, "body": spoilt(message["body"], draw)}
+    )
     try:
         data = bytes(encode(told)) if draw.random() < 0.7 else scrambled(encode(message), draw)
     except MessageError:
@@ -142,7 +221,9 @@ def test_no_request_touches_a_client_that_is_not_what_the_operation_declares(doo
     reply = decode(host.answer("a", data, 2**20))
     assert isinstance(reply["number"], int) and ("failure" in reply) != ("body" in reply)
     if "failure" in reply:
-        assert {name: tensor.tolist() for name, tensor in host.programs["a"].model.state_dict().items()} == before
+        assert {
+            name: tensor.tolist() for name, tensor in host.programs["a"].model.state_dict().items()
+        } == before
     else:
         host.forget()
         host.handle("a", message_of("describe", 1))
@@ -157,11 +238,21 @@ def message_of(operation, number, **body):
 def requests(toys, tmp_path_factory):
     """A client of FedAvg in a host, some things it may be asked, and its parameters."""
     method, training = toys.method("fedavg"), toys.training()
-    host = Host(toys.clients(1), lambda client: method.Program(client, method, training, 0), Store(tmp_path_factory.mktemp("asked")))
+    host = Host(
+        toys.clients(1),
+        lambda client: method.Program(client, method, training, 0),
+        Store(tmp_path_factory.mktemp("asked")),
+    )
     host.handle("a", message_of("describe", 1))
-    parameters = {name: tensor.clone() for name, tensor in host.programs["a"].model.state_dict().items()}
-    honest = [message_of("receive", 2, parameters=parameters), message_of("shape", 3), message_of("begin", 4),
-              message_of("evaluate", 5, common=False)]
+    parameters = {
+        name: tensor.clone() for name, tensor in host.programs["a"].model.state_dict().items()
+    }
+    honest = [
+        message_of("receive", 2, parameters=parameters),
+        message_of("shape", 3),
+        message_of("begin", 4),
+        message_of("evaluate", 5, common=False),
+    ]
     return host, honest, {name: tensor.tolist() for name, tensor in parameters.items()}
 
 
@@ -170,7 +261,10 @@ def requests(toys, tmp_path_factory):
 @given(seed=seeds)
 def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, name, seed):
     """It ends, or says who is missing; whoever was let in has learnt something finite."""
-    there, draw = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))), random.Random(seed)
+    there, draw = (
+        SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))),
+        random.Random(seed),
+    )
     handle, asked, at = Host.handle, Counter(), draw.randrange(6)
 
     def spoils(self, client, message):
@@ -184,40 +278,91 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
         patch.setattr(Host, "handle", spoils)
         patch.setattr(Host, "_groups", lambda self, messages: [])
         try:
-            results = there.execute(tmp_path_factory.mktemp("run") / "run", there.method(name), there.clients(), rounds=2)
+            results = there.execute(
+                tmp_path_factory.mktemp("run") / "run",
+                there.method(name),
+                there.clients(),
+                rounds=2,
+            )
         except QuorumError as short:
             assert "b" in str(short)
             return
     assert {failure["client"] for failure in results["failures"]} <= {"b"}, results["failures"]
-    assert all(math.isfinite(entry["value"]) for id, entry in results["clients"].items() if id != "b")
+    assert all(
+        math.isfinite(entry["value"]) for id, entry in results["clients"].items() if id != "b"
+    )
 
 
-@pytest.mark.parametrize("quota, says", [({"message_bytes": 12_000}, "the limit of 12,000"), ({"round_bytes": 30_000}, "may send 30,000")])
+@pytest.mark.parametrize(
+    "quota, says",
+    [
+        ({"message_bytes": 12_000}, "the limit of 12,000"),
+        ({"round_bytes": 30_000}, "may send 30,000"),
+    ],
+)
 def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
     """`c` is the largest."""
-    some = lambda: [toys.client("a"), toys.client("b"), toys.client("c", model=lambda: torch.nn.Linear(6, 300))]
-    results = toys.execute(tmp_path / "run", toys.method("fedavg"), some(), rounds=2, federation=FederationConfig(**quota))
-    failure, = results["failures"]
-    assert failure["client"] == "c" and says in failure["reason"] and results["clients"]["a"]["value"] is not None
+    some = lambda: [
+        toys.client("a"),
+        toys.client("b"),
+        toys.client("c", model=lambda: torch.nn.Linear(6, 300)),
+    ]
+    results = toys.execute(
+        tmp_path / "run",
+        toys.method("fedavg"),
+        some(),
+        rounds=2,
+        federation=FederationConfig(**quota),
+    )
+    (failure,) = results["failures"]
+    assert (
+        failure["client"] == "c"
+        and says in failure["reason"]
+        and results["clients"]["a"]["value"] is not None
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
-    with pytest.raises(QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"):
-        toys.execute(tmp_path / "run", toys.method("fedavg"), toys.clients(), rounds=rounds, federation=FederationConfig(message_bytes=1000))
+    with pytest.raises(
+        QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"
+    ):
+        toys.execute(
+            tmp_path / "run",
+            toys.method("fedavg"),
+            toys.clients(),
+            rounds=rounds,
+            federation=FederationConfig(message_bytes=1000),
+        )
 
 
-@pytest.mark.parametrize("name, operation", [("fedmuscle", "represent"), ("fedmuscle", "align"), ("fedavg", "update"),
-                                             ("fedavg", "appraise"), ("creamfl", "update")])
-def test_who_says_nothing_where_privacy_lets_it_speak_is_named(toys, tmp_path, name, operation, monkeypatch):
+@pytest.mark.parametrize(
+    "name, operation",
+    [
+        ("fedmuscle", "represent"),
+        ("fedmuscle", "align"),
+        ("fedavg", "update"),
+        ("fedavg", "appraise"),
+        ("creamfl", "update"),
+    ],
+)
+def test_who_says_nothing_where_privacy_lets_it_speak_is_named(
+    toys, tmp_path, name, operation, monkeypatch
+):
     """With privacy a client may keep back what is not declared to leave, and nothing else."""
     there, handle = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))), Host.handle
 
     def silent(self, client, message):
         reply = handle(self, client, message)
-        return {**reply, "body": None} if client == "b" and message["operation"] == operation else reply
+        return (
+            {**reply, "body": None}
+            if client == "b" and message["operation"] == operation
+            else reply
+        )
 
     monkeypatch.setattr(Host, "handle", silent)
     monkeypatch.setattr(Host, "_groups", lambda self, messages: [])
-    results = there.execute(tmp_path / "run", there.method(name), there.clients(), rounds=1, privacy=Privacy(noise=0.5))
+    results = there.execute(
+        tmp_path / "run", there.method(name), there.clients(), rounds=1, privacy=Privacy(noise=0.5)
+    )
     assert [(f["client"], f["operation"]) for f in results["failures"]] == [("b", operation)]

@@ -44,7 +44,9 @@ def until(true, seconds=20.0):
 @pytest.mark.skipif(sys.platform != "linux", reason="keepers know processes from /proc")
 @pytest.mark.parametrize("who", ["starter", "keeper", "command", "job"])
 def test_nobody_is_left(who, tmp_path):
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, sys.executable, "-c", COMMAND, str(tmp_path / "pids")])
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, sys.executable, "-c", COMMAND, str(tmp_path / "pids")]
+    )
     try:
         until((tmp_path / "pids").exists)
         command, job = map(int, (tmp_path / "pids").read_text().split())
@@ -52,7 +54,7 @@ def test_nobody_is_left(who, tmp_path):
         assert {command, job} <= set(keeper.below(starter.pid))
         pids = {"starter": starter.pid, "keeper": kept, "command": command, "job": job}
         os.kill(pids[who], signal.SIGTERM if who == "keeper" else signal.SIGKILL)
-        if who == "job":                                    # that is its command's to see
+        if who == "job":  # that is its command's to see
             until(lambda: not alive(job))
             assert alive(command)
             os.kill(starter.pid, signal.SIGKILL)

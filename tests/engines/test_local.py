@@ -24,7 +24,12 @@ class Program:
     """Keeps a sum; work and replies of any size on demand."""
 
     def __init__(self, client):
-        self.client, self.total, self.work, self.round = client, torch.zeros(2, dtype=torch.float64), 0.0, 0
+        self.client, self.total, self.work, self.round = (
+            client,
+            torch.zeros(2, dtype=torch.float64),
+            0.0,
+            0,
+        )
         self.seed, self.fold_replicas = 0, []
 
     perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
@@ -72,7 +77,9 @@ class Program:
 
 
 def person(id, **about):
-    info = ClientInfo(id=id, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about)
+    info = ClientInfo(
+        id=id, model="m", task="t", metric="accuracy", labels=("x",), samples=1, **about
+    )
     return SimpleNamespace(id=id, device="cpu", info=lambda: info)
 
 
@@ -107,8 +114,13 @@ def conversation(engine):
     """Several calls with all sorts of answers, a snapshot in between; every arrival."""
     out, number = [], 0
     for round in (1, 2, 3):
-        for what, body in (("add", {"x": torch.full((round * 50,), 0.5), "work": 100.0 * round}), ("ask", {}), ("big", {"numbers": 1000}),
-                           ("odd", {}), ("nothing", {})):
+        for what, body in (
+            ("add", {"x": torch.full((round * 50,), 0.5), "work": 100.0 * round}),
+            ("ask", {}),
+            ("big", {"numbers": 1000}),
+            ("odd", {}),
+            ("nothing", {}),
+        ):
             messages = {}
             for client in engine.infos():
                 number += 1
@@ -135,7 +147,7 @@ def test_a_client_shares_no_memory_with_the_server(engine):
         there = engine("a", workers)
         x = torch.ones(3)
         there.send({"a": message("spoil", 1, x=x)})
-        arrival, = there.receive()
+        (arrival,) = there.receive()
         assert x.tolist() == [1, 1, 1] and arrival.reply["body"].tolist() == [-1, -1, -1]
         there.send({"a": message("ask", 2)})
         there.receive()[0].reply["body"].fill_(9)
@@ -147,8 +159,14 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
     """Counts the bytes that really pass the pipes, and compares with the ledger of both kinds of engine."""
     passed = {"down": 0, "up": 0}
     send, receive = worker.Worker._send, worker.Worker._receive
-    monkeypatch.setattr(worker.Worker, "_send", lambda self, order, data=None: (
-        passed.update(down=passed["down"] + len(data or b"")), send(self, order, data))[1])
+    monkeypatch.setattr(
+        worker.Worker,
+        "_send",
+        lambda self, order, data=None: (
+            passed.update(down=passed["down"] + len(data or b"")),
+            send(self, order, data),
+        )[1],
+    )
 
     def counted(self):
         data = receive(self)
@@ -160,7 +178,11 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
     for workers in (0, 2):
         fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig())
         fed.begin(1)
-        fed.call("add", x=torch.randn(100), each={"a": {"work": 5.0}, "c": {"x": torch.zeros(2, 2, dtype=torch.bool)}})
+        fed.call(
+            "add",
+            x=torch.randn(100),
+            each={"a": {"work": 5.0}, "c": {"x": torch.zeros(2, 2, dtype=torch.bool)}},
+        )
         fed.call("big", numbers=777)
         totals.append({way: fed.ledger.total(way) for way in ("down", "up")})
     assert totals[0] == totals[1] == passed
@@ -172,16 +194,24 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
 def test_a_call_lasts_as_long_as_links_and_work_say(engine):
     """a: 2 * 0.5 latency + (down + up) / 1000 bytes a second + 100 samples / 50 a second; b: no latency, a fast link, no work."""
     for workers in (0, 2):
-        there = engine([person("a", latency=0.5, link=1000.0, speed=50.0), person("b", latency=0.0, link=1e6, speed=1.0)], workers)
-        down = there.send({"a": message("add", 1, x=torch.zeros(4), work=100.0), "b": message("ask", 2)})
-        first, = there.receive()
+        there = engine(
+            [
+                person("a", latency=0.5, link=1000.0, speed=50.0),
+                person("b", latency=0.0, link=1e6, speed=1.0),
+            ],
+            workers,
+        )
+        down = there.send(
+            {"a": message("add", 1, x=torch.zeros(4), work=100.0), "b": message("ask", 2)}
+        )
+        (first,) = there.receive()
         assert first.client == "b" and first.size == 2 * BLOCK and down["b"] == BLOCK
         assert first.at == there.now == pytest.approx(3 * BLOCK / 1e6, rel=1e-12)
-        second, = there.receive()
+        (second,) = there.receive()
         assert down["a"] == 2 * BLOCK and second.size == 2 * BLOCK
         assert second.at == there.now == pytest.approx(1.0 + 4 * BLOCK / 1000 + 2.0, rel=1e-12)
         there.send({"b": message("ask", 3)})
-        third, = there.receive()
+        (third,) = there.receive()
         assert third.at == pytest.approx(second.at + 3 * BLOCK / 1e6, rel=1e-12)
         assert there.receive() == [] and there.now == third.at
 
@@ -203,9 +233,11 @@ def test_messages_under_way_wait_while_others_are_asked(engine):
     """b's answer comes first on the clock, but only a's was asked for."""
     for workers in (0, 2):
         there = engine([person("a", latency=9.0), person("b", latency=1.0)], workers)
-        there.send({"a": message("add", 1, x=torch.ones(1)), "b": message("add", 2, x=torch.ones(1))})
+        there.send(
+            {"a": message("add", 1, x=torch.ones(1)), "b": message("add", 2, x=torch.ones(1))}
+        )
         there.send({"a": message("ask", 3), "b": message("ask", 4)})
-        late, = there.receive({3})
+        (late,) = there.receive({3})
         assert late.client == "a" and late.reply["number"] == 3 and late.at > 18
         assert [a.reply["number"] for a in there.receive()] == [4] and there.now == late.at
         assert [a.reply["number"] for a in there.receive()] == [2]
@@ -222,7 +254,12 @@ def test_going_back_to_a_round_gives_the_same_again(engine):
         there.load(0, 0.0, [])
 
         def add(number, round, there=there):
-            there.send({c: message("add", number + i, round, x=torch.ones(3)) for i, c in enumerate("abcde")})
+            there.send(
+                {
+                    c: message("add", number + i, round, x=torch.ones(3))
+                    for i, c in enumerate("abcde")
+                }
+            )
 
         add(1, 1)
         everything(there)
@@ -284,8 +321,16 @@ def test_failures_of_a_client_are_its_own(engine, workers):
     fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig(quorum=0))
     failed = fed.call("fail", clients=["a"]).failures
     assert failed["a"].reason == "its labels are gone"
-    assert fed.call("odd", clients=["b"]).failures["b"].reason.startswith("body is a object; a message carries")
-    assert fed.call("nothing", clients=["c"]).failures["c"].reason.startswith("this client has no operation 'nothing'")
+    assert (
+        fed.call("odd", clients=["b"])
+        .failures["b"]
+        .reason.startswith("body is a object; a message carries")
+    )
+    assert (
+        fed.call("nothing", clients=["c"])
+        .failures["c"]
+        .reason.startswith("this client has no operation 'nothing'")
+    )
     assert list(fed.call("ask")) == ["d", "e"]
 
 

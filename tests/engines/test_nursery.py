@@ -14,19 +14,23 @@ import pytest
 from unalike.cross_silo import prefork as nursery
 from unalike.cross_silo import supervisor as keeper
 
-PROGRAM = '''
+PROGRAM = """
 import os, sys, time
 print(sys.argv[1:], os.getcwd(), os.environ["WORD"], "imported before" if "wave" in sys.modules else "not", os.getpid(), flush=True)
 time.sleep(float(sys.argv[1]))
 sys.exit(7)
-'''
+"""
 
 
 @pytest.fixture
 def nurse(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    nurse = subprocess.Popen(keeper.command([sys.executable, nursery.__file__, "nurse", str(tmp_path / "here"), "wave"], os.getpid()),
-                             env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    nurse = subprocess.Popen(
+        keeper.command(
+            [sys.executable, nursery.__file__, "nurse", str(tmp_path / "here"), "wave"], os.getpid()
+        ),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     while not (tmp_path / "here").exists():
         time.sleep(0.01)
     yield nurse
@@ -40,8 +44,14 @@ def place(nurse, tmp_path):
 
 def ask(place, *what):
     environment = {**os.environ, "WORD": "told", "PYTHONPATH": str(place.parent)}
-    return subprocess.Popen([sys.executable, "-S", "-E", nursery.__file__, "ask", str(place), "-m", "program", *what], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=place.parent)
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", nursery.__file__, "ask", str(place), "-m", "program", *what],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=place.parent,
+    )
 
 
 def ends(pid, seconds=5.0):
@@ -60,7 +70,10 @@ def test_a_program_has_what_who_asked_has_and_its_exit_code_comes_back(place):
     for process, seconds in zip(asked, ("0", "0.5"), strict=True):
         said, problems = process.communicate(timeout=20)
         assert process.returncode == 7, problems
-        assert said.startswith(f"{[seconds, 'a b']} {place.parent} told imported before ") and int(said.split()[-1]) != process.pid
+        assert (
+            said.startswith(f"{[seconds, 'a b']} {place.parent} told imported before ")
+            and int(said.split()[-1]) != process.pid
+        )
 
 
 def test_it_ends_with_who_asked(place):

@@ -28,15 +28,29 @@ def isolated():
         return False
 
 
-pytestmark = pytest.mark.skipif(not isolated(), reason="unshare may not make a network namespace here, and tests use loopback only")
-faults = pytest.mark.skipif(not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults")
+pytestmark = pytest.mark.skipif(
+    not isolated(),
+    reason="unshare may not make a network namespace here, and tests use loopback only",
+)
+faults = pytest.mark.skipif(
+    not os.environ.get("UNALIKE_FAULTS"), reason="takes minutes: make test-faults"
+)
 
 
 def program(folder, *steps):
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]), "OMP_NUM_THREADS": "1",
-           "RAY_memory_monitor_refresh_ms": "0"}           # or Ray kills actors because of what other programs hold
-    return subprocess.Popen([*ALONE, sys.executable, str(HERE / "on_ray.py"), str(folder), *steps], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=env)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]),
+        "OMP_NUM_THREADS": "1",
+        "RAY_memory_monitor_refresh_ms": "0",
+    }  # or Ray kills actors because of what other programs hold
+    return subprocess.Popen(
+        [*ALONE, sys.executable, str(HERE / "on_ray.py"), str(folder), *steps],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
 
 
 def told(folder, *steps):
@@ -44,9 +58,11 @@ def told(folder, *steps):
     try:
         out, problems = process.communicate(timeout=1800)
     finally:
-        process.kill()                                     # its cluster ends with it
+        process.kill()  # its cluster ends with it
     assert process.returncode == 0, problems[-3000:]
-    assert not out or "severed" in steps, "stdout is for results, and Ray is not to write on it, but for a node that died"
+    assert not out or "severed" in steps, (
+        "stdout is for results, and Ray is not to write on it, but for a node that died"
+    )
     found = json.loads((folder / "told.json").read_text())
     noted("ray", found)
     return found
@@ -71,7 +87,9 @@ def test_privacy_goes_with_the_clients(seen):
 
 def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(seen):
     assert seen["killed"]["struck"] == 1 and seen["killed"]["same"]
-    assert 0 < seen["killed"]["seconds"] < 60, "5 s is the bar on a machine that has nothing else to do"
+    assert 0 < seen["killed"]["seconds"] < 60, (
+        "5 s is the bar on a machine that has nothing else to do"
+    )
 
 
 def test_a_frozen_client_is_named_in_time_and_is_where_it_was(seen):
@@ -81,9 +99,11 @@ def test_a_frozen_client_is_named_in_time_and_is_where_it_was(seen):
 
 
 def test_a_client_that_talks_rubbish_is_named_and_left_out(seen):
-    failure, = seen["rubbish"]["failures"]
+    (failure,) = seen["rubbish"]["failures"]
     assert failure["client"] == "b" and failure["lasting"] and seen["rubbish"]["rounds"] == 2
-    assert failure["reason"].startswith("its reply is no message: these bytes are no unalike message")
+    assert failure["reason"].startswith(
+        "its reply is no message: these bytes are no unalike message"
+    )
 
 
 @faults
@@ -120,7 +140,11 @@ def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
 @faults
 def test_a_network_cut_for_a_while_or_for_good_changes_nothing(tmp_path):
     there = told(tmp_path, "severed")["severed"]
-    assert there["healed"]["same"] and there["healed"]["nodes"] == 2 and there["healed"]["longest"] < 30
+    assert (
+        there["healed"]["same"]
+        and there["healed"]["nodes"] == 2
+        and there["healed"]["longest"] < 30
+    )
     assert there["cut"]["same"] and there["cut"]["nodes"] == 2 and there["cut"]["longest"] < 60
 
 
@@ -129,7 +153,9 @@ def test_a_server_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path):
     for rounds in (1, 3):
         process = program(tmp_path, "server")
         events = tmp_path / "server" / "cut" / "events.jsonl"
-        while process.poll() is None and not (events.exists() and events.read_text().count('"event": "round"') >= rounds):
+        while process.poll() is None and not (
+            events.exists() and events.read_text().count('"event": "round"') >= rounds
+        ):
             time.sleep(0.05)
         time.sleep(0.3)
         process.send_signal(signal.SIGKILL)

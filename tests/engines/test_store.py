@@ -14,7 +14,9 @@ from unalike.engines.store import Archive, CheckpointError, Store, load, quote, 
 
 
 def numbers(folder):
-    return sorted(path.name.removesuffix(".safetensors") for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.name.removesuffix(".safetensors") for path in folder.rglob("*") if path.is_file()
+    )
 
 
 def state(n):
@@ -26,29 +28,52 @@ def seen(value):
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):
-    value = {"f": torch.randn(2, 3).t(), "b": torch.tensor([True]), "h": torch.zeros(2).bfloat16(), "zero": torch.tensor(3), "none": None,
-             "empty": torch.zeros(0, 4), "list": [1, 2.5, "ü", {"deep": torch.ones(1)}], "inf": math.inf, "one": torch.arange(5.0)[::4][:1],
-             "param": torch.nn.Parameter(torch.ones(2)), "": {}}
+    value = {
+        "f": torch.randn(2, 3).t(),
+        "b": torch.tensor([True]),
+        "h": torch.zeros(2).bfloat16(),
+        "zero": torch.tensor(3),
+        "none": None,
+        "empty": torch.zeros(0, 4),
+        "list": [1, 2.5, "ü", {"deep": torch.ones(1)}],
+        "inf": math.inf,
+        "one": torch.arange(5.0)[::4][:1],
+        "param": torch.nn.Parameter(torch.ones(2)),
+        "": {},
+    }
     value["shared"] = value["f"]
     save(tmp_path / "a.safetensors", value)
     back = load(tmp_path / "a.safetensors")
     assert list(back) == list(value)
     for name in ("f", "b", "h", "zero", "empty", "one", "param", "shared"):
-        assert torch.equal(back[name], value[name]) and back[name].dtype == value[name].dtype and back[name].shape == value[name].shape
-    assert back["list"][:3] == [1, 2.5, "ü"] and torch.equal(back["list"][3]["deep"], torch.ones(1)) and back["inf"] == math.inf
+        assert (
+            torch.equal(back[name], value[name])
+            and back[name].dtype == value[name].dtype
+            and back[name].shape == value[name].shape
+        )
+    assert (
+        back["list"][:3] == [1, 2.5, "ü"]
+        and torch.equal(back["list"][3]["deep"], torch.ones(1))
+        and back["inf"] == math.inf
+    )
 
 
-@pytest.mark.parametrize("value", [
-    {"a/b": torch.zeros(1), "a": {"b": torch.ones(2)}},
-    {"a": {"b": torch.ones(2)}, "a/b": torch.zeros(1)},
-    {"a": [torch.zeros(1)], "a/0": torch.ones(2)},
-    {"__metadata__": torch.zeros(1)},
-    torch.ones(2),
-])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a/b": torch.zeros(1), "a": {"b": torch.ones(2)}},
+        {"a": {"b": torch.ones(2)}, "a/b": torch.zeros(1)},
+        {"a": [torch.zeros(1)], "a/0": torch.ones(2)},
+        {"__metadata__": torch.zeros(1)},
+        torch.ones(2),
+    ],
+)
 def test_names_never_get_in_each_others_way(tmp_path, value):
     save(tmp_path / "a.safetensors", value)
     back = load(tmp_path / "a.safetensors")
-    assert [(path, t.tolist()) for path, t in leaves(back)] == [(path, t.tolist()) for path, t in leaves(value)]
+    assert [(path, t.tolist()) for path, t in leaves(back)] == [
+        (path, t.tolist()) for path, t in leaves(value)
+    ]
 
 
 def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
@@ -109,7 +134,7 @@ def test_what_was_kept_since_comes_first_and_becomes_a_snapshot(tmp_path):
 
 def test_rewinding_forgets_what_came_after(tmp_path):
     store = Store(tmp_path)
-    store.rewind(0)                                     # nothing there yet
+    store.rewind(0)  # nothing there yet
     store.snapshot("a/b", state(1), 1)
     store.snapshot("a/b", state(2), 2)
     store.keep("a/b", state(25))
@@ -122,7 +147,27 @@ def test_rewinding_forgets_what_came_after(tmp_path):
     assert store.newest("a/b") is None and store.newest("idle") is None
 
 
-ODD = ["../x", "a/b", "a", "b", "..", ".", "", "/etc/passwd", "a\\b", "A", "ä", "a b", "%2f.", "a%2f.b", "漢", "con", "x" * 60, "\n", "~"]
+ODD = [
+    "../x",
+    "a/b",
+    "a",
+    "b",
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "a\\b",
+    "A",
+    "ä",
+    "a b",
+    "%2f.",
+    "a%2f.b",
+    "漢",
+    "con",
+    "x" * 60,
+    "\n",
+    "~",
+]
 
 
 def test_odd_names_stay_inside_and_apart(tmp_path):
@@ -131,7 +176,9 @@ def test_odd_names_stay_inside_and_apart(tmp_path):
         store.snapshot(name, state(i), 1)
         store.keep(name, state(100 + i))
     assert [seen(store.newest(name)) for name in ODD] == [100 + i for i in range(len(ODD))]
-    assert {path.parent.parent for path in tmp_path.rglob("*.safetensors")} == {tmp_path / "in" / "side"}
+    assert {path.parent.parent for path in tmp_path.rglob("*.safetensors")} == {
+        tmp_path / "in" / "side"
+    }
     store.rewind(1)
     assert [seen(store.newest(name)) for name in ODD] == list(range(len(ODD)))
 
@@ -158,7 +205,7 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path, damage):
             path.write_bytes(bytes(range(256)) * 4)
         case "text":
             path.write_text("hello")
-        case "other":                                   # safetensors of somebody else
+        case "other":  # safetensors of somebody else
             module.save_file({"w": torch.ones(2)}, path)
         case "folder":
             path.unlink()
@@ -167,7 +214,11 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path, damage):
             module.save_file({}, path, metadata={"value": '{"a": {"$": "nothing"}}'})
     with pytest.raises(CheckpointError) as caught:
         store.newest("ada")
-    assert str(path) in str(caught.value) and "cannot be read" in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        str(path) in str(caught.value)
+        and "cannot be read" in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 def test_every_way_to_cut_it_short_is_told(tmp_path):

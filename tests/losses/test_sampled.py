@@ -12,7 +12,9 @@ from unalike.losses.muscle import muscle_literal
 def made(peers, rows=5, width=6, seed=0):
     draw = torch.Generator().manual_seed(seed)
     common = torch.randn(rows, width, generator=draw)
-    return [(common + torch.randn(rows, width, generator=draw)).double() for _ in range(peers + 1)], draw
+    return [
+        (common + torch.randn(rows, width, generator=draw)).double() for _ in range(peers + 1)
+    ], draw
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4])
@@ -33,12 +35,14 @@ def test_more_draws_are_nearer_and_the_gradient_goes_the_exact_way():
     (z, *others), draw = made(3, rows=8)
     z.requires_grad_()
     exact = muscle_loss(z, others)
-    way, = torch.autograd.grad(exact, z)
+    (way,) = torch.autograd.grad(exact, z)
     apart = {}
     for count in (4, 400):
-        tries = [muscle_sampled(z, others, torch.rand(3, 8, count, generator=draw)) for _ in range(20)]
+        tries = [
+            muscle_sampled(z, others, torch.rand(3, 8, count, generator=draw)) for _ in range(20)
+        ]
         apart[count] = sum(float((each - exact).detach().abs()) for each in tries) / 20
-        found, = torch.autograd.grad(tries[0], z)
+        (found,) = torch.autograd.grad(tries[0], z)
     assert apart[400] < apart[4] / 3
     assert float(torch.cosine_similarity(found.flatten(), way.flatten(), dim=0)) > 0.99
 

@@ -12,19 +12,29 @@ def draw(*shape, seed=0):
 
 
 def problem(images=2, conditions=3, patches=9, labels=5):
-    return draw(images, conditions, patches, labels).sigmoid(), draw(images, conditions, patches, seed=1).softmax(-1)
+    return draw(images, conditions, patches, labels).sigmoid(), draw(
+        images, conditions, patches, seed=1
+    ).softmax(-1)
 
 
 def test_rows_and_columns_have_the_weights_asked_for():
     cost, rows = problem()
     plan = sinkhorn(cost, rows)
     torch.testing.assert_close(plan.sum(-1), rows, rtol=0, atol=1e-5)
-    torch.testing.assert_close(plan.sum(-2), torch.full((2, 3, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        plan.sum(-2), torch.full((2, 3, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
 def test_fedmpts_plan_has_the_weights_asked_for():
     from unalike.algorithms import FedMPT
-    how, S = FedMPT(), 20 * 0.7 * torch.rand(4, 5, 49, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    how, S = (
+        FedMPT(),
+        20
+        * 0.7
+        * torch.rand(4, 5, 49, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    )
     plan = transport(S, how.temperature, how.entropy, how.steps)
     torch.testing.assert_close(plan.sum(-1), importance(S, how.temperature), rtol=0, atol=1e-5)
 
@@ -34,8 +44,16 @@ def test_the_plan_is_that_of_pot():
     plan = sinkhorn(cost, rows)
     for image in range(2):
         for condition in range(3):
-            wanted = ot.sinkhorn(rows[image, condition].numpy(), [0.2] * 5, cost[image, condition].numpy(), 0.2, stopThr=1e-12)
-            torch.testing.assert_close(plan[image, condition], torch.from_numpy(wanted), rtol=0, atol=1e-5)
+            wanted = ot.sinkhorn(
+                rows[image, condition].numpy(),
+                [0.2] * 5,
+                cost[image, condition].numpy(),
+                0.2,
+                stopThr=1e-12,
+            )
+            torch.testing.assert_close(
+                plan[image, condition], torch.from_numpy(wanted), rtol=0, atol=1e-5
+            )
 
 
 def test_single_precision_and_far_costs_stay_finite():
@@ -46,8 +64,14 @@ def test_single_precision_and_far_costs_stay_finite():
 
 def test_gradients_are_right():
     cost, rows = problem(1, 2, 4, 3)
-    assert torch.autograd.gradcheck(lambda c, a: sinkhorn(c, a, steps=5), (cost.requires_grad_(), rows.requires_grad_()), atol=1e-5)
-    assert torch.autograd.gradcheck(lambda s: transport(s, steps=5), (5 * draw(1, 2, 4, 3, seed=2).requires_grad_(),), atol=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda c, a: sinkhorn(c, a, steps=5),
+        (cost.requires_grad_(), rows.requires_grad_()),
+        atol=1e-5,
+    )
+    assert torch.autograd.gradcheck(
+        lambda s: transport(s, steps=5), (5 * draw(1, 2, 4, 3, seed=2).requires_grad_(),), atol=1e-5
+    )
 
 
 def test_gradients_of_the_steps_are_those_of_the_plan():
@@ -59,7 +83,9 @@ def test_gradients_of_the_steps_are_those_of_the_plan():
     p, q = plan.detach(), (plan * pull).detach()
     whole = torch.cat([torch.cat([p.sum(1).diag(), p], 1), torch.cat([p.mT, p.sum(0).diag()], 1)])
     held = torch.linalg.pinv(whole) @ torch.cat([q.sum(1), q.sum(0)])
-    torch.testing.assert_close(found, (p * (held[:4, None] + held[None, 4:]) - q) / 0.2, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found, (p * (held[:4, None] + held[None, 4:]) - q) / 0.2, rtol=0, atol=1e-5
+    )
 
 
 def test_batched_equals_one_by_one():
@@ -67,7 +93,9 @@ def test_batched_equals_one_by_one():
     whole = transport(similarity)
     for image in range(2):
         for condition in range(3):
-            torch.testing.assert_close(whole[image, condition], transport(similarity[image, condition]))
+            torch.testing.assert_close(
+                whole[image, condition], transport(similarity[image, condition])
+            )
 
 
 def test_an_unsure_patch_counts_more_and_equal_ones_the_same():
@@ -76,8 +104,15 @@ def test_an_unsure_patch_counts_more_and_equal_ones_the_same():
     torch.testing.assert_close(importance(torch.zeros(3, 4, 2)), torch.full((3, 4), 0.25))
 
 
-@pytest.mark.parametrize(("cost", "rows", "more"), [((2, 3), (3,), {}), ((3,), (), {}), ((2, 3), (2,), {"weight": 0.0}),
-                                                    ((2, 3), (2,), {"steps": 0})])
+@pytest.mark.parametrize(
+    ("cost", "rows", "more"),
+    [
+        ((2, 3), (3,), {}),
+        ((3,), (), {}),
+        ((2, 3), (2,), {"weight": 0.0}),
+        ((2, 3), (2,), {"steps": 0}),
+    ],
+)
 def test_bad_input_is_told(cost, rows, more):
     with pytest.raises(ValueError, match="sinkhorn takes"):
         sinkhorn(torch.zeros(cost), torch.ones(rows), **more)

@@ -14,12 +14,32 @@ from unalike.models.tracing import trace
 
 MODELS = {
     "linear": (lambda: nn.Sequential(MLP((6,), (32, 32), 32), nn.ReLU(), nn.Linear(32, 3)), (6,)),
-    "conv, batch norm": (lambda: nn.Sequential(VGG11((3, 32, 32), 4), nn.Linear(32, 3)), (3, 32, 32)),
-    "conv, batch norm, residual": (lambda: nn.Sequential(ResNet18((3, 8, 8), 4), nn.Linear(32, 3)), (3, 8, 8)),
-    "group norm": (lambda: nn.Sequential(CNN((1, 8, 8), (8, 16), 16, "group"), nn.Linear(16, 3)), (1, 8, 8)),
-    "conv to linear": (lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)), (1, 8, 8)),
-    "depthwise": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.Flatten(),
-                                        nn.Linear(128, 2)), (3, 8, 8)),
+    "conv, batch norm": (
+        lambda: nn.Sequential(VGG11((3, 32, 32), 4), nn.Linear(32, 3)),
+        (3, 32, 32),
+    ),
+    "conv, batch norm, residual": (
+        lambda: nn.Sequential(ResNet18((3, 8, 8), 4), nn.Linear(32, 3)),
+        (3, 8, 8),
+    ),
+    "group norm": (
+        lambda: nn.Sequential(CNN((1, 8, 8), (8, 16), 16, "group"), nn.Linear(16, 3)),
+        (1, 8, 8),
+    ),
+    "conv to linear": (
+        lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3)),
+        (1, 8, 8),
+    ),
+    "depthwise": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.Conv2d(8, 8, 3, groups=8),
+            nn.BatchNorm2d(8),
+            nn.Flatten(),
+            nn.Linear(128, 2),
+        ),
+        (3, 8, 8),
+    ),
     "transformer": (lambda: nn.Sequential(Transformer((1, 8, 8)), nn.Linear(32, 3)), (1, 8, 8)),
     "words": (lambda: nn.Sequential(FastText((7,), 30, 16, 16), nn.Linear(16, 4)), (7,)),
 }
@@ -29,7 +49,11 @@ def made(name, seed=0):
     """A model in double precision whose norms have seen something, rows, and its widths."""
     torch.manual_seed(seed)
     model, shape = MODELS[name][0]().double(), MODELS[name][1]
-    x = torch.randint(1, 30, (4, *shape)) if name == "words" else torch.randn(4, *shape, dtype=torch.float64)
+    x = (
+        torch.randint(1, 30, (4, *shape))
+        if name == "words"
+        else torch.randn(4, *shape, dtype=torch.float64)
+    )
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             nn.init.normal_(module.weight, 1, 0.2)
@@ -66,8 +90,11 @@ def apart(a, b):
 def test_a_permuted_network_comes_back(name, inputs):
     model, x, widths = made(name)
     mixed = permuted(model.state_dict(), widths)
-    assert torch.allclose(output(model, mixed, x), model(x), atol=1e-9) and apart(mixed, model.state_dict()) > 1e-2
-    back, = Matcher(inputs).carry([model.state_dict()], [mixed], widths, widths)
+    assert (
+        torch.allclose(output(model, mixed, x), model(x), atol=1e-9)
+        and apart(mixed, model.state_dict()) > 1e-2
+    )
+    (back,) = Matcher(inputs).carry([model.state_dict()], [mixed], widths, widths)
     assert apart(back, mixed) < 1e-6
 
 
@@ -76,10 +103,18 @@ def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
     """Two clients' data leave other statistics in the same units."""
     model, _, widths = made(name)
     state, draws = model.state_dict(), torch.Generator().manual_seed(3)
-    norms = [f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, nn.BatchNorm2d | nn.GroupNorm)
-             for part in ("weight", "bias", "running_mean", "running_var") if f"{path}.{part}" in state]
-    other = {n: t + 10 * torch.rand(t.shape, generator=draws) if n in norms else t for n, t in state.items()}
-    back, = Matcher(solver="picked").carry([state], [other], widths, widths)
+    norms = [
+        f"{path}.{part}"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm)
+        for part in ("weight", "bias", "running_mean", "running_var")
+        if f"{path}.{part}" in state
+    ]
+    other = {
+        n: t + 10 * torch.rand(t.shape, generator=draws) if n in norms else t
+        for n, t in state.items()
+    }
+    (back,) = Matcher(solver="picked").carry([state], [other], widths, widths)
     assert norms and apart(back, state) == 0
 
 
@@ -89,19 +124,27 @@ def test_a_network_made_wider_computes_the_same(name):
     model, x, widths = made(name)
     keep = first(widths, 0.5)
     small = narrow(model, widths, keep, x).eval()
-    wide, = Matcher("mass").carry([small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths)
+    (wide,) = Matcher("mass").carry(
+        [small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths
+    )
     assert torch.allclose(output(model, wide, x), small(x), atol=1e-6)
-    assert {n: t.shape for n, t in wide.items()} == {n: t.shape for n, t in model.state_dict().items()}
+    assert {n: t.shape for n, t in wide.items()} == {
+        n: t.shape for n, t in model.state_dict().items()
+    }
 
 
 def test_the_barycentre_of_columns_multiplies_outputs_by_the_ratio_of_widths():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16, bias=False), nn.Linear(16, 16, bias=False), nn.Linear(16, 2, bias=False)).double()
+    model = nn.Sequential(
+        nn.Linear(4, 16, bias=False), nn.Linear(16, 16, bias=False), nn.Linear(16, 2, bias=False)
+    ).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     widths = trace(model, x)
     keep = first(widths, 0.5)
     small = narrow(model, widths, keep)
-    wide, = Matcher("barycentre").carry([small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths)
+    (wide,) = Matcher("barycentre").carry(
+        [small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths
+    )
     assert torch.allclose(output(model, wide, x), 4 * small(x), atol=1e-9)
 
 
@@ -110,8 +153,8 @@ def test_narrowing_what_was_widened_gives_it_back():
     keep = first(widths, 0.5)
     small, own = narrow(model, widths, keep, x).state_dict(), renumbered(widths, keep)
     matcher = Matcher("mass")
-    wide, = matcher.carry([small], [model.state_dict()], own, widths)
-    back, = matcher.carry([wide], [small], widths, own)
+    (wide,) = matcher.carry([small], [model.state_dict()], own, widths)
+    (back,) = matcher.carry([wide], [small], widths, own)
     assert apart(back, small) < 1e-6
 
 
@@ -126,9 +169,13 @@ def test_several_are_matched_as_one_by_one_and_plans_are_remembered(solver, larg
     matcher = Matcher(solver=solver)
     together = matcher.carry([full] * 3, clients, widths, own, keys=["a", "b", "c"])
     alone = [Matcher(solver=solver).carry([full], [client], widths, own)[0] for client in clients]
-    assert all(apart(a, b) <= (1e-5 if solver == "entropic" else 0) for a, b in zip(together, alone))
+    assert all(
+        apart(a, b) <= (1e-5 if solver == "entropic" else 0) for a, b in zip(together, alone)
+    )
     monkeypatch.setattr("unalike.matching.transport.plans", None)
-    assert apart(matcher.carry([full], [clients[1]], widths, own, keys=["b"])[0], together[1]) < 1e-12
+    assert (
+        apart(matcher.carry([full], [clients[1]], widths, own, keys=["b"])[0], together[1]) < 1e-12
+    )
     with pytest.raises(TypeError):
         matcher.carry([full], [clients[1]], widths, own, keys=["d"])
 
@@ -138,12 +185,18 @@ def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
     costs = torch.rand(3, 6, 4, dtype=torch.float64)
     for solver in ("exact", "entropic"):
         found = plans(costs, solver)
-        torch.testing.assert_close(found.sum(2), torch.full((3, 6), 1 / 6, dtype=torch.float64), atol=1e-5, rtol=0)
-        torch.testing.assert_close(found.sum(1), torch.full((3, 4), 1 / 4, dtype=torch.float64), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found.sum(2), torch.full((3, 6), 1 / 6, dtype=torch.float64), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            found.sum(1), torch.full((3, 4), 1 / 4, dtype=torch.float64), atol=1e-5, rtol=0
+        )
     assert (plans(costs, "exact") > 0).flatten(1).sum(1).max() <= 9
     paid = lambda found: (found * costs).sum((1, 2))
     assert (paid(plans(costs, "exact")) <= paid(plans(costs, "entropic")) + 1e-9).all()
-    torch.testing.assert_close(paid(entropic(costs, 0.002, 20000)), paid(plans(costs, "exact")), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        paid(entropic(costs, 0.002, 20000)), paid(plans(costs, "exact")), atol=1e-3, rtol=0
+    )
     torch.testing.assert_close(entropic(costs)[1:2], entropic(costs[1:2]), atol=1e-5, rtol=0)
 
 
@@ -152,7 +205,9 @@ def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
 def test_picked_pairs_are_the_cheapest_whether_or_not_two_want_the_same(shape, apart):
     from scipy.optimize import linear_sum_assignment
 
-    costs = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)) + apart * (1 - torch.eye(*shape))
+    costs = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)) + apart * (
+        1 - torch.eye(*shape)
+    )
     for cost, plan in zip(costs, plans(costs, "picked"), strict=True):
         wanted = torch.zeros(shape)
         wanted[linear_sum_assignment(cost.numpy())] = 1 / shape[1]
@@ -172,5 +227,10 @@ def test_expand_is_a_plan_of_ones():
     model, _, widths = made("linear")
     keep = first(widths, 0.5)
     small = extract(model.state_dict(), widths, keep)
-    narrow_to_self, = Matcher().carry([small], [small], renumbered(widths, keep), renumbered(widths, keep))
-    assert apart(narrow_to_self, small) < 1e-9 and apart(expand(small, widths, keep, model.state_dict()), model.state_dict()) == 0
+    (narrow_to_self,) = Matcher().carry(
+        [small], [small], renumbered(widths, keep), renumbered(widths, keep)
+    )
+    assert (
+        apart(narrow_to_self, small) < 1e-9
+        and apart(expand(small, widths, keep, model.state_dict()), model.state_dict()) == 0
+    )

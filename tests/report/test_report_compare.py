@@ -16,7 +16,9 @@ from unalike.report.compare import interval
 def test_the_interval_is_students():
     """Of 1, 2, 3: mean 2, s = 1, t(0.975, 2) = 4.3027, so half a width of 4.3027 / √3 = 2.4841."""
     told = interval([1.0, 2.0, 3.0])
-    assert told["mean"] == 2 and told["high"] - 2 == pytest.approx(2.4841, abs=1e-4) and told["n"] == 3
+    assert (
+        told["mean"] == 2 and told["high"] - 2 == pytest.approx(2.4841, abs=1e-4) and told["n"] == 3
+    )
     values = [61.2, 63.9, 60.1, 65.5, 62.0]
     low, high = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
     assert (interval(values)["low"], interval(values)["high"]) == pytest.approx((low, high))
@@ -30,27 +32,45 @@ def test_one_value_has_no_interval():
 def test_groups_and_paired_differences(make):
     """Per seed the shift moves every client alike, so it is the difference: 1, 2, 3 over the shared seeds 0, 1, 2; seed 7 has no pair."""
     paths = [make(f"a{seed}", seed=seed, shift=10.0 * seed) for seed in range(3)]
-    paths += [make(f"b{seed}", seed=seed, shift=10.0 * seed + seed + 1, algorithm="fedavg") for seed in (2, 0, 1)]
+    paths += [
+        make(f"b{seed}", seed=seed, shift=10.0 * seed + seed + 1, algorithm="fedavg")
+        for seed in (2, 0, 1)
+    ]
     paths += [make("b7", seed=7, shift=400.0, algorithm="fedavg")]
     told = compare(paths)
     first, second = told["groups"]
-    assert (first["label"], first["n"], second["label"], second["n"]) == ("fedmuscle", 3, "fedavg", 4)
+    assert (first["label"], first["n"], second["label"], second["n"]) == (
+        "fedmuscle",
+        3,
+        "fedavg",
+        4,
+    )
     (difference,) = told["differences"]
     assert sorted(difference["seeds"]) == [0, 1, 2] and difference["n"] == 3
-    assert (difference["mean"], difference["high"]) == pytest.approx((2.0, 2 + 4.302653 / math.sqrt(3)))
+    assert (difference["mean"], difference["high"]) == pytest.approx(
+        (2.0, 2 + 4.302653 / math.sqrt(3))
+    )
     assert difference["excludes_zero"] is False  # -0.48 to 4.48
     assert difference["clients"]["leaf"]["mean"] == pytest.approx(2.0)
     start = (83.0 + 88.9 + 66.1 + 41.0 + 81.7 + 49.5) / 6
-    assert first["value"]["mean"] == pytest.approx(start + 10) and first["clients"]["leaf"]["mean"] == pytest.approx(93.0)
-    assert first["bytes"]["up"]["mean"] == 2_499_840 and first["seconds"]["mean"] == pytest.approx(20.1)
+    assert first["value"]["mean"] == pytest.approx(start + 10) and first["clients"]["leaf"][
+        "mean"
+    ] == pytest.approx(93.0)
+    assert first["bytes"]["up"]["mean"] == 2_499_840 and first["seconds"]["mean"] == pytest.approx(
+        20.1
+    )
     assert first["losers"]["mean"] == pytest.approx(1 / 3)  # oak loses with seed 0 only
     json.dumps(told)
 
 
 def test_pairing_sees_what_averages_hide(make):
     """Seeds far apart, but the second method always one better: the averages overlap, the difference is clear."""
-    paths = [make(f"a{seed}", seed=seed, algorithm="a", shift=20.0 * seed - 30) for seed in range(3)]
-    paths += [make(f"b{seed}", seed=seed, algorithm="b", shift=20.01 * seed - 29) for seed in range(3)]
+    paths = [
+        make(f"a{seed}", seed=seed, algorithm="a", shift=20.0 * seed - 30) for seed in range(3)
+    ]
+    paths += [
+        make(f"b{seed}", seed=seed, algorithm="b", shift=20.01 * seed - 29) for seed in range(3)
+    ]
     told = compare(paths)
     assert told["groups"][0]["value"]["high"] > told["groups"][1]["value"]["low"]
     assert told["differences"][0]["excludes_zero"] is True
@@ -62,29 +82,59 @@ def test_equal_runs_do_not_differ(make):
 
 
 def test_settings_that_differ_make_groups(make):
-    paths = [make("a", fields={"mu": 0.1}), make("b", fields={"mu": 1.0}), make("c", algorithm="fedavg")]
-    assert [group["label"] for group in compare(paths)["groups"]] == ["fedmuscle mu=0.1", "fedmuscle mu=1.0", "fedavg"]
-    paths = [make("d"), make("e", training={"optimizer": {"name": "sgd", "rate": 0.1}}), make("f", federation={"sample": 0.5})]
+    paths = [
+        make("a", fields={"mu": 0.1}),
+        make("b", fields={"mu": 1.0}),
+        make("c", algorithm="fedavg"),
+    ]
+    assert [group["label"] for group in compare(paths)["groups"]] == [
+        "fedmuscle mu=0.1",
+        "fedmuscle mu=1.0",
+        "fedavg",
+    ]
+    paths = [
+        make("d"),
+        make("e", training={"optimizer": {"name": "sgd", "rate": 0.1}}),
+        make("f", federation={"sample": 0.5}),
+    ]
     labels = [group["label"] for group in compare(paths)["groups"]]
-    assert labels[1] == "fedmuscle training.optimizer.rate=0.1 federation.sample=1.0" and len(set(labels)) == 3
-    paths = [make("g", federation={"task": {}}), make("h", federation={"task": {"criterion": "focal"}})]
-    assert [its["fields"] for its in compare(paths)["groups"]] == [{"federation.task.criterion": told} for told in (None, "focal")]
+    assert (
+        labels[1] == "fedmuscle training.optimizer.rate=0.1 federation.sample=1.0"
+        and len(set(labels)) == 3
+    )
+    paths = [
+        make("g", federation={"task": {}}),
+        make("h", federation={"task": {"criterion": "focal"}}),
+    ]
+    assert [its["fields"] for its in compare(paths)["groups"]] == [
+        {"federation.task.criterion": told} for told in (None, "focal")
+    ]
 
 
 def test_other_clients_make_another_group_unless_given_in_python(make):
     few = {"leaf": ("cnn", "classification", "accuracy", 61.2, 83.0)}
     other = {"leaf": ("mlp", "classification", "accuracy", 61.2, 83.0)}
     told = compare([make("a", clients=few), make("b", clients=other)])
-    assert [group["label"] for group in told["groups"]] == ["fedmuscle clients.leaf.model=cnn", "fedmuscle clients.leaf.model=mlp"]
-    told = compare([make("c", clients=few, python=True), make("d", clients=other, python=True, seed=1)])
+    assert [group["label"] for group in told["groups"]] == [
+        "fedmuscle clients.leaf.model=cnn",
+        "fedmuscle clients.leaf.model=mlp",
+    ]
+    told = compare(
+        [make("c", clients=few, python=True), make("d", clients=other, python=True, seed=1)]
+    )
     assert [group["n"] for group in told["groups"]] == [2]
 
 
 def test_one_seed_is_said_to_be_one(make):
     told = compare([make("a"), make("b", algorithm="fedavg", shift=5.0)])
     assert told["groups"][0]["value"]["low"] is None
-    assert told["differences"][0]["mean"] == pytest.approx(5.0) and told["differences"][0]["excludes_zero"] is None
-    assert "one seed only, so no interval" in printed(told) and "one pair: too few to say" in printed(told)
+    assert (
+        told["differences"][0]["mean"] == pytest.approx(5.0)
+        and told["differences"][0]["excludes_zero"] is None
+    )
+    assert "one seed only, so no interval" in printed(
+        told
+    ) and "one pair: too few to say" in printed(told)
 
 
 def test_no_common_seed_gives_no_difference(make):
@@ -94,25 +144,48 @@ def test_no_common_seed_gives_no_difference(make):
 
 
 def test_deltas_against_different_baselines_are_told(make):
-    as_ever = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
+    as_ever = {
+        "x": ("cnn", "classification", "accuracy", 50.0, 60.0),
+        "y": ("mlp", "clustering", "NMI", 50.0, 40.0),
+    }
     weaker = as_ever | {"y": ("mlp", "clustering", "NMI", 49.0, 40.0)}
     make = partial(make, clients=as_ever)
-    told = compare([make("a"), make("b", algorithm="fedavg", clients=weaker), make("c", algorithm="fedprox"),
-                    make("d", algorithm="local", seed=1, clients=weaker), make("e", algorithm="other", alone=False)])
-    assert [difference["same_alone"] for difference in told["differences"]] == [False, True, None, True]
+    told = compare(
+        [
+            make("a"),
+            make("b", algorithm="fedavg", clients=weaker),
+            make("c", algorithm="fedprox"),
+            make("d", algorithm="local", seed=1, clients=weaker),
+            make("e", algorithm="other", alone=False),
+        ]
+    )
+    assert [difference["same_alone"] for difference in told["differences"]] == [
+        False,
+        True,
+        None,
+        True,
+    ]
     text = " ".join(printed(told).split())
-    assert "Alone, clients of B did not do as those of A did" in text and "cannot be compared" in text
+    assert (
+        "Alone, clients of B did not do as those of A did" in text and "cannot be compared" in text
+    )
     assert "baselines" not in printed(compare([make("f"), make("g", seed=1)]))
 
 
 def test_losers_are_marked_without_colour(make):
     text = printed(compare([make("a"), make("b", seed=1)]))
-    assert text.count("▼") == 2 and "▼ 49.5" in text and "▼ this client lost against itself alone" in text
+    assert (
+        text.count("▼") == 2
+        and "▼ 49.5" in text
+        and "▼ this client lost against itself alone" in text
+    )
 
 
 def test_runs_without_alone_compare_by_value(make):
     told = compare([make("a", alone=False), make("b", alone=False, seed=1)])
-    assert told["groups"][0]["delta"]["mean"] is None and told["groups"][0]["losers"]["mean"] is None
+    assert (
+        told["groups"][0]["delta"]["mean"] is None and told["groups"][0]["losers"]["mean"] is None
+    )
     assert told["groups"][0]["value"]["n"] == 2 and "–" in printed(told)
 
 
@@ -133,7 +206,10 @@ def test_what_cannot_be_compared_is_refused(make):
         ([make("c", finished=False)], "has not finished"),
         ([], "two runs or more"),
         ([make("d")], "both fedmuscle with seed 0"),
-        ([make("e", algorithm="x", clients={"z": ("m", "t", "m", 1.0, 2.0)})], "no client in common"),
+        (
+            [make("e", algorithm="x", clients={"z": ("m", "t", "m", 1.0, 2.0)})],
+            "no client in common",
+        ),
     ]
     for others, why in refused:
         with pytest.raises(ValueError, match=why) as told:
@@ -149,7 +225,10 @@ def printed(told, width=80):
 
 def test_many_groups_fit_in_eighty_columns(make):
     paths = [make(f"first{place}", fields={"mu": place}, shift=place) for place in range(7)]
-    paths += [make(f"second{place}", seed=1, fields={"mu": place}, shift=place + 0.3) for place in range(2)]
+    paths += [
+        make(f"second{place}", seed=1, fields={"mu": place}, shift=place + 0.3)
+        for place in range(2)
+    ]
     text = printed(compare(paths))
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
     assert "G − A" in text and "fedmuscle mu=6" in text
@@ -158,10 +237,18 @@ def test_many_groups_fit_in_eighty_columns(make):
 def test_clustering_runs_are_compared_by_their_federation_too(make):
     paths = []
     for name, shift in (("a", 0), ("b", 5)):
-        paths.append(make(name, algorithm=name, clients=dict.fromkeys("xy", ("m", "clustering", "acc", 50.0, 60.0))))
+        paths.append(
+            make(
+                name,
+                algorithm=name,
+                clients=dict.fromkeys("xy", ("m", "clustering", "acc", 50.0, 60.0)),
+            )
+        )
         file = paths[-1] / "results.json"
         scores = {"acc": 70.0 + shift, "nmi": 60.0}
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"metrics": {**scores, "joint": scores}}))
+        file.write_text(
+            json.dumps(json.loads(file.read_text()) | {"metrics": {**scores, "joint": scores}})
+        )
     told = compare(paths)
     assert [group["federation"]["joint acc"]["mean"] for group in told["groups"]] == [70, 75]
     console = Console(file=io.StringIO(), width=100, color_system=None)

@@ -9,18 +9,37 @@ from unalike.report import history, read
 
 def test_a_finished_run_is_read_whole(make):
     run = read(make())
-    assert run.scenario == "digits" and run.algorithm == "fedmuscle" and run.seed == 0 and run.unreadable == 0
+    assert (
+        run.scenario == "digits"
+        and run.algorithm == "fedmuscle"
+        and run.seed == 0
+        and run.unreadable == 0
+    )
     assert list(run.results["clients"]) == history.clients(run)
-    assert run.ledger[0] == {"round": 1, "client": "leaf", "direction": "down", "operation": "fit", "messages": 4, "bytes": 120}
+    assert run.ledger[0] == {
+        "round": 1,
+        "client": "leaf",
+        "direction": "down",
+        "operation": "fit",
+        "messages": 4,
+        "bytes": 120,
+    }
 
 
 def test_an_unfinished_run_is_read_without_results(make):
     run = read(make(finished=False))
-    assert run.results is None and run.scenario == "digits" and run.algorithm == "fedmuscle" and history.rounds(run) == 8
+    assert (
+        run.results is None
+        and run.scenario == "digits"
+        and run.algorithm == "fedmuscle"
+        and history.rounds(run) == 8
+    )
     assert history.metric(run, "fern") == "mAP"
 
 
-@pytest.mark.parametrize("torn", ['{"event": "rou', '{"event": "round", "round": 9}garbage', '"only a string"'])
+@pytest.mark.parametrize(
+    "torn", ['{"event": "rou', '{"event": "round", "round": 9}garbage', '"only a string"']
+)
 def test_a_line_cut_short_is_skipped_and_counted(make, torn):
     folder = make()
     whole = read(folder).events
@@ -63,7 +82,13 @@ def test_after_a_resume_the_later_round_wins(make):
     folder = make(finished=False)
     again = [
         {"event": "resume", "round": 7},
-        {"event": "evaluation", "round": 8, "when": "after alignment", "who": "together", "values": {"leaf": {"accuracy": 12.5}}},
+        {
+            "event": "evaluation",
+            "round": 8,
+            "when": "after alignment",
+            "who": "together",
+            "values": {"leaf": {"accuracy": 12.5}},
+        },
         {"event": "note", "round": 8, "name": "muscle_loss", "values": {"leaf": 0.25}},
         {"event": "round", "round": 8},
     ]
@@ -86,5 +111,7 @@ def test_traffic_adds_up_to_the_ledger(make):
     run = read(make())
     told = history.traffic(run)
     assert told["represent"] == {"up": 8 * 6 * 52_000, "down": 8 * 6 * 900}
-    assert sum(sum(its.values()) for its in told.values()) == sum(row["bytes"] for row in run.ledger)
+    assert sum(sum(its.values()) for its in told.values()) == sum(
+        row["bytes"] for row in run.ledger
+    )
     assert list(told) == ["represent", "align", "fit"]

@@ -22,19 +22,47 @@ def titled(folder, title):
 def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
     folder, classes = make(), np.arange(30) % 10
     for at in range(1, 9):
-        leave(folder, "fused features", at, points=np.random.default_rng(at).normal(size=(30, 5)) + 9 * classes[:, None], classes=classes)
+        leave(
+            folder,
+            "fused features",
+            at,
+            points=np.random.default_rng(at).normal(size=(30, 5)) + 9 * classes[:, None],
+            classes=classes,
+        )
     drawn = titled(folder, "Fused features")
-    assert [f"round {at}" in drawn.svg for at in range(1, 9)] == [True, False, True, False, False, True, False, True]
-    assert len(drawn.legend) == 10 and drawn.legend[8][:2] == ("square", "c0")          # more classes than colours: another mark
-    assert drawn.svg.count("<path") < 80                                              # a path a class and panel, not one a point
+    assert [f"round {at}" in drawn.svg for at in range(1, 9)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert len(drawn.legend) == 10 and drawn.legend[8][:2] == (
+        "square",
+        "c0",
+    )  # more classes than colours: another mark
+    assert drawn.svg.count("<path") < 80  # a path a class and panel, not one a point
 
 
 def test_a_matrix_is_drawn_as_it_was_last(make):
     folder = make()
     for at in (1, 2):
-        leave(folder, "weights", at, matrix=np.eye(3) * at, rows=["a", "b", "<c>"], columns=["x", "y", "z"])
+        leave(
+            folder,
+            "weights",
+            at,
+            matrix=np.eye(3) * at,
+            rows=["a", "b", "<c>"],
+            columns=["x", "y", "z"],
+        )
     drawn = titled(folder, "Weights")
-    assert "In round 2, from 0, the palest, to 2, the darkest" in drawn.caption and "&lt;c&gt;" in drawn.svg
+    assert (
+        "In round 2, from 0, the palest, to 2, the darkest" in drawn.caption
+        and "&lt;c&gt;" in drawn.svg
+    )
 
 
 def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
@@ -53,17 +81,43 @@ def test_visits_follow_each_other_and_quick_clients_come_first(make):
     lines = [{"event": "start", "clients": infos}]
     for client, pace in (("slow", 4), ("quick", 2)):
         for visit in range(1, 4):
-            lines += [{"event": "arrival", "client": client, "round": visit, "operation": name, "at": pace * visit - early}
-                      for name, early in (("weigh", 1), ("visit", 0))]
+            lines += [
+                {
+                    "event": "arrival",
+                    "client": client,
+                    "round": visit,
+                    "operation": name,
+                    "at": pace * visit - early,
+                }
+                for name, early in (("weigh", 1), ("visit", 0))
+            ]
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     from unalike.report.history import visits
-    assert list(visits(read(folder)).items()) == [("quick", [(1, 2), (2, 4), (4, 6)]), ("slow", [(3, 4), (4, 8), (8, 12)])]
+
+    assert list(visits(read(folder)).items()) == [
+        ("quick", [(1, 2), (2, 4), (4, 6)]),
+        ("slow", [(3, 4), (4, 8), (8, 12)]),
+    ]
 
 
 def test_the_whole_federation_has_its_curve(make):
     folder = make()
     assert titled(folder, "The whole federation") is None
-    add(folder, *({"event": "evaluation", "round": at, "who": "together", "values": {},
-                   "figures": {"NMI": 40 + at, "loss": 1, "joint": {"NMI": 50 + at}}} for at in (1, 2)))
+    add(
+        folder,
+        *(
+            {
+                "event": "evaluation",
+                "round": at,
+                "who": "together",
+                "values": {},
+                "figures": {"NMI": 40 + at, "loss": 1, "joint": {"NMI": 50 + at}},
+            }
+            for at in (1, 2)
+        ),
+    )
     drawn = titled(folder, "The whole federation")
-    assert drawn.legend == [("line", "c0", "NMI"), ("dash", "c1", "joint NMI")] and "NMI 42.0 and joint NMI 52.0" in drawn.caption
+    assert (
+        drawn.legend == [("line", "c0", "NMI"), ("dash", "c1", "joint NMI")]
+        and "NMI 42.0 and joint NMI 52.0" in drawn.caption
+    )

@@ -17,7 +17,13 @@ from unalike.report.plots import draw
 
 FAILED = [{"client": "oak", "round": 3, "operation": "align", "reason": "<b>out of memory</b>"}]
 HOSTILE = {
-    "<script>alert(1)</script>": ("<img src=x onerror=alert(1)>", "classification", "accuracy", 50.0, 60.0),
+    "<script>alert(1)</script>": (
+        "<img src=x onerror=alert(1)>",
+        "classification",
+        "accuracy",
+        50.0,
+        60.0,
+    ),
     "\"'><svg onload=alert(1)>": ("cnn", "</style><script>x</script>", "$\\frac{", 50.0, 40.0),
     "_a $x$\x00\x1b\ud800 日本語": ("cnn", "classification", "", 50.0, 50.0),
     "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
@@ -26,7 +32,10 @@ PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over t
 Who was visited when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
 commit abc1234|optimizer:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
 over all clients""".replace("\n", "|").split("|")
-TWO = {"x": ("cnn", "classification", "accuracy", 50.0, 60.0), "y": ("mlp", "clustering", "NMI", 50.0, 40.0)}
+TWO = {
+    "x": ("cnn", "classification", "accuracy", 50.0, 60.0),
+    "y": ("mlp", "clustering", "NMI", 50.0, 40.0),
+}
 
 
 class Outline(HTMLParser):
@@ -75,10 +84,18 @@ def test_a_whole_run_shows_every_part_and_needs_no_network(make):
     assert all(value for name, value in page.attributes if name == "aria-label")
 
 
-@pytest.mark.parametrize("how", [{"alone": False, "clients": {"x": ("m", "t", "m", 1.0, 2.0)}}, {"finished": False, "failures": FAILED}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"alone": False, "clients": {"x": ("m", "t", "m", 1.0, 2.0)}},
+        {"finished": False, "failures": FAILED},
+    ],
+)
 def test_partial_runs_have_a_page_too(make, how):
     page = outline(make(**{"clients": TWO} | how))
-    unfinished = "This run has not finished: eight rounds so far, and no results yet." in " ".join(page.words)
+    unfinished = "This run has not finished: eight rounds so far, and no results yet." in " ".join(
+        page.words
+    )
     assert unfinished == (not how.get("finished", True))
 
 
@@ -97,7 +114,9 @@ def test_nothing_to_show_is_left_out(make):
 
 def test_hostile_names_stay_text(make):
     failed = [{"client": "<script>", "round": None, "operation": None, "reason": "\x1b"}]
-    page = outline(make(clients=HOSTILE, scenario="a b; rm -rf <x>", arrivals=True, failures=failed))
+    page = outline(
+        make(clients=HOSTILE, scenario="a b; rm -rf <x>", arrivals=True, failures=failed)
+    )
     assert "script" not in page.tags and "img" not in page.tags and page.tags.count("svg") == 5
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     text = " ".join(page.words)
@@ -119,7 +138,10 @@ def test_each_picture_is_well_formed_and_gives_a_client_one_colour(make):
 def test_a_run_from_python_gives_no_command_and_a_server_shows_its_figures(make):
     folder = make(clients=TWO, python=True)
     (folder / "events.jsonl").unlink()
-    results = json.loads((folder / "results.json").read_text()) | {"server": {"recall": {"at_1": 12.34}}, "bytes": {"up": 1000, "down": 0}}
+    results = json.loads((folder / "results.json").read_text()) | {
+        "server": {"recall": {"at_1": 12.34}},
+        "bytes": {"up": 1000, "down": 0},
+    }
     (folder / "results.json").write_text(json.dumps(results))
     text = " ".join(outline(folder).words)
     assert "started from Python" in text and "unalike run" not in text
@@ -136,16 +158,30 @@ def test_the_command_to_repeat_a_run_is_its_config(make):
 def test_epsilon_is_on_the_page(make):
     folder = make()
     told = json.loads((folder / "results.json").read_text())
-    told["privacy"] = told["clients"]["oak"]["privacy"] = {"epsilon": 12.34, "delta": 1e-5, "releases": 21}
+    told["privacy"] = told["clients"]["oak"]["privacy"] = {
+        "epsilon": 12.34,
+        "delta": 1e-5,
+        "releases": 21,
+    }
     (folder / "results.json").write_text(json.dumps(told))
     text = write(folder).read_text()
-    for whole in ("<dt>Epsilon</dt>", "at most, delta 1e-05, 21 releases", '<td class="number">12.3</td>'):
+    for whole in (
+        "<dt>Epsilon</dt>",
+        "at most, delta 1e-05, 21 releases",
+        '<td class="number">12.3</td>',
+    ):
         assert whole in text
 
 
 def test_who_missed_rounds_has_a_count_and_has_not_failed(make):
-    away = [{"client": "oak", "round": at, "operation": "train", "reason": why, "lasting": False}
-            for at, why in ((2, "dropped out"), (3, "late: 4 s, the deadline is 3 s"), (5, "late: 9 s, the deadline is 3 s"))]
+    away = [
+        {"client": "oak", "round": at, "operation": "train", "reason": why, "lasting": False}
+        for at, why in (
+            (2, "dropped out"),
+            (3, "late: 4 s, the deadline is 3 s"),
+            (5, "late: 9 s, the deadline is 3 s"),
+        )
+    ]
     text = " ".join(outline(make(failures=away)).words)
     assert "Missed counts the rounds a client was away (dropped out and late)." in text
     assert "What failed" not in text and "failed at least once" not in text
@@ -153,19 +189,35 @@ def test_who_missed_rounds_has_a_count_and_has_not_failed(make):
 
 def test_a_line_is_of_one_moment_of_each_round_and_circles_of_another(make):
     folder = make(clients=TWO)
-    (folder / "events.jsonl").open("a").write(json.dumps({"event": "evaluation", "round": 8, "when": "end", "who": "together", "values": {
-        "x": {"accuracy": 99.0}, "y": {"NMI": 99.0}}}) + "\n")
+    (folder / "events.jsonl").open("a").write(
+        json.dumps(
+            {
+                "event": "evaluation",
+                "round": 8,
+                "when": "end",
+                "who": "together",
+                "values": {"x": {"accuracy": 99.0}, "y": {"NMI": 99.0}},
+            }
+        )
+        + "\n"
+    )
     drawn = draw(read(folder))[1]
-    assert [text for _, _, text in drawn.legend] == ["together, after local training", "alone", "together, after alignment"]
+    assert [text for _, _, text in drawn.legend] == [
+        "together, after local training",
+        "alone",
+        "together, after alignment",
+    ]
     assert "Together they end at: x 99.0 and y 99.0." in drawn.svg
     tops = [float(label) for label in re.findall(r">(\d+)</text>", drawn.svg)]
-    assert max(tops) < 99          # neither line nor circles go there
+    assert max(tops) < 99  # neither line nor circles go there
 
 
 def test_pictures_of_a_method_are_shown_as_images(make):
     folder = bare(make)
     (folder / "pictures").mkdir()
-    (folder / "pictures" / "transport_plan.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>')
+    (folder / "pictures" / "transport_plan.svg").write_text(
+        '<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>'
+    )
     page = outline(folder)
     assert ("alt", "transport plan") in page.attributes and "Transport plan" in page.words
     assert not [name for name, _ in page.attributes if name.startswith("on")]
@@ -175,14 +227,31 @@ def test_many_clients_show_the_smallest_gains(make, monkeypatch):
     for most in ("ROWS", "PANELS"):
         monkeypatch.setattr(picture, most, 3)
     monkeypatch.setattr(records, "CLIENTS", ["c0", "c1"])
-    many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place) for place in range(5)}
+    many = {
+        f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place) for place in range(5)
+    }
     gains, courses, notes, _, visits = draw(read(make(clients=many, arrivals=True)))
-    assert "The 3 smallest gains of 5 clients." in gains.caption and "c4, accuracy" in gains.svg and "c0, accuracy" not in gains.svg
-    assert "The 3 clients with the smallest gain, of 5." in courses.caption and "c4, accuracy" in courses.svg
-    assert [text for _, _, text in notes.legend] == ["median of the clients", "from the lowest to the highest"]
+    assert (
+        "The 3 smallest gains of 5 clients." in gains.caption
+        and "c4, accuracy" in gains.svg
+        and "c0, accuracy" not in gains.svg
+    )
+    assert (
+        "The 3 clients with the smallest gain, of 5." in courses.caption
+        and "c4, accuracy" in courses.svg
+    )
+    assert [text for _, _, text in notes.legend] == [
+        "median of the clients",
+        "from the lowest to the highest",
+    ]
     assert "of 5" in visits.caption
 
 
 def test_importing_the_room_is_light():
     heavy = "import sys, unalike.report; print([name for name in ('matplotlib', 'scipy', 'torch', 'numpy') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", heavy], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -24,7 +24,15 @@ def test_words_keep_their_examples():
 def test_eighty_columns_hold_everything(told, how):
     text = printed(told(**how))
     assert max(map(len, text.splitlines())) <= 80
-    for whole in ("leaf", "bert-mini", "classification", "accuracy", "83.0", "2.5 MB up, 2.55 MB down", "20.1 s"):
+    for whole in (
+        "leaf",
+        "bert-mini",
+        "classification",
+        "accuracy",
+        "83.0",
+        "2.5 MB up, 2.55 MB down",
+        "20.1 s",
+    ):
         assert whole in text
     assert ("+35.6 %" in text) == how.get("alone", True)
 
@@ -51,22 +59,50 @@ def test_epsilon_of_each_client_and_of_the_worst_is_shown(told):
 
 
 def test_losers_worst_and_failures_are_named(told):
-    text = printed(told(failures=[{"client": "reed", "round": 3, "operation": "align", "reason": "out of memory"}], safeguard=True))
-    for whole in ("1 of 6: oak", "oak −4.8 %", "reed failed at align in round 3: out of memory", "52.0 alone"):
+    text = printed(
+        told(
+            failures=[
+                {"client": "reed", "round": 3, "operation": "align", "reason": "out of memory"}
+            ],
+            safeguard=True,
+        )
+    )
+    for whole in (
+        "1 of 6: oak",
+        "oak −4.8 %",
+        "reed failed at align in round 3: out of memory",
+        "52.0 alone",
+    ):
         assert whole in text
 
 
 def test_who_missed_rounds_is_counted_and_not_among_the_failures(told):
-    away = [{"client": client, "round": at, "operation": "train", "reason": "dropped out", "lasting": False}
-            for client, at in (("leaf", 1), ("reed", 2), ("reed", 3))]
+    away = [
+        {
+            "client": client,
+            "round": at,
+            "operation": "train",
+            "reason": "dropped out",
+            "lasting": False,
+        }
+        for client, at in (("leaf", 1), ("reed", 2), ("reed", 3))
+    ]
     text = printed(told(failures=away))
     assert "missed     rounds: reed 2 and leaf 1 (dropped out)" in text and "failures" not in text
 
 
 def test_many_clients_show_the_worst_first(told):
-    many = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 50.0 + place) for place in range(100)}
+    many = {
+        f"c{place}": ("cnn", "classification", "accuracy", 50.0, 50.0 + place)
+        for place in range(100)
+    }
     text = printed(told(many))
-    assert "c0 " in text and "c39 " in text and "c99" not in text and "40 smallest gains of 100" in text
+    assert (
+        "c0 " in text
+        and "c39 " in text
+        and "c99" not in text
+        and "40 smallest gains of 100" in text
+    )
 
 
 def test_a_name_cannot_steer_the_terminal(told):
@@ -75,18 +111,35 @@ def test_a_name_cannot_steer_the_terminal(told):
 
 
 def test_the_verdict_tells_who_gained(told):
-    six = {f"c{place}": ("cnn", "classification", "accuracy", 50.0, 60.0 + place) for place in range(6)}
-    assert words.verdict(told(six)) == "Six clients learnt together; all gained; Delta +25.0 %; the least gain is c0 +20.0 %."
-    assert words.verdict(told()) == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
-    assert "who gained is not known; the lowest is reed with mIoU 41.0" in words.verdict(told(alone=False))
+    six = {
+        f"c{place}": ("cnn", "classification", "accuracy", 50.0, 60.0 + place) for place in range(6)
+    }
+    assert (
+        words.verdict(told(six))
+        == "Six clients learnt together; all gained; Delta +25.0 %; the least gain is c0 +20.0 %."
+    )
+    assert (
+        words.verdict(told())
+        == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
+    )
+    assert "who gained is not known; the lowest is reed with mIoU 41.0" in words.verdict(
+        told(alone=False)
+    )
     level = told({"x": ("cnn", "t", "m", 50.0, 50.0)})
-    assert words.verdict(level) == "One client learnt by itself; none gained, one stayed level; Delta 0.0 %."
+    assert (
+        words.verdict(level)
+        == "One client learnt by itself; none gained, one stayed level; Delta 0.0 %."
+    )
 
 
 def test_failures_of_one_kind_are_told_once():
-    again = [{"client": "a", "round": at, "operation": "fit", "reason": "gone"} for at in (1, 2, 2, 4)]
+    again = [
+        {"client": "a", "round": at, "operation": "fit", "reason": "gone"} for at in (1, 2, 2, 4)
+    ]
     assert words.failures(again) == ["a failed at fit in rounds 1, 2 and 4: gone"]
-    assert words.failures([{**again[0], "round": at} for at in range(9)]) == ["a failed at fit in 9 rounds, 0 to 8: gone"]
+    assert words.failures([{**again[0], "round": at} for at in range(9)]) == [
+        "a failed at fit in 9 rounds, 0 to 8: gone"
+    ]
 
 
 def clustered(results):
@@ -102,19 +155,31 @@ def test_several_labels_are_told_by_more_than_one_figure(told):
     results = told()
     for its in results["clients"].values():
         its["task"] = "multilabel"
-    results["metrics"] = {"micro_f1": 21.7, "macro_f1": 8.44, "mAP": 49.1, "macro_auc": 82.3, "CF1": 9.0, "micro_auc": None}
+    results["metrics"] = {
+        "micro_f1": 21.7,
+        "macro_f1": 8.44,
+        "mAP": 49.1,
+        "macro_auc": 82.3,
+        "CF1": 9.0,
+        "micro_auc": None,
+    }
     assert "federation macro f1 8.4, auc 82.3; mAP 49.1, CF1 9.0\n" in printed(results)
 
 
 def test_clustering_shows_everyone_together_and_who_owns_what(told):
     text = printed(clustered(told()))
-    assert "federation acc 71.3, nmi 65.0, ari 60.5; joint acc 69.9, nmi 65.0, ari 60.5\n" in text and "left, right" in text
+    assert (
+        "federation acc 71.3, nmi 65.0, ari 60.5; joint acc 69.9, nmi 65.0, ari 60.5\n" in text
+        and "left, right" in text
+    )
     assert "federation" not in printed(told()) and "modalities" not in printed(told())
 
 
 def test_what_nobody_could_measure_is_said(told):
     nothing = clustered(told({"x": ("m", "t", "m", 1.0, 2.0)}, safeguard=True))
     nothing |= {"safeguard": {"delta": None, "losers": None}}
-    assert "not known: no client could be measured, there are no labels" in printed(nothing) and "None" not in printed(nothing)
+    assert "not known: no client could be measured, there are no labels" in printed(
+        nothing
+    ) and "None" not in printed(nothing)
     assert words.verdict(nothing) == "One client learnt by itself."
     assert words.privacy({"delta": 1e-5, "releases": 1}).endswith("1 release")

@@ -20,25 +20,45 @@ def client(toys, id, label=None, owns=("left", "right")):
     x, y = toys.blobs(24, sum(map(ord, id)))
     given = {"left": x[:, :3], "right": x[:, 3:]}
     y = y if label is None else None if label == "none" else torch.full_like(y, label)
-    return unalike.Client(id, toys.partial(Autoencoder, WHOLE, (8,), 4), Clustering(toys.classes), dtype=torch.float64,
-                          train=({name: given[name].double() for name in owns}, y))
+    return unalike.Client(
+        id,
+        toys.partial(Autoencoder, WHOLE, (8,), 4),
+        Clustering(toys.classes),
+        dtype=torch.float64,
+        train=({name: given[name].double() for name in owns}, y),
+    )
 
 
 def run(toys, folder, name, clients, **options):
     training = Training(rounds=2, batch=32, rate=0.02)
-    return unalike.run(toys.method(name, pretraining=5) if name == "fmcsc" else toys.method(name), clients, training=training, out=folder,
-                       **options)
+    return unalike.run(
+        toys.method(name, pretraining=5) if name == "fmcsc" else toys.method(name),
+        clients,
+        training=training,
+        out=folder,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_labels_are_not_needed(toys, tmp_path, name, capsys):
     told = run(toys, tmp_path / "none", name, [client(toys, "a", "none"), client(toys, "b", -1)])
-    assert {its["value"] for its in told["clients"].values()} == {None} and told["metrics"] == {} and not told["failures"]
+    assert (
+        {its["value"] for its in told["clients"].values()} == {None}
+        and told["metrics"] == {}
+        and not told["failures"]
+    )
     assert told["delta"] is None and told["losers"] is None
     unalike.show(told)
     assert "None" not in capsys.readouterr().out and (tmp_path / "none" / "report.html").exists()
-    some = run(toys, tmp_path / "some", name, [client(toys, "a", "none"), client(toys, "b")], alone=False)
-    assert some["clients"]["a"]["value"] is None and some["clients"]["b"]["value"] > 0 and some["metrics"]["joint"]["acc"] > 0
+    some = run(
+        toys, tmp_path / "some", name, [client(toys, "a", "none"), client(toys, "b")], alone=False
+    )
+    assert (
+        some["clients"]["a"]["value"] is None
+        and some["clients"]["b"]["value"] > 0
+        and some["metrics"]["joint"]["acc"] > 0
+    )
     assert some["clients"]["a"]["modalities"] == ["left", "right"]
     page = (tmp_path / "some" / "report.html").read_text()
     assert "left, right" in page and "Federation" in page and "joint acc" in page
@@ -48,7 +68,9 @@ def test_labels_are_not_needed(toys, tmp_path, name, capsys):
 def test_a_modality_that_the_model_does_not_know_is_named(toys, tmp_path, name):
     strange = client(toys, "b")
     strange.train.x["lefft"] = strange.train.x.pop("left")
-    with pytest.raises(ValueError, match=r'clients.b   its data have a modality "lefft" .* Did you mean "left"'):
+    with pytest.raises(
+        ValueError, match=r'clients.b   its data have a modality "lefft" .* Did you mean "left"'
+    ):
         run(toys, tmp_path / "run", name, [client(toys, "a"), strange])
 
 
@@ -56,9 +78,13 @@ def test_a_modality_that_the_model_does_not_know_is_named(toys, tmp_path, name):
 def test_missing_values_are_called_by_their_name(toys, tmp_path, name):
     hurt = client(toys, "b")
     hurt.train.x["left"][:2, 1] = torch.nan
-    told = run(toys, tmp_path / "run", name, [client(toys, "a"), hurt, client(toys, "c")], alone=False)
+    told = run(
+        toys, tmp_path / "run", name, [client(toys, "a"), hurt, client(toys, "c")], alone=False
+    )
     assert {f["client"] for f in told["failures"]} == {"b"}
-    assert told["failures"][0]["reason"].startswith('modality "left" has NaN or infinity in 2 of 24 samples: fill them in')
+    assert told["failures"][0]["reason"].startswith(
+        'modality "left" has NaN or infinity in 2 of 24 samples: fill them in'
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -71,6 +97,9 @@ def test_a_model_taken_home_tells_the_groups_it_was_scored_by(toys, tmp_path, na
         scores = clustering_scores(models[each.id](x).argmax(-1), y)
         assert scores["acc"] == pytest.approx(told["clients"][each.id]["value"])
     lines = unalike.export(tmp_path / "run", "../c", clients=clients)
-    (place,) = (tmp_path / "run" / "exports").iterdir()             # and nowhere else
-    assert json.loads((place / "config.json").read_text())["client"] == "../c" and "by name (left, right)" in lines[-1]
+    (place,) = (tmp_path / "run" / "exports").iterdir()  # and nowhere else
+    assert (
+        json.loads((place / "config.json").read_text())["client"] == "../c"
+        and "by name (left, right)" in lines[-1]
+    )
     assert torch.equal(unalike.rebuild(place, clients)(x), models["../c"](x))

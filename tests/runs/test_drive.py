@@ -23,11 +23,15 @@ class Passing(Averaging):
         def take(replies):
             for client, reply in replies.items():
                 mine = models[group[client]]
-                models[group[client]] = {name: (mine[name] + tensor) / 2 if tensor.is_floating_point() else tensor
-                                         for name, tensor in reply["parameters"].items()}
+                models[group[client]] = {
+                    name: (mine[name] + tensor) / 2 if tensor.is_floating_point() else tensor
+                    for name, tensor in reply["parameters"].items()
+                }
             return {}
 
-        yield from fed.run_async(lambda client: ("update", {"parameters": models[group[client]]}), take)
+        yield from fed.run_async(
+            lambda client: ("update", {"parameters": models[group[client]]}), take
+        )
 
 
 class Stopped(BaseException):
@@ -36,13 +40,23 @@ class Stopped(BaseException):
 
 def go(toys, folder, stop=None, evaluations=10, rounds=3, speeds=(1000.0, 310.0, 90.0), **options):
     """A run of three clients of different speed; stopped before visit `stop` of everyone is saved, if there is one."""
-    clients = [toys.client(id, speed=speed, link=1e6) for id, speed in zip("abc", speeds, strict=True)]
+    clients = [
+        toys.client(id, speed=speed, link=1e6) for id, speed in zip("abc", speeds, strict=True)
+    ]
 
     def watch(event, **facts):
         if event == "round" and facts["round"] == stop:
             raise Stopped
 
-    return toys.execute(folder, Passing(), clients, federation=FederationConfig(evaluations=evaluations), watch=watch, rounds=rounds, **options)
+    return toys.execute(
+        folder,
+        Passing(),
+        clients,
+        federation=FederationConfig(evaluations=evaluations),
+        watch=watch,
+        rounds=rounds,
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +65,14 @@ def whole(toys, tmp_path_factory):
 
 
 def test_everyone_has_its_turns_at_its_own_speed(whole):
-    assert whole["rounds"] == 3 and whole["visits"] == {"a": 3, "b": 3, "c": 3} and not whole["failures"]
-    assert whole["clock"] == pytest.approx(3 * 20 / 90, rel=0.3)        # as long as the slowest needs for 20 rows, three times
+    assert (
+        whole["rounds"] == 3
+        and whole["visits"] == {"a": 3, "b": 3, "c": 3}
+        and not whole["failures"]
+    )
+    assert whole["clock"] == pytest.approx(
+        3 * 20 / 90, rel=0.3
+    )  # as long as the slowest needs for 20 rows, three times
     assert all(entry["hash"] and entry["value"] is not None for entry in whole["clients"].values())
 
 
@@ -62,7 +82,11 @@ def test_processes_give_the_same(toys, whole, tmp_path):
 
 def test_looking_on_changes_nothing(toys, whole, tmp_path):
     seldom = go(toys, tmp_path / "seldom", evaluations=1)
-    assert toys.hashes(seldom) == toys.hashes(whole) and seldom["clock"] == whole["clock"] and seldom["bytes"] == whole["bytes"]
+    assert (
+        toys.hashes(seldom) == toys.hashes(whole)
+        and seldom["clock"] == whole["clock"]
+        and seldom["bytes"] == whole["bytes"]
+    )
 
 
 @pytest.mark.parametrize("checkpoint", [1, 2])
@@ -83,19 +107,36 @@ def order(folder):
 
 def backwards(whole, folder):
     """The events of a run that heard the slowest first, one by one."""
-    events = [json.loads(line) for line in (Path(whole["folder"]) / "events.jsonl").read_text().splitlines()]
-    there = sorted((event for event in events if event["event"] == "arrival"), key=lambda event: (event["round"], -ord(event["client"])))
+    events = [
+        json.loads(line)
+        for line in (Path(whole["folder"]) / "events.jsonl").read_text().splitlines()
+    ]
+    there = sorted(
+        (event for event in events if event["event"] == "arrival"),
+        key=lambda event: (event["round"], -ord(event["client"])),
+    )
     folder.mkdir()
-    (folder / "events.jsonl").write_text("\n".join(json.dumps({**event, "instant": i}) for i, event in enumerate(there, 1)))
+    (folder / "events.jsonl").write_text(
+        "\n".join(json.dumps({**event, "instant": i}) for i, event in enumerate(there, 1))
+    )
     return folder
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_order_of_arrivals_can_be_replayed(toys, whole, tmp_path, workers):
     """Clients of other speeds, heard in the order of those before them: the same end."""
-    again = go(toys, tmp_path / "again", replay=whole["folder"], speeds=(70.0, 500.0, 1000.0), workers=workers)
+    again = go(
+        toys,
+        tmp_path / "again",
+        replay=whole["folder"],
+        speeds=(70.0, 500.0, 1000.0),
+        workers=workers,
+    )
     other = go(toys, tmp_path / "other", speeds=(70.0, 500.0, 1000.0))
-    assert toys.hashes(again) == toys.hashes(whole) != toys.hashes(other) and again["bytes"] == whole["bytes"]
+    assert (
+        toys.hashes(again) == toys.hashes(whole) != toys.hashes(other)
+        and again["bytes"] == whole["bytes"]
+    )
     assert order(tmp_path / "again") == order(Path(whole["folder"])) != order(tmp_path / "other")
 
 
@@ -108,12 +149,14 @@ def test_a_replay_is_resumed_with_those_it_held_back(toys, whole, tmp_path):
             go(toys, tmp_path / "cut", stop=stop, replay=past)
     cut = go(toys, tmp_path / "cut", replay=past)
     assert toys.hashes(cut) == toys.hashes(straight) and cut["bytes"] == straight["bytes"]
-    third = go(toys, tmp_path / "third", replay=tmp_path / "cut")          # what was told twice counts once
+    third = go(toys, tmp_path / "third", replay=tmp_path / "cut")  # what was told twice counts once
     assert toys.hashes(third) == toys.hashes(straight)
 
 
 def test_a_replay_that_does_not_fit_says_so(toys, whole, tmp_path):
-    with pytest.raises(UserError, match="has no order of arrivals to replay; only runs of asynchronous methods"):
+    with pytest.raises(
+        UserError, match="has no order of arrivals to replay; only runs of asynchronous methods"
+    ):
         toys.execute(tmp_path / "sync", toys.method("local"), toys.clients(), rounds=1)
         go(toys, tmp_path / "1", replay=tmp_path / "sync")
     with pytest.raises(UserError, match="cannot be read"):

@@ -6,26 +6,57 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unalike import Averaging, AveragingProgram, FedAvg, FedMuscle, Local, MultiLabel, FederationConfig
+from unalike import (
+    Averaging,
+    AveragingProgram,
+    FedAvg,
+    FederationConfig,
+    FedMuscle,
+    Local,
+    MultiLabel,
+)
 from unalike.base.errors import UserError
 from unalike.core.algorithm import digest
 from unalike.engines.local import LocalEngine
 
 
-@pytest.mark.parametrize("terms", [FederationConfig(), FederationConfig(participation=0.4, quorum=0), FederationConfig(dropout=0.5, quorum=0)])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        FederationConfig(),
+        FederationConfig(participation=0.4, quorum=0),
+        FederationConfig(dropout=0.5, quorum=0),
+    ],
+)
 def test_local_training_gains_nothing_over_itself(toys, tmp_path, federation):
     """With dropout layers, batch statistics, and rounds that some clients miss."""
-    results = toys.execute(tmp_path / "run", Local(), toys.clients(4), federation=federation, rounds=5, alone=True)
-    assert {c: entry["gain"] for c, entry in results["clients"].items()} == dict.fromkeys("abcd", 0.0)
+    results = toys.execute(
+        tmp_path / "run", Local(), toys.clients(4), federation=federation, rounds=5, alone=True
+    )
+    assert {c: entry["gain"] for c, entry in results["clients"].items()} == dict.fromkeys(
+        "abcd", 0.0
+    )
 
 
 def test_looking_on_more_often_changes_no_dropout_mask(toys, tmp_path):
-    often, seldom = (toys.execute(tmp_path / str(n), Local(), toys.clients(), federation=FederationConfig(evaluations=n), rounds=4) for n in (4, 1))
+    often, seldom = (
+        toys.execute(
+            tmp_path / str(n),
+            Local(),
+            toys.clients(),
+            federation=FederationConfig(evaluations=n),
+            rounds=4,
+        )
+        for n in (4, 1)
+    )
     assert toys.hashes(often) == toys.hashes(seldom)
 
 
 def test_another_client_changes_nothing_for_those_who_do_not_hear_of_it(toys, tmp_path):
-    three, four = (toys.hashes(toys.execute(tmp_path / str(n), Local(), toys.clients(n), rounds=2)) for n in (3, 4))
+    three, four = (
+        toys.hashes(toys.execute(tmp_path / str(n), Local(), toys.clients(n), rounds=2))
+        for n in (3, 4)
+    )
     assert all(four[c] == hash for c, hash in three.items())
 
 
@@ -46,34 +77,72 @@ def test_alone_starts_where_averaging_starts(toys, tmp_path, monkeypatch):
 def test_everyone_leaves_with_the_model_after_local_epochs(toys, tmp_path):
     """Also who misses the last round."""
     for keep in ("local", "aligned"):
-        fed = toys.federation(tmp_path / keep, FedMuscle(peers=1, width=8, batch=8, keep=keep), toys.clients(4),
-                              federation=FederationConfig(participation=0.5), rounds=4)
+        fed = toys.federation(
+            tmp_path / keep,
+            FedMuscle(peers=1, width=8, batch=8, keep=keep),
+            toys.clients(4),
+            federation=FederationConfig(participation=0.5),
+            rounds=4,
+        )
         for finished in FedMuscle(peers=1, width=8, batch=8, keep=keep).serve(fed):
             fed.finished = finished
-        settled = {c for c, program in fed.engine.host.programs.items() if "settled" in program.memory}
+        settled = {
+            c for c, program in fed.engine.host.programs.items() if "settled" in program.memory
+        }
         assert settled == (set(fed.engine.host.programs) if keep == "local" else set())
 
 
 def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
     method = lambda: FedMuscle(peers=1, width=8, batch=8)
-    kept, spilled = (toys.execute(tmp_path / str(alive), method(), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
+    kept, spilled = (
+        toys.execute(tmp_path / str(alive), method(), toys.clients(), rounds=2, alive=alive)
+        for alive in (256, 1)
+    )
     assert kept["clock"] == pytest.approx(spilled["clock"], rel=1e-12)
 
 
 def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
     x, _ = toys.blobs(20, 1)
-    nothing = toys.client("b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2)))
-    with pytest.raises(UserError, match=r"clients\.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them"):
+    nothing = toys.client(
+        "b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2))
+    )
+    with pytest.raises(
+        UserError,
+        match=r"clients\.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them",
+    ):
         toys.execute(tmp_path / "refused", Local(), [toys.client("a"), nothing], rounds=2)
-    results = toys.execute(tmp_path / "run", Local(), [toys.client("a"), replace(nothing, test=None)], rounds=2)
-    assert not results["failures"] and results["clients"]["b"]["value"] is None and results["clients"]["b"]["hash"]
+    results = toys.execute(
+        tmp_path / "run", Local(), [toys.client("a"), replace(nothing, test=None)], rounds=2
+    )
+    assert (
+        not results["failures"]
+        and results["clients"]["b"]["value"] is None
+        and results["clients"]["b"]["hash"]
+    )
 
 
 def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
     method, training = FedAvg(), toys.training()
-    engine = LocalEngine([toys.client("a")], lambda c: method.Program(c, method, training, 0), tmp_path)
-    sent = {name: tensor.clone() for name, tensor in method.Program(toys.client("a"), method, training, 0).model.state_dict().items()}
-    engine.send({"a": {"operation": "receive", "number": 1, "round": 1, "turn": 0, "body": {"parameters": sent}}})
+    engine = LocalEngine(
+        [toys.client("a")], lambda c: method.Program(c, method, training, 0), tmp_path
+    )
+    sent = {
+        name: tensor.clone()
+        for name, tensor in method.Program(toys.client("a"), method, training, 0)
+        .model.state_dict()
+        .items()
+    }
+    engine.send(
+        {
+            "a": {
+                "operation": "receive",
+                "number": 1,
+                "round": 1,
+                "turn": 0,
+                "body": {"parameters": sent},
+            }
+        }
+    )
     before = {name: tensor.clone() for name, tensor in sent.items()}
     for tensor in sent.values():
         tensor.zero_()
@@ -91,22 +160,31 @@ def test_personal_averaging_keeps_its_models_on_disk(toys, tmp_path):
         def finish(self, fed):
             pass
 
-    kept, spilled = (toys.execute(tmp_path / str(alive), Personal(), toys.clients(), rounds=2, alive=alive) for alive in (256, 1))
+    kept, spilled = (
+        toys.execute(tmp_path / str(alive), Personal(), toys.clients(), rounds=2, alive=alive)
+        for alive in (256, 1)
+    )
     assert toys.hashes(kept) == toys.hashes(spilled)
 
 
 def test_public_sets_in_another_order_are_refused(toys, tmp_path):
     x, _ = toys.blobs(24, 2000)
     with pytest.raises(ValueError, match="another public set"):
-        toys.execute(tmp_path / "run", Local(), [toys.client("a"), toys.client("b", public=(x.flip(0), None))])
+        toys.execute(
+            tmp_path / "run",
+            Local(),
+            [toys.client("a"), toys.client("b", public=(x.flip(0), None))],
+        )
 
 
 def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys):
     """Where rounds are missed, too, and where models draw random numbers: a client that keeps its own has lost nothing."""
     clients = [toys.client(id, model=toys.noisy) for id in "abc"]
     federation = FederationConfig(participation=0.7, dropout=0.3, quorum=0)
-    told = toys.execute(tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, federation=federation)
-    assert {its["kept"] for its in told["clients"].values()} == {"alone"}       # a tie
+    told = toys.execute(
+        tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, federation=federation
+    )
+    assert {its["kept"] for its in told["clients"].values()} == {"alone"}  # a tie
     assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
     assert told["safeguard"] == {"delta": 0, "losers": 0}
 

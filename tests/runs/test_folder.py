@@ -15,8 +15,14 @@ from unalike.runs.run_folder import Folder
 def test_a_new_folder_holds_its_config(tmp_path):
     config = {"name": "ünï", "numbers": [1, 2.5, None], "nested": {"on": True}}
     folder = Folder.create(tmp_path / "a" / "b", config)
-    assert Folder.open(tmp_path / "a" / "b").config == config == yaml.safe_load((folder.path / "config.yaml").read_text())
-    assert folder.results is None and folder.last() is None and not list(folder.path.glob("*.partial"))
+    assert (
+        Folder.open(tmp_path / "a" / "b").config
+        == config
+        == yaml.safe_load((folder.path / "config.yaml").read_text())
+    )
+    assert (
+        folder.results is None and folder.last() is None and not list(folder.path.glob("*.partial"))
+    )
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
@@ -54,12 +60,17 @@ def test_events_are_lines_in_order(tmp_path):
     folder.event("round", round=1)
     folder.event("failure", reason="two\nlines, ünï")
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert [e["event"] for e in events] == ["round", "failure"] and events[1]["reason"] == "two\nlines, ünï" and events[0]["time"] > 0
+    assert (
+        [e["event"] for e in events] == ["round", "failure"]
+        and events[1]["reason"] == "two\nlines, ünï"
+        and events[0]["time"] > 0
+    )
 
 
 @pytest.mark.parametrize("torn", ['{"event": "rou', '{"event": "round"}'])
 def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
     from unalike.report import read
+
     folder = Folder.create(tmp_path, {"name": "a"})
     folder.event("start")
     with (tmp_path / "events.jsonl").open("a") as file:
@@ -67,7 +78,10 @@ def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
     folder.event("resume")
     folder.event("round")
     events = [event["event"] for event in read(tmp_path).events]
-    assert events == ["start", *["round"] * torn.endswith("}"), "resume", "round"] and "\n\n" not in (tmp_path / "events.jsonl").read_text()
+    assert (
+        events == ["start", *["round"] * torn.endswith("}"), "resume", "round"]
+        and "\n\n" not in (tmp_path / "events.jsonl").read_text()
+    )
 
 
 # what Python may get wrong
@@ -75,7 +89,14 @@ def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
 
 def refused(tmp_path, says, algorithm, clients, **options):
     with pytest.raises(ValueError, match=says):
-        run(algorithm, clients, training=Training(rounds=1), out=tmp_path / "run", alone=False, **options)
+        run(
+            algorithm,
+            clients,
+            training=Training(rounds=1),
+            out=tmp_path / "run",
+            alone=False,
+            **options,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -88,13 +109,24 @@ def test_two_of_one_name(tmp_path, toys):
 
 
 def test_a_public_set_smaller_than_a_batch(tmp_path, toys):
-    refused(tmp_path, "the public set has 24 rows, fewer than a batch of 32", FedMuscle(peers=1), toys.clients(2))
+    refused(
+        tmp_path,
+        "the public set has 24 rows, fewer than a batch of 32",
+        FedMuscle(peers=1),
+        toys.clients(2),
+    )
 
 
 def test_public_sets_of_different_length(tmp_path, toys):
     clients = [toys.client("a"), toys.client("b", public=(toys.blobs(30, 1)[0], None))]
     with pytest.raises(ValueError, match="public sets of different length"):
-        run(FedMuscle(peers=1, batch=8, width=8), clients, training=Training(rounds=1), out=tmp_path / "run", alone=False)
+        run(
+            FedMuscle(peers=1, batch=8, width=8),
+            clients,
+            training=Training(rounds=1),
+            out=tmp_path / "run",
+            alone=False,
+        )
 
 
 def test_widths_that_differ_without_projection(tmp_path, toys):
@@ -102,8 +134,12 @@ def test_widths_that_differ_without_projection(tmp_path, toys):
     wide = lambda: nn.Linear(6, 9)
     wider = lambda: nn.Linear(6, 10)
     clients = [toys.client("a"), toys.client("b", model=wide), toys.client("c", model=wider)]
-    refused(tmp_path, r"2 problems in unalike.run\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
-            FedMuscle(peers=1, batch=8, width=8, projection="never"), clients)
+    refused(
+        tmp_path,
+        r"2 problems in unalike.run\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
+        FedMuscle(peers=1, batch=8, width=8, projection="never"),
+        clients,
+    )
 
 
 def test_a_model_that_does_not_fit_its_data(tmp_path, toys):
@@ -115,5 +151,11 @@ def test_trying_the_models_leaves_the_given_ones_as_they_are(tmp_path, toys):
     model = nn.Linear(6, 8)
     before = model.weight.clone()
     state = torch.get_rng_state()
-    run(Local(), [toys.client("a", model=model, dtype=torch.float32)], training=Training(rounds=1), out=tmp_path / "run", alone=False)
+    run(
+        Local(),
+        [toys.client("a", model=model, dtype=torch.float32)],
+        training=Training(rounds=1),
+        out=tmp_path / "run",
+        alone=False,
+    )
     assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), state)

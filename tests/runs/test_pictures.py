@@ -17,8 +17,17 @@ class Pictured(Averaging):
 
     def evaluate(self, fed):
         if self.keeps:
-            fed.log_figure("two things", points=torch.rand(700, 3, generator=torch.Generator().manual_seed(fed.round)), classes=torch.arange(700))
-            fed.log_figure("weights", matrix=np.eye(100), rows=[f"c{i}" for i in range(100)], columns=["same"] * 100)
+            fed.log_figure(
+                "two things",
+                points=torch.rand(700, 3, generator=torch.Generator().manual_seed(fed.round)),
+                classes=torch.arange(700),
+            )
+            fed.log_figure(
+                "weights",
+                matrix=np.eye(100),
+                rows=[f"c{i}" for i in range(100)],
+                columns=["same"] * 100,
+            )
         return super().evaluate(fed)
 
 
@@ -35,14 +44,25 @@ def test_a_stopped_run_leaves_the_same_and_nothing_travels(toys, tmp_path):
         if event == "round" and facts["round"] == 3:
             raise Stopped
 
-    told = [toys.execute(tmp_path / str(keeps), Pictured(keeps), [toys.client(c) for c in "ab"], rounds=3) for keeps in (True, False)]
+    told = [
+        toys.execute(
+            tmp_path / str(keeps), Pictured(keeps), [toys.client(c) for c in "ab"], rounds=3
+        )
+        for keeps in (True, False)
+    ]
     assert told[0]["bytes"] == told[1]["bytes"] and not (tmp_path / "False" / "pictures").exists()
-    assert sorted(left(tmp_path / "True")) == [f"{name}-00000{at}.npz" for name in ("two_things", "weights") for at in (1, 2, 3)]
+    assert sorted(left(tmp_path / "True")) == [
+        f"{name}-00000{at}.npz" for name in ("two_things", "weights") for at in (1, 2, 3)
+    ]
     with pytest.raises(Stopped):
-        toys.execute(tmp_path / "cut", Pictured(), [toys.client(c) for c in "ab"], rounds=3, watch=stop)
+        toys.execute(
+            tmp_path / "cut", Pictured(), [toys.client(c) for c in "ab"], rounds=3, watch=stop
+        )
     toys.execute(tmp_path / "cut", Pictured(), [toys.client(c) for c in "ab"], rounds=3)
     assert left(tmp_path / "cut") == left(tmp_path / "True")
-    events = [json.loads(line) for line in (tmp_path / "True" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "True" / "events.jsonl").read_text().splitlines()
+    ]
     assert "picture" not in {event["event"] for event in events}
 
 
@@ -50,12 +70,23 @@ def test_large_things_are_thinned_evenly(toys, tmp_path):
     toys.execute(tmp_path / "run", Pictured(), [toys.client(c) for c in "ab"], rounds=1)
     with np.load(tmp_path / "run" / "pictures" / "two_things-000001.npz") as told:
         assert told["points"].shape == (500, 3) and told["points"].dtype == np.float32
-        assert told["classes"][0] == 0 and told["classes"][-1] == 699 and len(set(told["classes"])) == 500
+        assert (
+            told["classes"][0] == 0
+            and told["classes"][-1] == 699
+            and len(set(told["classes"])) == 500
+        )
     with np.load(tmp_path / "run" / "pictures" / "weights-000001.npz") as told:
-        assert told["matrix"].shape == (64, 64) and (told["matrix"].diagonal() == 1).all() and told["rows"][-1] == "c99"
+        assert (
+            told["matrix"].shape == (64, 64)
+            and (told["matrix"].diagonal() == 1).all()
+            and told["rows"][-1] == "c99"
+        )
 
 
-@pytest.mark.parametrize("name, part, told", [("../up", "points", "letters, numbers and spaces"), ("a", "pionts", 'Did you mean "points"')])
+@pytest.mark.parametrize(
+    "name, part, told",
+    [("../up", "points", "letters, numbers and spaces"), ("a", "pionts", 'Did you mean "points"')],
+)
 def test_bad_pictures_say_so(tmp_path, name, part, told):
     with pytest.raises(ValueError, match=told):
         leave(tmp_path, name, 1, **{part: [[1.0]]})

@@ -20,7 +20,16 @@ from unalike.runs.run_folder import Folder
 from unalike.scenarios import load
 
 ROUNDS = 40
-SAME = ("clients", "metrics", "delta", "losers", "bytes", "clock", "rounds", "failures")      # all but seconds and commit
+SAME = (
+    "clients",
+    "metrics",
+    "delta",
+    "losers",
+    "bytes",
+    "clock",
+    "rounds",
+    "failures",
+)  # all but seconds and commit
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +47,36 @@ def draws():
 
 
 TINY = {
-    "name": "tiny", "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
-    "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01}, "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
-    "data": {"name": "digits"}, "public": {"size": 24}, "dtype": "float64",
-    "clients": [{"id": "mlp", "model": {"name": "mlp", "hidden": [8], "width": 8}, "target": "digit", "train": 20, "test": 40},
-                {"id": "cnn", "model": {"name": "cnn", "channels": [4], "width": 8, "norm": "batch"}, "target": "digit",
-                 "train": 20, "test": 40},
-                {"id": "many", "model": {"name": "mlp", "hidden": [8], "width": 12}, "target": "attributes", "train": 20, "test": 40}],
+    "name": "tiny",
+    "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
+    "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01},
+    "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
+    "data": {"name": "digits"},
+    "public": {"size": 24},
+    "dtype": "float64",
+    "clients": [
+        {
+            "id": "mlp",
+            "model": {"name": "mlp", "hidden": [8], "width": 8},
+            "target": "digit",
+            "train": 20,
+            "test": 40,
+        },
+        {
+            "id": "cnn",
+            "model": {"name": "cnn", "channels": [4], "width": 8, "norm": "batch"},
+            "target": "digit",
+            "train": 20,
+            "test": 40,
+        },
+        {
+            "id": "many",
+            "model": {"name": "mlp", "hidden": [8], "width": 12},
+            "target": "attributes",
+            "train": 20,
+            "test": 40,
+        },
+    ],
 }
 
 
@@ -89,8 +121,13 @@ def kill(pid, alive, folder, lines, pause):
 
 
 def command(*words):
-    return subprocess.Popen([sys.executable, "-m", "unalike.cli", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "unalike.cli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -98,7 +135,13 @@ def test_killed_command(workers, scenario, whole, tmp_path, draws):
     """`unalike run`, kill -9, `unalike resume --json`."""
     folder = tmp_path / "cut"
     process = command("run", scenario, "--workers", workers, "--out", folder)
-    struck = kill(process.pid, lambda: process.poll() is None, folder, draws.randint(1, 2 * ROUNDS), draws.uniform(0, 0.05))
+    struck = kill(
+        process.pid,
+        lambda: process.poll() is None,
+        folder,
+        draws.randint(1, 2 * ROUNDS),
+        draws.uniform(0, 0.05),
+    )
     process.communicate()
     assert struck, "the run was over before it could be killed"
     process = command("resume", folder, "--json")
@@ -115,9 +158,17 @@ def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
     fork = multiprocessing.get_context("fork")
     first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)
     for _ in range(8):
-        process = fork.Process(target=(lambda: runs.resume(folder)) if (folder / "config.yaml").exists() else first)
+        process = fork.Process(
+            target=(lambda: runs.resume(folder)) if (folder / "config.yaml").exists() else first
+        )
         process.start()
-        struck += kill(process.pid, process.is_alive, folder, written(folder) + draws.randint(0, ROUNDS // 2), draws.uniform(0, 0.05))
+        struck += kill(
+            process.pid,
+            process.is_alive,
+            folder,
+            written(folder) + draws.randint(0, ROUNDS // 2),
+            draws.uniform(0, 0.05),
+        )
         process.join()
     runs.resume(folder)
     assert struck >= 4
@@ -146,6 +197,7 @@ def cut_at(monkeypatch, owner, name, count, after=False):
 
 def stop_after(rounds):
     """A watcher that stops a run when it tells of the next round, before that one is saved."""
+
     def watch(event, round=0, **facts):
         if event == "round" and round == rounds + 1:
             raise Cut
@@ -156,8 +208,16 @@ def stop_after(rounds):
 @pytest.fixture
 def pieces(toys, tmp_path):
     """Runs that are cut and resumed in this process: `go(name)` runs on to the end, or to where it is cut."""
+
     def go(name, rounds=5, watch=lambda event, **facts: None, **options):
-        return toys.execute(tmp_path / name, toys.method("fedmuscle"), toys.clients(), rounds=rounds, watch=watch, **options)
+        return toys.execute(
+            tmp_path / name,
+            toys.method("fedmuscle"),
+            toys.clients(),
+            rounds=rounds,
+            watch=watch,
+            **options,
+        )
 
     return go
 
@@ -165,14 +225,29 @@ def pieces(toys, tmp_path):
 def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
     """A round has four snapshots: a, b, c and the server's, which makes it count. Cut before and after each of them in turn."""
     whole = pieces("whole")
-    for count, after in [(1, False), (1, True), (3, True), (4, False), (4, True), (6, True), (8, False)]:
+    for count, after in [
+        (1, False),
+        (1, True),
+        (3, True),
+        (4, False),
+        (4, True),
+        (6, True),
+        (8, False),
+    ]:
         with monkeypatch.context() as patch, pytest.raises(Cut):
             cut_at(patch, Store, "snapshot", count, after)
             pieces("cut")
     assert toys.hashes(pieces("cut")) == toys.hashes(whole)
 
 
-@pytest.mark.parametrize("optimizer", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "adam", "clip": 0.5}, {"optimizer": "adamw"}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"optimizer": "adam", "clip": 0.5},
+        {"optimizer": "adamw"},
+    ],
+)
 def test_optimizers_go_on_where_they_were(optimizer, pieces, toys):
     whole = pieces("whole", **optimizer)
     with pytest.raises(Cut):
@@ -221,21 +296,26 @@ def checkpoints(folder, *names):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_damaged_server_checkpoint_falls_back_to_the_one_before(late, pieces, toys, tmp_path, monkeypatch):
+def test_damaged_server_checkpoint_falls_back_to_the_one_before(
+    late, pieces, toys, tmp_path, monkeypatch
+):
     """`late`: the clients had already saved the round after it too."""
     whole = pieces("whole")
     if late:
         with monkeypatch.context() as patch, pytest.raises(Cut):
-            cut_at(patch, Store, "snapshot", 4 * 4, after=False)        # the server's fourth
+            cut_at(patch, Store, "snapshot", 4 * 4, after=False)  # the server's fourth
             pieces("cut")
     else:
         with pytest.raises(Cut):
             pieces("cut", watch=stop_after(3))
     spoil(checkpoints(tmp_path / "cut", "server", "server")[-1])
     heard = []
-    results = pieces("cut", watch=lambda event, **facts: heard.append((event, facts.get("round"), facts.get("reason"))))
+    results = pieces(
+        "cut",
+        watch=lambda event, **facts: heard.append((event, facts.get("round"), facts.get("reason"))),
+    )
     assert ("resume", 2, None) in heard
-    told, = [reason for event, _, reason in heard if event == "damaged"]
+    (told,) = [reason for event, _, reason in heard if event == "damaged"]
     assert told.endswith("; the run goes on from round 2") and "cannot be read" in told
     assert toys.hashes(results) == toys.hashes(whole)
     assert "damaged" in (tmp_path / "cut" / "events.jsonl").read_text()
@@ -257,14 +337,22 @@ def test_all_damaged_is_one_clear_sentence(whose, pieces, tmp_path):
     for path in checkpoints(tmp_path / "cut", *whose):
         spoil(path)
     before = {path: path.read_bytes() for path in checkpoints(tmp_path / "cut", "clients", "a")}
-    with pytest.raises(UserError, match=r"no checkpoint of .*cut can be read: .*safetensors cannot be read") as caught:
+    with pytest.raises(
+        UserError, match=r"no checkpoint of .*cut can be read: .*safetensors cannot be read"
+    ) as caught:
         pieces("cut")
     assert len(str(caught.value).splitlines()) == 1
     assert {path: path.read_bytes() for path in before} == before, "nothing is lost"
 
 
 def test_resume_from_python_says_where_to_go(toys, tmp_path):
-    runs.run(toys.method("local"), toys.clients(), training=toys.training(rounds=1), out=tmp_path / "own", alone=False)
+    runs.run(
+        toys.method("local"),
+        toys.clients(),
+        training=toys.training(rounds=1),
+        out=tmp_path / "own",
+        alone=False,
+    )
     assert runs.resume(tmp_path / "own")["rounds"] == 1, "a finished run gives its results"
     (tmp_path / "own" / "results.json").unlink()
     with pytest.raises(UserError, match="started from Python"):

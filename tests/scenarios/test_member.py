@@ -20,7 +20,8 @@ def home(tmp_path):
         "import torch\nfrom torch import nn\nfrom unalike import Classification, Client\n"
         "def encoder(width): return nn.Linear(6, width)\n"
         "def rows(): return torch.zeros(4, 6), torch.arange(4) % 3\n"
-        "def make(run, id): return Client(id=id, model=encoder(4), task=Classification(3), train=rows(), model_name=run['algorithm'])\n")
+        "def make(run, id): return Client(id=id, model=encoder(4), task=Classification(3), train=rows(), model_name=run['algorithm'])\n"
+    )
     return tmp_path
 
 
@@ -39,12 +40,23 @@ data: {train: train.npz, public: public.npz}
 
 def test_a_client_of_shipped_parts_and_files(home):
     made = member(write(home, SOUND))
-    assert made.id == "st-mary" and made.task.labels == ("a", "b", "c") and len(made.train) == len(made.public) == 12
+    assert (
+        made.id == "st-mary"
+        and made.task.labels == ("a", "b", "c")
+        and len(made.train) == len(made.public) == 12
+    )
     assert made.encoder(0).width == 8 and made.info().model == "mlp"
 
 
 def test_a_client_with_code_of_its_own(home):
-    made = member(write(home, SOUND.replace("{name: mlp, width: 8}", "{name: MINE:encoder, width: 5}").replace("train.npz", "MINE:rows")))
+    made = member(
+        write(
+            home,
+            SOUND.replace("{name: mlp, width: 8}", "{name: MINE:encoder, width: 5}").replace(
+                "train.npz", "MINE:rows"
+            ),
+        )
+    )
     assert made.encoder(0).out_features == 5 and len(made.train) == 4
 
 
@@ -61,17 +73,20 @@ def test_a_client_of_a_scenario(home):
         member(write(home, f"scenario: {scenario}\nclient: nobody\n"))
 
 
-@pytest.mark.parametrize("old, new, says", [
-    ("name: mlp", "name: mpl", 'no model "mpl". Did you mean "mlp"?'),
-    ("name: mlp", "name: nowhere:encoder", "nowhere:encoder cannot be imported"),
-    ("width: 8", "widht: 8", 'no field "widht"'),
-    ("name: classification", "name: clasification", 'Did you mean "classification"?'),
-    ("labels: [a, b, c]", "labels: [a, a]", "must differ"),
-    ("train: train.npz", "train: gone.npz", "gone.npz cannot be read"),
-    ("train: train.npz", "train: train.csv", "rows are an .npz file"),
-    ("labels: [a, b, c]", "labels: [a, b]", "train"),
-    ("id: st-mary", "idd: st-mary", 'no field "idd"'),
-])
+@pytest.mark.parametrize(
+    "old, new, says",
+    [
+        ("name: mlp", "name: mpl", 'no model "mpl". Did you mean "mlp"?'),
+        ("name: mlp", "name: nowhere:encoder", "nowhere:encoder cannot be imported"),
+        ("width: 8", "widht: 8", 'no field "widht"'),
+        ("name: classification", "name: clasification", 'Did you mean "classification"?'),
+        ("labels: [a, b, c]", "labels: [a, a]", "must differ"),
+        ("train: train.npz", "train: gone.npz", "gone.npz cannot be read"),
+        ("train: train.npz", "train: train.csv", "rows are an .npz file"),
+        ("labels: [a, b, c]", "labels: [a, b]", "train"),
+        ("id: st-mary", "idd: st-mary", 'no field "idd"'),
+    ],
+)
 def test_what_is_wrong_is_told_in_a_sentence(home, old, new, says):
     with pytest.raises(ValueError) as caught:
         member(write(home, SOUND.replace(old, new)))
@@ -80,4 +95,11 @@ def test_what_is_wrong_is_told_in_a_sentence(home, old, new, says):
 
 def test_every_problem_is_told_at_once(home):
     with pytest.raises(UserError, match="3 problems"):
-        member(write(home, SOUND.replace("mlp", "mpl").replace("classification", "clss").replace("train.npz", "gone.npz")))
+        member(
+            write(
+                home,
+                SOUND.replace("mlp", "mpl")
+                .replace("classification", "clss")
+                .replace("train.npz", "gone.npz"),
+            )
+        )

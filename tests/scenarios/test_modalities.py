@@ -27,7 +27,15 @@ def owned(**about):
     return [client.info().modalities for client in build.clients(scenario(**about))]
 
 
-@pytest.mark.parametrize("ratio, counts", [((1, 1, 1), (4, 4, 4)), ((0, 1, 1), (0, 6, 6)), ((1, 1, 0), (6, 6, 0)), ((2, 0, 1), (8, 0, 4))])
+@pytest.mark.parametrize(
+    "ratio, counts",
+    [
+        ((1, 1, 1), (4, 4, 4)),
+        ((0, 1, 1), (0, 6, 6)),
+        ((1, 1, 0), (6, 6, 0)),
+        ((2, 0, 1), (8, 0, 4)),
+    ],
+)
 def test_ratio(ratio, counts):
     kinds = [len(names) for names in owned(mix=dict(zip(("full", "multi", "single"), ratio)))]
     assert (kinds.count(3), kinds.count(2), kinds.count(1)) == counts
@@ -51,11 +59,17 @@ def test_what_a_client_holds_is_what_is_scored():
     assert set(x) == set(client.info().modalities) and len(x) == 1
 
 
-@pytest.mark.parametrize("group, sentence", [({"mix": {}}, "above 0"), ({"modalities": ["smell"]}, "no modality"),
-                                             ({"modalities": ["left", "left"]}, '"left" is there twice'),
-                                             ({"missing": 0.7}, "must be at most 0.6667"),
-                                             ({"missing": 0.1, "mix": {"single": 1}}, "must be at most 0: every sample"),
-                                             ({"missing": 0.6, "modalities": ["left", "right"]}, "must be at most 0.5")])
+@pytest.mark.parametrize(
+    "group, sentence",
+    [
+        ({"mix": {}}, "above 0"),
+        ({"modalities": ["smell"]}, "no modality"),
+        ({"modalities": ["left", "left"]}, '"left" is there twice'),
+        ({"missing": 0.7}, "must be at most 0.6667"),
+        ({"missing": 0.1, "mix": {"single": 1}}, "must be at most 0: every sample"),
+        ({"missing": 0.6, "modalities": ["left", "right"]}, "must be at most 0.5"),
+    ],
+)
 def test_bad_input(group, sentence):
     with pytest.raises(UserError, match=sentence):
         owned(**group)
@@ -63,41 +77,60 @@ def test_bad_input(group, sentence):
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 2 / 3])
 def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
-    one, again, other = (build.clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1))
+    one, again, other = (
+        build.clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1)
+    )
     marks = torch.stack([one.x[name] for name in ("left?", "right?", "spectrum?")])
     assert abs((~marks).double().mean() - share) < 0.002 and marks.any(0).all()
-    assert all((one.x[name][~one.x[f"{name}?"]] == 0).all() for name in ("left", "right", "spectrum"))
-    assert torch.equal(one.x["left?"], again.x["left?"]) and not torch.equal(one.x["left?"], other.x["left?"])
+    assert all(
+        (one.x[name][~one.x[f"{name}?"]] == 0).all() for name in ("left", "right", "spectrum")
+    )
+    assert torch.equal(one.x["left?"], again.x["left?"]) and not torch.equal(
+        one.x["left?"], other.x["left?"]
+    )
 
 
 def test_of_a_single_modality_nothing_is_missing():
     client = build.clients(scenario(missing=0.5, mix={"full": 1, "single": 1}))[-1]
-    assert len(client.info().modalities) == 1 and all(client.train.x[f"{name}?"].all() for name in client.info().modalities)
+    assert len(client.info().modalities) == 1 and all(
+        client.train.x[f"{name}?"].all() for name in client.info().modalities
+    )
 
 
 def test_pooled_is_one_client_with_everyones_rows_and_modalities():
     told = scenario(mix={"full": 1, "single": 1})
-    apart, (together,) = build.clients(told), build.clients(told.model_copy(update={"pooled": True}))
-    assert together.info().modalities == ("left", "right", "spectrum") and len(together.train) == sum(len(c.train) for c in apart)
+    apart, (together,) = (
+        build.clients(told),
+        build.clients(told.model_copy(update={"pooled": True})),
+    )
+    assert together.info().modalities == ("left", "right", "spectrum") and len(
+        together.train
+    ) == sum(len(c.train) for c in apart)
     at = 0
     for client in apart:
         x, y = client.train.rows(torch.arange(len(client.train)))
         rows, labels = together.train.rows(torch.arange(at, at := at + len(client.train)))
         assert torch.equal(y, labels) and all(torch.equal(rows[name], x[name]) for name in x)
         assert {name for name in ("left", "right", "spectrum") if rows[f"{name}?"].all()} == set(x)
-        assert all(name in x or not rows[f"{name}?"].any() for name in ("left", "right", "spectrum"))
+        assert all(
+            name in x or not rows[f"{name}?"].any() for name in ("left", "right", "spectrum")
+        )
 
 
 def test_pooled_inputs_of_one_kind():
     told = scenario(target="digit", train=20, model={"name": "mlp"})
-    told = told.model_copy(update={"data": told.data.model_copy(update={"name": "digits"}), "pooled": True})
-    one, = build.clients(told)
+    told = told.model_copy(
+        update={"data": told.data.model_copy(update={"name": "digits"}), "pooled": True}
+    )
+    (one,) = build.clients(told)
     assert one.train.rows(torch.arange(2))[0].shape == (2, 1, 8, 8) and len(one.train) == 240
 
 
 def test_pooled_needs_one_kind_of_client():
     told = scenario()
-    other = told.clients[0].model_copy(update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})})
+    other = told.clients[0].model_copy(
+        update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})}
+    )
     with pytest.raises(UserError, match="pooled   clients that differ"):
         build.clients(told.model_copy(update={"pooled": True, "clients": [*told.clients, other]}))
 
@@ -105,9 +138,15 @@ def test_pooled_needs_one_kind_of_client():
 def test_no_modalities_to_choose_from():
     told = scenario(modalities=["x"])
     plain = told.model_copy(update={"data": told.data.model_copy(update={"name": "digits"})})
-    plain = plain.model_copy(update={"clients": [plain.clients[0].model_copy(update={"target": "digit"})]})
+    plain = plain.model_copy(
+        update={"clients": [plain.clients[0].model_copy(update={"target": "digit"})]}
+    )
     with pytest.raises(UserError, match="one kind of input"):
         build.clients(plain)
-    thin = plain.model_copy(update={"clients": [plain.clients[0].model_copy(update={"modalities": None, "missing": 0.2})]})
+    thin = plain.model_copy(
+        update={
+            "clients": [plain.clients[0].model_copy(update={"modalities": None, "missing": 0.2})]
+        }
+    )
     with pytest.raises(UserError, match="no modalities to choose"):
         build.clients(thin)

@@ -11,24 +11,42 @@ from unalike.scenarios import build, read
 
 def pictures(first, program, rows=60, channels=3):
     """A dataset whose pictures are all of one brightness: their number, from `first` on."""
+
     def load(folder=None) -> Table:
         numbers = torch.arange(first, first + rows, dtype=torch.uint8)
-        return Table(x=numbers.reshape(-1, 1, 1, 1).expand(-1, channels, program, program).contiguous(), train=torch.arange(rows - 10),
-                     test=torch.arange(rows - 10, rows), targets={"thing": torch.arange(rows) % 2},
-                     tasks={"thing": Classification(("even", "odd"))})
+        return Table(
+            x=numbers.reshape(-1, 1, 1, 1).expand(-1, channels, program, program).contiguous(),
+            train=torch.arange(rows - 10),
+            test=torch.arange(rows - 10, rows),
+            targets={"thing": torch.arange(rows) % 2},
+            tasks={"thing": Classification(("even", "odd"))},
+        )
 
     return load
 
 
 @pytest.fixture
 def made(monkeypatch):
-    for name, load in {"low": pictures(0, 8), "high": pictures(100, 12), "grey": pictures(0, 8, channels=1)}.items():
+    for name, load in {
+        "low": pictures(0, 8),
+        "high": pictures(100, 12),
+        "grey": pictures(0, 8, channels=1),
+    }.items():
         monkeypatch.setitem(DATASETS, name, load)
 
     def build_one(public, **top):
-        told = {"name": "some", "algorithm": {"name": "fedmuscle", "peers": 1, "batch": 4}, "data": {"name": "low"}, "public": public,
-                "clients": [{"id": "a", "model": {"name": "cnn"}, "train": 20}, {"id": "b", "model": {"name": "cnn"}, "train": 20},
-                            {"id": "c", "model": {"name": "cnn"}, "train": 20, "data": {"name": "high"}}], **top}
+        told = {
+            "name": "some",
+            "algorithm": {"name": "fedmuscle", "peers": 1, "batch": 4},
+            "data": {"name": "low"},
+            "public": public,
+            "clients": [
+                {"id": "a", "model": {"name": "cnn"}, "train": 20},
+                {"id": "b", "model": {"name": "cnn"}, "train": 20},
+                {"id": "c", "model": {"name": "cnn"}, "train": 20, "data": {"name": "high"}},
+            ],
+            **top,
+        }
         scenario, _ = read(told, "some")
         build.server(scenario)
         return build.clients(scenario)
@@ -41,16 +59,24 @@ def numbers(samples):
 
 
 def test_one_name_is_a_list_of_one(made):
-    unnamed, one, same = (made({"size": 9, **data})[0].public for data in ({}, {"data": "low"}, {"data": ["low"]}))
+    unnamed, one, same = (
+        made({"size": 9, **data})[0].public for data in ({}, {"data": "low"}, {"data": ["low"]})
+    )
     assert numbers(unnamed) == numbers(one) == numbers(same) and one.shape == (3, 8, 8)
 
 
 def test_several_give_as_many_rows_each_and_none_that_is_labelled(made):
     clients = made({"size": 11, "data": ["low", "high"]})
     public = numbers(clients[0].public)
-    assert sum(n < 100 for n in public) == 6 and len(public) == len(set(public)) == 11 and clients[0].public.shape == (3, 12, 12)
+    assert (
+        sum(n < 100 for n in public) == 6
+        and len(public) == len(set(public)) == 11
+        and clients[0].public.shape == (3, 12, 12)
+    )
     assert all(client.public is clients[0].public for client in clients)
-    assert not set(public) & {n for client in clients for n in (*numbers(client.train), *numbers(client.test))}
+    assert not set(public) & {
+        n for client in clients for n in (*numbers(client.train), *numbers(client.test))
+    }
     assert public == numbers(made({"size": 11, "data": ["low", "high"]})[0].public)
     assert public != numbers(made({"size": 11, "data": ["low", "high"]}, seed=1)[0].public)
 
@@ -58,22 +84,55 @@ def test_several_give_as_many_rows_each_and_none_that_is_labelled(made):
 SERVER = {"id": "server", "model": {"name": "cnn"}}
 
 
-@pytest.mark.parametrize(("public", "top", "said"), [
-    ({"data": ["low", "hihg"]}, {}, r'public.data +There is no dataset "hihg". Did you mean "high"\?'),
-    ({"data": ["low", "high", "low"]}, {}, 'public.data +"low" is there twice.'),
-    ({"data": []}, {}, r"1 problem in some\n +public.data +must be a list of 1 or more"),
-    ({"data": 5}, {}, r"1 problem in some\n +public.data +must be a list"),
-    ({"data": ["low", "grey"]}, {}, "public.data +rows of low are pictures of 3 channels in uint8, those of grey pictures of 1 channel in"),
-    ({"data": ["hihg", "hihg"]}, {}, "1 problem in some"),
-    ({"data": ["low", 5], "size": 1000}, {}, r"1 problem in some\n +public.data.1 +must be text, got 5"),
-    ({"data": ["low", "high"], "size": 99}, {},
-     "public.size +must be below 50, the training rows of low: some stay labelled, got 99, of which 50 are of low."),
-    ({"data": ["low", "high"], "size": 102}, {}, r"of which 51 are of low.\n +public.size .* got 102, of which 51 are of high."),
-    ({"data": ["low", "high"], "size": 1}, {}, "public.size +there are 2 public datasets: must be at least 2, got 1."),
-    ({"data": ["low", "high"], "options": {"broken": "skip"}}, {},
-     r"1 problem in some\n +public.options +there are 2 public datasets, each read"),
-    ({"data": ["low", "high"]}, {"server": SERVER}, "server +learns from one dataset, and there are 2 public datasets"),
-])
+@pytest.mark.parametrize(
+    ("public", "top", "said"),
+    [
+        (
+            {"data": ["low", "hihg"]},
+            {},
+            r'public.data +There is no dataset "hihg". Did you mean "high"\?',
+        ),
+        ({"data": ["low", "high", "low"]}, {}, 'public.data +"low" is there twice.'),
+        ({"data": []}, {}, r"1 problem in some\n +public.data +must be a list of 1 or more"),
+        ({"data": 5}, {}, r"1 problem in some\n +public.data +must be a list"),
+        (
+            {"data": ["low", "grey"]},
+            {},
+            "public.data +rows of low are pictures of 3 channels in uint8, those of grey pictures of 1 channel in",
+        ),
+        ({"data": ["hihg", "hihg"]}, {}, "1 problem in some"),
+        (
+            {"data": ["low", 5], "size": 1000},
+            {},
+            r"1 problem in some\n +public.data.1 +must be text, got 5",
+        ),
+        (
+            {"data": ["low", "high"], "size": 99},
+            {},
+            "public.size +must be below 50, the training rows of low: some stay labelled, got 99, of which 50 are of low.",
+        ),
+        (
+            {"data": ["low", "high"], "size": 102},
+            {},
+            r"of which 51 are of low.\n +public.size .* got 102, of which 51 are of high.",
+        ),
+        (
+            {"data": ["low", "high"], "size": 1},
+            {},
+            "public.size +there are 2 public datasets: must be at least 2, got 1.",
+        ),
+        (
+            {"data": ["low", "high"], "options": {"broken": "skip"}},
+            {},
+            r"1 problem in some\n +public.options +there are 2 public datasets, each read",
+        ),
+        (
+            {"data": ["low", "high"]},
+            {"server": SERVER},
+            "server +learns from one dataset, and there are 2 public datasets",
+        ),
+    ],
+)
 def test_what_cannot_be_public_is_told(made, public, top, said):
     with pytest.raises(UserError, match=said):
         made({"size": 8} | public, **top)

@@ -19,7 +19,9 @@ def blobs(rows, clusters=4, spread=0.1, seed=0):
 def test_acc_is_the_best_over_all_matchings():
     draws = torch.Generator().manual_seed(0)
     y, groups = torch.randint(4, (2, 60), generator=draws)
-    best = max(np.mean([order[g] == t for g, t in zip(groups, y)]) for order in permutations(range(4)))
+    best = max(
+        np.mean([order[g] == t for g, t in zip(groups, y)]) for order in permutations(range(4))
+    )
     assert clustering_scores(groups, y)["acc"] == pytest.approx(100 * best)
 
 
@@ -28,11 +30,17 @@ def test_nmi_and_ari_follow_their_formulas():
     y, groups = torch.randint(3, (2, 50), generator=draws).numpy()
     joint = np.array([[np.mean((y == a) & (groups == b)) for b in range(3)] for a in range(3)])
     p, q = joint.sum(1), joint.sum(0)
-    information = sum(joint[a, b] * np.log(joint[a, b] / p[a] / q[b]) for a in range(3) for b in range(3))
+    information = sum(
+        joint[a, b] * np.log(joint[a, b] / p[a] / q[b]) for a in range(3) for b in range(3)
+    )
     entropies = -(p * np.log(p)).sum() - (q * np.log(q)).sum()
     same_class, same_group = y[:, None] == y, groups[:, None] == groups
     i, j = np.triu_indices(50, 1)
-    both, one, other = (same_class & same_group)[i, j].sum(), same_class[i, j].sum(), same_group[i, j].sum()
+    both, one, other = (
+        (same_class & same_group)[i, j].sum(),
+        same_class[i, j].sum(),
+        same_group[i, j].sum(),
+    )
     chance = one * other / len(i)
     scores = clustering_scores(torch.from_numpy(groups), torch.from_numpy(y))
     assert scores["nmi"] == pytest.approx(100 * information / (entropies / 2))
@@ -56,7 +64,11 @@ def test_the_meter_takes_groups_or_scores():
     _, y = blobs(40)
     groups = torch.randint(4, (40,), generator=torch.Generator().manual_seed(2))
     results = []
-    for output in (groups, torch.nn.functional.one_hot(groups, 4).float().requires_grad_(), groups.to(torch.int32)):
+    for output in (
+        groups,
+        torch.nn.functional.one_hot(groups, 4).float().requires_grad_(),
+        groups.to(torch.int32),
+    ):
         meter = Clustering(4).meter()
         for rows in torch.arange(40).split(7):
             meter.add(output[rows], y[rows])
@@ -81,20 +93,29 @@ def test_kmeans_repeats_and_goes_on_from_centres():
     again, _ = kmeans(x, 4, generator_seed=2**40 + 1, starts=5)
     assert torch.equal(groups, again) and clustering_scores(groups, y)["acc"] == 100
     assert groups.dtype == torch.int64 and centres.shape == (4, 5)
-    torch.testing.assert_close(centres, torch.stack([x[groups == k].double().mean(0) for k in range(4)]))
+    torch.testing.assert_close(
+        centres, torch.stack([x[groups == k].double().mean(0) for k in range(4)])
+    )
     other, _ = blobs(30, seed=1)
-    named, _ = kmeans(other, 4, 0, centres=centres)         # the same group has the same number
+    named, _ = kmeans(other, 4, 0, centres=centres)  # the same group has the same number
     assert torch.equal(named, torch.cdist(other.double(), centres).argmin(1))
 
 
 def test_a_group_that_lost_its_rows_gets_the_farthest_as_in_scikit_learn():
     from sklearn.cluster import KMeans
+
     draws = torch.Generator().manual_seed(0)
     spots = torch.tensor([[5.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 5.0, 0.0]], dtype=torch.float64)
-    x = spots.repeat_interleave(torch.tensor([40, 60, 30]), 0) + 0.2 * torch.randn(130, 3, generator=draws, dtype=torch.float64)
-    far_off = torch.tensor([[100.0, 0.0, 0.0], [0.0, 0.0, 0.0], [200.0, 3.0, 0.0]], dtype=torch.float64)
+    x = spots.repeat_interleave(torch.tensor([40, 60, 30]), 0) + 0.2 * torch.randn(
+        130, 3, generator=draws, dtype=torch.float64
+    )
+    far_off = torch.tensor(
+        [[100.0, 0.0, 0.0], [0.0, 0.0, 0.0], [200.0, 3.0, 0.0]], dtype=torch.float64
+    )
     groups, _ = kmeans(x, 3, 0, centres=far_off)
-    assert groups.tolist() == KMeans(3, init=far_off.numpy(), n_init=1).fit(x.numpy()).labels_.tolist()
+    assert (
+        groups.tolist() == KMeans(3, init=far_off.numpy(), n_init=1).fit(x.numpy()).labels_.tolist()
+    )
 
 
 def test_kmeans_bears_features_that_collapsed():
@@ -105,7 +126,12 @@ def test_kmeans_bears_features_that_collapsed():
 def test_both_protocols_find_clear_clusters():
     clients = [blobs(40, seed=seed) for seed in range(3)]
     scores = federated_scores([x for x, _ in clients], [y for _, y in clients], 4, seed=0, starts=5)
-    assert scores == {"acc": 100, "nmi": 100, "ari": 100, "joint": {"acc": 100, "nmi": 100, "ari": 100}}
+    assert scores == {
+        "acc": 100,
+        "nmi": 100,
+        "ari": 100,
+        "joint": {"acc": 100, "nmi": 100, "ari": 100},
+    }
 
 
 def test_the_first_protocol_is_the_first_client_starting_the_others():
@@ -139,20 +165,38 @@ def test_without_labels_nothing_is_said_of_groups():
     assert clustering_scores(y, torch.full_like(y, -1)) == {}
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda x, y: kmeans(x, 41, 0), "cannot find 41 clusters in 40 samples: lower the clusters or give more samples"),
-    (lambda x, y: kmeans(x, 0, 0), "cannot find 0 clusters"),
-    (lambda x, y: kmeans(x[0], 2, 0), r"\(n, width\), got shape \(5,\)"),
-    (lambda x, y: kmeans(torch.where(x > 1, torch.nan, x), 4, 0), "NaN or infinity in .* of 40 samples"),
-    (lambda x, y: kmeans(x, 4, 0, centres=x[:3]), r"4 centres of width 5, got shape \(3, 5\)"),
-    (lambda x, y: federated_scores([x, x[:3]], [y, y[:3]], 4, 0, starts=1), "client 1: k-means cannot find 4 clusters in 3 samples"),
-    (lambda x, y: federated_scores([], [], 4, 0), "one client or more"),
-    (lambda x, y: federated_scores([x, x], [y, y[:3]], 4, 0), r"rows \[40, 40\] and labels \[40, 3\]"),
-    (lambda x, y: clustering_scores(y, y[:3]), r"\(40,\) torch.int64 and \(3,\)"),
-    (lambda x, y: clustering_scores(y.float(), y), "whole numbers"),
-    (lambda x, y: Clustering(3).check(y), "label 3 does not fit 3 clusters: labels run from 0 to 2, -1 where unknown"),
-    (lambda x, y: Clustering(4).check(x), "clustering labels have 1 axes"),
-])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda x, y: kmeans(x, 41, 0),
+            "cannot find 41 clusters in 40 samples: lower the clusters or give more samples",
+        ),
+        (lambda x, y: kmeans(x, 0, 0), "cannot find 0 clusters"),
+        (lambda x, y: kmeans(x[0], 2, 0), r"\(n, width\), got shape \(5,\)"),
+        (
+            lambda x, y: kmeans(torch.where(x > 1, torch.nan, x), 4, 0),
+            "NaN or infinity in .* of 40 samples",
+        ),
+        (lambda x, y: kmeans(x, 4, 0, centres=x[:3]), r"4 centres of width 5, got shape \(3, 5\)"),
+        (
+            lambda x, y: federated_scores([x, x[:3]], [y, y[:3]], 4, 0, starts=1),
+            "client 1: k-means cannot find 4 clusters in 3 samples",
+        ),
+        (lambda x, y: federated_scores([], [], 4, 0), "one client or more"),
+        (
+            lambda x, y: federated_scores([x, x], [y, y[:3]], 4, 0),
+            r"rows \[40, 40\] and labels \[40, 3\]",
+        ),
+        (lambda x, y: clustering_scores(y, y[:3]), r"\(40,\) torch.int64 and \(3,\)"),
+        (lambda x, y: clustering_scores(y.float(), y), "whole numbers"),
+        (
+            lambda x, y: Clustering(3).check(y),
+            "label 3 does not fit 3 clusters: labels run from 0 to 2, -1 where unknown",
+        ),
+        (lambda x, y: Clustering(4).check(x), "clustering labels have 1 axes"),
+    ],
+)
 def test_says_what_is_wrong(call, said):
     with pytest.raises(ValueError, match=said):
         call(*blobs(40))

@@ -15,10 +15,16 @@ def test_loss_is_cross_entropy_both_ways_and_knows_one_thing():
     unit = torch.nn.functional.normalize(z, dim=-1)
     logits = unit[:, 0] @ unit[:, 1].mT / 0.07
     here = torch.arange(5)
-    by_hand = (torch.nn.functional.cross_entropy(logits, here) + torch.nn.functional.cross_entropy(logits.mT, here)) / 2
+    by_hand = (
+        torch.nn.functional.cross_entropy(logits, here)
+        + torch.nn.functional.cross_entropy(logits.mT, here)
+    ) / 2
     assert torch.allclose(Retrieval().loss(z, here), by_hand)
-    logits[0, 1] = logits[1, 0] = -1e9                                     # rows 0 and 1 are of one image
-    by_hand = (torch.nn.functional.cross_entropy(logits, here) + torch.nn.functional.cross_entropy(logits.mT, here)) / 2
+    logits[0, 1] = logits[1, 0] = -1e9  # rows 0 and 1 are of one image
+    by_hand = (
+        torch.nn.functional.cross_entropy(logits, here)
+        + torch.nn.functional.cross_entropy(logits.mT, here)
+    ) / 2
     assert torch.allclose(Retrieval().loss(z, torch.tensor([7, 7, 2, 3, 4])), by_hand)
 
 
@@ -27,13 +33,21 @@ def test_recalls_by_hand():
     meter = Retrieval().meter()
     meter.add(pairs([[1.0, 0.0], [0.0, 1.0]], [[0.6, 0.8], [0.8, 0.6]]), torch.tensor([0, 1]))
     told = meter.result()
-    assert told["i2t_R@1"] == 0 and told["t2i_R@1"] == 0 and told["i2t_R@5"] == 100 and told["rank"] == 2
+    assert (
+        told["i2t_R@1"] == 0
+        and told["t2i_R@1"] == 0
+        and told["i2t_R@5"] == 100
+        and told["rank"] == 2
+    )
     assert told["recall"] == pytest.approx(400 / 6)
 
 
 def test_an_image_with_several_texts_finds_any_and_is_asked_once():
     meter = Retrieval().meter()
-    meter.add(pairs([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [-1.0, 0.0], [0.1, 1.0]]), torch.tensor([4, 4, 9]))
+    meter.add(
+        pairs([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [-1.0, 0.0], [0.1, 1.0]]),
+        torch.tensor([4, 4, 9]),
+    )
     told = meter.result()
     assert told["i2t_R@1"] == 100 and told["t2i_R@1"] == pytest.approx(200 / 3)
 

@@ -9,8 +9,12 @@ from torch.func import grad, vmap
 
 from unalike.tasks import TASKS, Classification, MultiLabel, Segmentation
 
-NAMED = [name for name in TASKS if name != "retrieval"]  # tasks with labels; retrieval: test_retrieval.py
-LEARNT = [name for name in NAMED if name != "clustering"]  # tasks that labels teach; clustering brings no loss
+NAMED = [
+    name for name in TASKS if name != "retrieval"
+]  # tasks with labels; retrieval: test_retrieval.py
+LEARNT = [
+    name for name in NAMED if name != "clustering"
+]  # tasks that labels teach; clustering brings no loss
 
 
 def batch(name, rows=12, classes=4, seed=0):
@@ -87,18 +91,20 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     exact = [all(guess[i, k] == truth[i, k] for k in range(4) if known[i, k]) for i in rows]
     result = measure(task, output, y)
     assert task.loss(output, y).item() == pytest.approx(entries[known].mean())
-    assert result == pytest.approx({
-        "micro_f1": 100 * 2 * hits / (given + present),
-        "OF1": 100 * 2 * hits / (given + present),
-        "macro_f1": 100 * np.mean(f1),
-        "CF1": 100 * 2 * cp * cr / (cp + cr),
-        "macro_auc": 100 * np.mean(parted),
-        "micro_auc": 100 * np.mean([a > b for a in flat[marks == 1] for b in flat[marks == 0]]),
-        "exact": 100 * np.mean(exact),
-        "mAP": 100 * np.mean(precision),
-        "undefined_classes": 1,
-        "log_loss": entries[known].sum() / 39,
-    })
+    assert result == pytest.approx(
+        {
+            "micro_f1": 100 * 2 * hits / (given + present),
+            "OF1": 100 * 2 * hits / (given + present),
+            "macro_f1": 100 * np.mean(f1),
+            "CF1": 100 * 2 * cp * cr / (cp + cr),
+            "macro_auc": 100 * np.mean(parted),
+            "micro_auc": 100 * np.mean([a > b for a in flat[marks == 1] for b in flat[marks == 0]]),
+            "exact": 100 * np.mean(exact),
+            "mAP": 100 * np.mean(precision),
+            "undefined_classes": 1,
+            "log_loss": entries[known].sum() / 39,
+        }
+    )
 
 
 def test_labels_without_a_question_are_left_out_and_counted():
@@ -108,14 +114,20 @@ def test_labels_without_a_question_are_left_out_and_counted():
     assert result["undefined_classes"] == 3
     assert {result[name] for name in ("macro_f1", "macro_auc", "mAP", "CF1", "micro_auc")} == {100}
     nothing = measure(MultiLabel(2), torch.full((3, 2), -1.0), torch.zeros(3, 2))
-    assert math.isnan(nothing["mAP"]) and math.isnan(nothing["macro_auc"]) and nothing["micro_f1"] == 0
+    assert (
+        math.isnan(nothing["mAP"]) and math.isnan(nothing["macro_auc"]) and nothing["micro_f1"] == 0
+    )
 
 
 @pytest.mark.parametrize("criterion", ["bce", "focal", "asymmetric"])
 def test_the_criterion_is_what_a_multilabel_task_minimises(criterion):
     from unalike import losses
+
     _, output, y = batch("multilabel")
-    task, literal = MultiLabel(4, criterion), getattr(losses, "binary_cross_entropy" if criterion == "bce" else criterion)(output, y)
+    task, literal = (
+        MultiLabel(4, criterion),
+        getattr(losses, "binary_cross_entropy" if criterion == "bce" else criterion)(output, y),
+    )
     assert task.loss(output, y) == literal.sum() / (y >= 0).sum()
     assert measure(task, output, y) == measure(MultiLabel(4), output, y)
 
@@ -132,7 +144,9 @@ def test_segmentation_loss_and_meter_follow_the_formula_on_known_pixels():
     iou = [((t == k) & (g == k)).sum() / ((t == k) | (g == k)).sum() for k in (0, 1, 2, 4)]
     result = measure(task, output, y)
     assert task.loss(output, y).item() == pytest.approx(nll)
-    assert result == pytest.approx({"miou": 100 * np.mean(iou), "pixel_accuracy": 100 * (t == g).mean(), "log_loss": nll})
+    assert result == pytest.approx(
+        {"miou": 100 * np.mean(iou), "pixel_accuracy": 100 * (t == g).mean(), "log_loss": nll}
+    )
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -156,13 +170,17 @@ def test_a_right_output_measures_100(name):
 @pytest.mark.parametrize("name", LEARNT)
 def test_losses_of_a_stack_equal_losses_one_by_one(name):
     task, _, _ = batch(name)
-    outputs, ys = (torch.stack(each) for each in zip(*(batch(name, seed=seed)[1:] for seed in range(3))))
+    outputs, ys = (
+        torch.stack(each) for each in zip(*(batch(name, seed=seed)[1:] for seed in range(3)))
+    )
     teachers = outputs.flip(0)
     for loss, other in ((task.loss, ys), (task.imitate, teachers)):
         together = vmap(grad(loss))(outputs, other)
         alone = torch.stack([grad(loss)(a, b) for a, b in zip(outputs, other)])
         torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(vmap(loss)(outputs, other), torch.stack([loss(a, b) for a, b in zip(outputs, other)]))
+        torch.testing.assert_close(
+            vmap(loss)(outputs, other), torch.stack([loss(a, b) for a, b in zip(outputs, other)])
+        )
 
 
 @pytest.mark.parametrize("name", LEARNT)
@@ -188,7 +206,9 @@ def test_rows_that_fill_up_a_batch_change_nothing(name):
 def test_imitation_is_lowest_at_the_teacher(name):
     task, teacher, _ = batch(name)
     assert grad(task.imitate)(teacher, teacher).abs().max() < 1e-12
-    assert task.imitate(teacher + 0.1 * torch.randn_like(teacher), teacher) > task.imitate(teacher, teacher)
+    assert task.imitate(teacher + 0.1 * torch.randn_like(teacher), teacher) > task.imitate(
+        teacher, teacher
+    )
 
 
 def test_a_sure_teacher_is_a_label():
@@ -220,31 +240,41 @@ def test_narrow_integers_are_labels_too():
     torch.testing.assert_close(task.loss(output, y.to(torch.uint8)), task.loss(output, y))
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: Classification(0), "at least one label"),
-    (lambda: Classification("cat"), "list of names or their number, got 'cat'"),
-    (lambda: Classification(2.5), "list of names or their number, got 2.5"),
-    (lambda: Classification(("a", "b", "a")), "more than once: a"),
-    (lambda: Segmentation(("a", "b"), ignore=1), "class 'b'"),
-    (lambda: MultiLabel(2, "hinge"), "one of bce, focal, asymmetric, got 'hinge'"),
-])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Classification(0), "at least one label"),
+        (lambda: Classification("cat"), "list of names or their number, got 'cat'"),
+        (lambda: Classification(2.5), "list of names or their number, got 2.5"),
+        (lambda: Classification(("a", "b", "a")), "more than once: a"),
+        (lambda: Segmentation(("a", "b"), ignore=1), "class 'b'"),
+        (lambda: MultiLabel(2, "hinge"), "one of bce, focal, asymmetric, got 'hinge'"),
+    ],
+)
 def test_wrong_tasks_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
 
 
-@pytest.mark.parametrize(("task", "y", "said"), [
-    (Classification(10), torch.tensor([3, 12]), "label 12 does not fit 10 classes: labels run from 0 to 9"),
-    (Classification(10), torch.tensor([-1]), "label -1"),
-    (Classification(10), torch.zeros(3), "whole numbers .*got torch.float32"),
-    (Classification(10), torch.zeros(3, 1, dtype=torch.int64), r"got shape \(3, 1\)"),
-    (MultiLabel(3), torch.zeros(5, 2), r"\(n, 3\), got \(5, 2\)"),
-    (MultiLabel(3), torch.zeros(5, 3, dtype=torch.int64), "floats .*got torch.int64"),
-    (MultiLabel(1), torch.tensor([[0.5]]), "got 0.5"),
-    (Segmentation(2), torch.full((1, 2, 2), 2), "pixel label 2 does not fit 2 classes"),
-    (Segmentation(2), torch.zeros(2, 2, dtype=torch.int64), "3 axes"),
-    (Segmentation(2), torch.zeros(1, 2, 2), "whole numbers"),
-])
+@pytest.mark.parametrize(
+    ("task", "y", "said"),
+    [
+        (
+            Classification(10),
+            torch.tensor([3, 12]),
+            "label 12 does not fit 10 classes: labels run from 0 to 9",
+        ),
+        (Classification(10), torch.tensor([-1]), "label -1"),
+        (Classification(10), torch.zeros(3), "whole numbers .*got torch.float32"),
+        (Classification(10), torch.zeros(3, 1, dtype=torch.int64), r"got shape \(3, 1\)"),
+        (MultiLabel(3), torch.zeros(5, 2), r"\(n, 3\), got \(5, 2\)"),
+        (MultiLabel(3), torch.zeros(5, 3, dtype=torch.int64), "floats .*got torch.int64"),
+        (MultiLabel(1), torch.tensor([[0.5]]), "got 0.5"),
+        (Segmentation(2), torch.full((1, 2, 2), 2), "pixel label 2 does not fit 2 classes"),
+        (Segmentation(2), torch.zeros(2, 2, dtype=torch.int64), "3 axes"),
+        (Segmentation(2), torch.zeros(1, 2, 2), "whole numbers"),
+    ],
+)
 def test_labels_that_do_not_fit_are_refused(task, y, said):
     with pytest.raises(ValueError, match=said):
         task.check(y)
@@ -262,10 +292,15 @@ def test_labels_that_fit_pass(name):
         task.meter().result()
 
 
-@pytest.mark.parametrize("task, y, said", [
-    (MultiLabel(2), torch.tensor([[0.0, -1], [0, 0]]), "no label is present in any of them"),
-    (MultiLabel(2), torch.tensor([[0.0, 1]]), None),
-    (Segmentation(2), torch.full((1, 2, 2), 255), "no pixel of them is labelled"), (Segmentation(2), torch.zeros(1, 2, 2).long(), None),
-    (Classification(2), torch.zeros(1).long(), None)])
+@pytest.mark.parametrize(
+    "task, y, said",
+    [
+        (MultiLabel(2), torch.tensor([[0.0, -1], [0, 0]]), "no label is present in any of them"),
+        (MultiLabel(2), torch.tensor([[0.0, 1]]), None),
+        (Segmentation(2), torch.full((1, 2, 2), 255), "no pixel of them is labelled"),
+        (Segmentation(2), torch.zeros(1, 2, 2).long(), None),
+        (Classification(2), torch.zeros(1).long(), None),
+    ],
+)
 def test_where_a_metric_has_no_value_is_said(task, y, said):
     assert task.unmeasured(y) == said

@@ -19,14 +19,14 @@ from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, query, sends, graph_safe
+from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
 from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 from unalike.models.model import Model
 from unalike.tasks import Retrieval
 
-Views = dict[str, Tensor]            # representations (n, d) of the same rows by kind: image, text, other
+Views = dict[str, Tensor]  # representations (n, d) of the same rows by kind: image, text, other
 View = Annotated[Tensor, Shape("public_rows", "width")]
 KINDS = ("image", "text", "other")
 
@@ -46,20 +46,33 @@ class CreamFL(PublicTraining):
 
     tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "retrieval")
 
-    width: int = 256                                                 # d
-    contrast: Literal["cream", "muscle", "none"] = "cream"           # none: nobody learns from anybody
-    temperature: float = 0.5                                         # of the clients' contrast
-    regularise: float = 0.5                                          # its weight
-    distil: float = 0.3                                              # weight of what the server learns from clients
-    peers: int = 3                                                   # muscle: whose representations each of the server's is drawn to
-    upper: float = 0.2                                               # muscle: tau^(N)
-    lower: float = 0.15                                              # muscle: tau^(N-1)
+    width: int = 256  # d
+    contrast: Literal["cream", "muscle", "none"] = "cream"  # none: nobody learns from anybody
+    temperature: float = 0.5  # of the clients' contrast
+    regularise: float = 0.5  # its weight
+    distil: float = 0.3  # weight of what the server learns from clients
+    peers: int = 3  # muscle: whose representations each of the server's is drawn to
+    upper: float = 0.2  # muscle: tau^(N)
+    lower: float = 0.15  # muscle: tau^(N-1)
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        above = {"temperature": self.temperature, "upper": self.upper, "lower": self.lower, "width": self.width, "peers": self.peers}
-        problems = [(name, f"must be above 0, got {value:g}.") for name, value in above.items() if not value > 0]
-        problems += [(name, f"must be at least 0, got {getattr(self, name):g}.") for name in ("regularise", "distil")
-                     if not getattr(self, name) >= 0]
+        above = {
+            "temperature": self.temperature,
+            "upper": self.upper,
+            "lower": self.lower,
+            "width": self.width,
+            "peers": self.peers,
+        }
+        problems = [
+            (name, f"must be above 0, got {value:g}.")
+            for name, value in above.items()
+            if not value > 0
+        ]
+        problems += [
+            (name, f"must be at least 0, got {getattr(self, name):g}.")
+            for name in ("regularise", "distil")
+            if not getattr(self, name) >= 0
+        ]
         return problems + super().check(clients, public_rows)
 
     def serve(self, fed: Federation) -> Iterator[int]:
@@ -68,17 +81,27 @@ class CreamFL(PublicTraining):
             if self.contrast != "none":
                 known = own(fed, "tell") if fed.server is not None else fed.state.get("known", {})
             replies = fed.call("update", known=known)
-            fed.log_metrics("train_loss", {client: reply.pop("loss") for client, reply in replies.items()})
+            fed.log_metrics(
+                "train_loss", {client: reply.pop("loss") for client, reply in replies.items()}
+            )
             told: dict[str, Views] = dict(replies)
             goals: Views = {}
             if self.contrast == "cream" or (fed.server is None and self.contrast == "muscle"):
                 device = "cpu" if fed.server is None else fed.server.client.device
-                goals = {kind: ensemble(told, kind, known, device) for kind in KINDS if any(kind in views for views in told.values())}
+                goals = {
+                    kind: ensemble(told, kind, known, device)
+                    for kind in KINDS
+                    if any(kind in views for views in told.values())
+                }
             if fed.server is None:
                 fed.state["known"] = goals
             else:
                 own(fed, "train")
-                peers = [view for views in told.values() for view in views.values()] if self.contrast == "muscle" else []
+                peers = (
+                    [view for views in told.values() for view in views.values()]
+                    if self.contrast == "muscle"
+                    else []
+                )
                 own(fed, "absorb", goals=goals, peers=peers)
             yield round
 
@@ -88,10 +111,18 @@ class CreamFL(PublicTraining):
         return super().client_problem(client)
 
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-        return super().figures(fed, metrics) | ({"server": own(fed, "evaluate")} if fed.server is not None else {})
+        return super().figures(fed, metrics) | (
+            {"server": own(fed, "evaluate")} if fed.server is not None else {}
+        )
 
-    def server_results(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
-        return None if fed.server is None else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
+    def server_results(
+        self, fed: Federation, metrics: dict[str, dict[str, float]]
+    ) -> dict[str, Any] | None:
+        return (
+            None
+            if fed.server is None
+            else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
+        )
 
     class Program(PublicTrainingProgram):
         """A client's half, and the server's own model too: it trains on public pairs as on any data."""
@@ -100,7 +131,12 @@ class CreamFL(PublicTraining):
 
         def build(self, encoder: nn.Module) -> Model:
             wide, d = self.encoder_width(encoder), self.algorithm.width
-            return Model(encoder, nn.Identity() if wide == d else nn.Linear(wide, d), self.head(d), self.client.task.dense)
+            return Model(
+                encoder,
+                nn.Identity() if wide == d else nn.Linear(wide, d),
+                self.head(d),
+                self.client.task.dense,
+            )
 
         @operation
         @sends(image="rows", text="rows", other="rows")
@@ -116,14 +152,23 @@ class CreamFL(PublicTraining):
             """Its representations of the public set, by kind."""
             self.model.eval()
             with torch.no_grad():
-                parts = [self.views(self.public_rows(rows)) for rows in torch.arange(len(self.public)).split(256)]
+                parts = [
+                    self.views(self.public_rows(rows))
+                    for rows in torch.arange(len(self.public)).split(256)
+                ]
             self.work += len(self.public) / 3
             return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
 
         def draw_near(self, known: Views) -> None:
             """A walk through the public set on which its representations are drawn to what is known."""
-            known, before = self.client.to_device(known), self.tell() if self.algorithm.contrast == "cream" else {}
-            self.study(self.farness, lambda rows: (self.public_rows(rows), of(known, rows), of(before, rows)))
+            known, before = (
+                self.client.to_device(known),
+                self.tell() if self.algorithm.contrast == "cream" else {},
+            )
+            self.study(
+                self.farness,
+                lambda rows: (self.public_rows(rows), of(known, rows), of(before, rows)),
+            )
 
         @graph_safe
         def farness(self, x: Tensor | dict, known: Views, before: Views) -> Tensor:
@@ -133,10 +178,21 @@ class CreamFL(PublicTraining):
                 if how.contrast == "muscle":
                     total.append(muscle_loss(z, list(known.values()), how.upper, how.lower))
                     continue
-                total += [infonce(z, view, how.temperature) for name, view in known.items() if name != kind]
+                total += [
+                    infonce(z, view, how.temperature)
+                    for name, view in known.items()
+                    if name != kind
+                ]
                 if kind in known:
-                    near = torch.stack([(z * goal).sum(-1) for goal in (known[kind], before[kind])], 1)      # (B, 2)
-                    total.append(cross_entropy(near / how.temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)))
+                    near = torch.stack(
+                        [(z * goal).sum(-1) for goal in (known[kind], before[kind])], 1
+                    )  # (B, 2)
+                    total.append(
+                        cross_entropy(
+                            near / how.temperature,
+                            torch.zeros(len(z), dtype=torch.int64, device=z.device),
+                        )
+                    )
             return how.regularise * torch.stack(total).sum()
 
         @operation
@@ -148,16 +204,26 @@ class CreamFL(PublicTraining):
 
             def given(rows: Tensor) -> tuple:
                 here = rows.to(self.client.device)
-                some = torch.randperm(len(told), generator=draws)[:self.algorithm.peers]
+                some = torch.randperm(len(told), generator=draws)[: self.algorithm.peers]
                 return self.public_rows(rows), here, of(goals, rows), [told[i][here] for i in some]
 
-            return self.study(self.unlearnt, given) if goals or peers or isinstance(self.client.task, Retrieval) else None
+            return (
+                self.study(self.unlearnt, given)
+                if goals or peers or isinstance(self.client.task, Retrieval)
+                else None
+            )
 
         @graph_safe
-        def unlearnt(self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]) -> Tensor:
+        def unlearnt(
+            self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]
+        ) -> Tensor:
             """How far the server's representations are from what clients told, and its pairs from each other."""
             how, task, views = self.algorithm, self.client.task, self.views(x)
-            far = [(z - goals[kind]).square().sum(-1).mean() for kind, z in views.items() if kind in goals]
+            far = [
+                (z - goals[kind]).square().sum(-1).mean()
+                for kind, z in views.items()
+                if kind in goals
+            ]
             far += [muscle_loss(z, peers, how.upper, how.lower) for z in views.values() if peers]
             costs = [how.distil * each for each in far]
             if isinstance(task, Retrieval):
@@ -170,7 +236,11 @@ class CreamFL(PublicTraining):
             if self.model.dense:
                 z = z.mean((-2, -1))
             z = normalize(z, dim=-1)
-            return dict(zip(("image", "text"), z.unbind(1), strict=True)) if z.dim() == 3 else {self.sort: z}
+            return (
+                dict(zip(("image", "text"), z.unbind(1), strict=True))
+                if z.dim() == 3
+                else {self.sort: z}
+            )
 
         @cached_property
         def sort(self) -> str:
@@ -194,10 +264,19 @@ def ensemble(told: dict[str, Views], kind: str, known: Views, device: str = "cpu
     known of the other kind; alike where there is none."""
     views = [each[kind] for each in told.values() if kind in each]
     other = next((view for name, view in known.items() if name != kind), None)
-    stacked = torch.stack([view.to(device, views[0].dtype) for view in views])                           # (clients, n, d)
+    stacked = torch.stack([view.to(device, views[0].dtype) for view in views])  # (clients, n, d)
     if other is None:
         return stacked.mean(0)
-    likeness = lambda view, rows: view[rows] @ other.to(view).mT                                         # (few, n)
-    scores = torch.stack([torch.cat([likeness(view, rows).log_softmax(-1)[torch.arange(len(rows)), rows]
-                                     for rows in torch.arange(len(view)).split(1024)]) for view in stacked])
+    likeness = lambda view, rows: view[rows] @ other.to(view).mT  # (few, n)
+    scores = torch.stack(
+        [
+            torch.cat(
+                [
+                    likeness(view, rows).log_softmax(-1)[torch.arange(len(rows)), rows]
+                    for rows in torch.arange(len(view)).split(1024)
+                ]
+            )
+            for view in stacked
+        ]
+    )
     return (scores.softmax(0)[..., None] * stacked).sum(0)

@@ -17,4 +17,7 @@ class FedDropout(SubmodelMethod):
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         draws, ratio = stream(fed.seed, "units", fed.round, client), fed.state["ratio"][client]
-        return [torch.randperm(width.units, generator=draws)[:count(width, ratio)].sort().values for width in self.widths(fed, client)]
+        return [
+            torch.randperm(width.units, generator=draws)[: count(width, ratio)].sort().values
+            for width in self.widths(fed, client)
+        ]

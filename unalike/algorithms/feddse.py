@@ -23,12 +23,22 @@ class FedDSE(SubmodelMethod):
     def register_clients(self, fed: Federation) -> None:
         super().register_clients(fed)
         known = fed.state.setdefault("excitement", {})
-        due = [c for c in fed.active if c in fed.state["group"] and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every]
-        known |= {c: {"round": fed.round, "of": [units[:, 0] for units in told]} for c, told in self.excitement(fed, due).items()}
+        due = [
+            c
+            for c in fed.active
+            if c in fed.state["group"]
+            and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every
+        ]
+        known |= {
+            c: {"round": fed.round, "of": [units[:, 0] for units in told]}
+            for c, told in self.excitement(fed, due).items()
+        }
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
         if client not in fed.state["excitement"]:
             return first(widths, ratio)
-        return [score.cpu().argsort(descending=True, stable=True)[:count(width, ratio)].sort().values
-                for width, score in zip(widths, fed.state["excitement"][client]["of"], strict=True)]
+        return [
+            score.cpu().argsort(descending=True, stable=True)[: count(width, ratio)].sort().values
+            for width, score in zip(widths, fed.state["excitement"][client]["of"], strict=True)
+        ]

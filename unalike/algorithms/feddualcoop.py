@@ -10,7 +10,7 @@ from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import Prompts, tokens
 from unalike.models.vlm import VisionLanguage
 
-SCALE = 20.0                    # of cosines, whatever the model's own is
+SCALE = 20.0  # of cosines, whatever the model's own is
 
 
 @dataclass
@@ -19,11 +19,15 @@ class FedDualCoOp(PromptTuning):
     patches; here they are the model's own."""
 
     tokens: int = 16
-    own: bool = True            # each label has contexts of its own
-    gain: float = 5.0           # of the logits
+    own: bool = True  # each label has contexts of its own
+    gain: float = 5.0  # of the logits
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [(name, f"must be above 0, got {getattr(self, name):g}.") for name in ("tokens", "gain") if not getattr(self, name) > 0]
+        return [
+            (name, f"must be above 0, got {getattr(self, name):g}.")
+            for name in ("tokens", "gain")
+            if not getattr(self, name) > 0
+        ]
 
     def by_label(self) -> bool:
         return self.own
@@ -45,5 +49,7 @@ class Dual(nn.Module):
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         learnt = self.tokens.expand(-1, self.labels, -1, -1).flatten(0, 1)
         texts = normalize(model.read(*self.texts(learnt)), dim=-1)
-        there, absent = (SCALE * normalize(patches, dim=-1) @ texts.mT).chunk(2, -1)                # (n, places, labels) each
+        there, absent = (SCALE * normalize(patches, dim=-1) @ texts.mT).chunk(
+            2, -1
+        )  # (n, places, labels) each
         return self.how.gain * (there.softmax(1) * (there - absent)).sum(1)

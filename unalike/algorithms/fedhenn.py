@@ -23,8 +23,8 @@ from unalike.methods.public_data import PublicDataProgram, check_batch
 class FedHeNN(Algorithm):
     """Local loss + eta sqrt(round) (1 - CKA(mean kernel, own kernel))."""
 
-    batch: int = 128           # public rows that are compared, others each round
-    eta: float = 0.01          # of the distance in the first round
+    batch: int = 128  # public rows that are compared, others each round
+    eta: float = 0.01  # of the distance in the first round
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         negative = [("eta", f"must be at least 0, got {self.eta:g}.")] if not self.eta >= 0 else []
@@ -32,7 +32,11 @@ class FedHeNN(Algorithm):
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
-            if kernels := list(fed.call("kernel", sizes={"rows": len(fed.public(self.batch).batches(round)[0])}).values()):
+            if kernels := list(
+                fed.call(
+                    "kernel", sizes={"rows": len(fed.public(self.batch).batches(round)[0])}
+                ).values()
+            ):
                 mean = torch.stack([kernel.to(kernels[0]) for kernel in kernels]).mean(0)
                 fed.log_metrics("train_loss", dict(fed.call("follow", kernel=mean)))
             yield round
@@ -51,8 +55,12 @@ class FedHeNN(Algorithm):
         @operation
         def follow(self, kernel: Tensor) -> float:
             """The round's local epochs, held near the kernel of all."""
-            weight = self.algorithm.eta * self.round ** 0.5
-            self.work += len(kernel) * self.training.epochs * -(-len(self.client.train) // self.training.batch)
+            weight = self.algorithm.eta * self.round**0.5
+            self.work += (
+                len(kernel)
+                * self.training.epochs
+                * -(-len(self.client.train) // self.training.batch)
+            )
 
             def loss(x: Tensor | dict, y: Tensor) -> Tensor:
                 own = self.alike()

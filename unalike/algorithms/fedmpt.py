@@ -24,7 +24,7 @@ from unalike.models.conditions import SHIPPED, read
 from unalike.models.prompts import Prompts, Verdict, still, tokens
 from unalike.models.vlm import VisionLanguage
 
-SHOWN = 256             # test images that pictures are made of
+SHOWN = 256  # test images that pictures are made of
 
 
 class Explained(TypedDict):
@@ -38,35 +38,52 @@ class Explained(TypedDict):
 class FedMPT(PromptTuning):
     """Its ablation: prompts, adapters, transport and gate can each be switched off (Table 4)."""
 
-    mean: Literal["uniform", "samples"] = "uniform"         # eq. 13
-    conditions: tuple[str, ...] | str = SHIPPED             # their names, or a file that `unalike conditions` wrote
-    condition_tokens: int = 4                               # learnt, before the condition; each has its own
-    class_tokens: int = 4                                   # learnt, before the class; shared
-    rank: int = 32                                          # D_s, of adapters and gate
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3      # share of an adapter's inner numbers left out in training
-    whole: bool = True                                      # the image as a whole counts as one more patch
-    temperature: float = 4.0                                # tau, on similarities of scale x cosine
+    mean: Literal["uniform", "samples"] = "uniform"  # eq. 13
+    conditions: tuple[str, ...] | str = (
+        SHIPPED  # their names, or a file that `unalike conditions` wrote
+    )
+    condition_tokens: int = 4  # learnt, before the condition; each has its own
+    class_tokens: int = 4  # learnt, before the class; shared
+    rank: int = 32  # D_s, of adapters and gate
+    dropout: Annotated[float, Field(ge=0, lt=1)] = (
+        0.3  # share of an adapter's inner numbers left out in training
+    )
+    whole: bool = True  # the image as a whole counts as one more patch
+    temperature: float = 4.0  # tau, on similarities of scale x cosine
     scale: float = 20.0
-    entropy: float = 0.02                                   # lambda
-    steps: int = 10                                         # of Sinkhorn
-    prompts: bool = True                                    # no: one prompt without conditions
+    entropy: float = 0.02  # lambda
+    steps: int = 10  # of Sinkhorn
+    prompts: bool = True  # no: one prompt without conditions
     adapters: bool = True
-    transport: bool = True                                  # no: patches are weighed by how much they stand out for a label
-    gate: bool = True                                       # no: all conditions count the same
+    transport: bool = True  # no: patches are weighed by how much they stand out for a label
+    gate: bool = True  # no: all conditions count the same
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        positive = {name: getattr(self, name) for name in ("class_tokens", "rank", "temperature", "scale", "entropy", "steps")}
-        problems = [(name, f"must be above 0, got {value:g}.") for name, value in positive.items() if not value > 0]
+        positive = {
+            name: getattr(self, name)
+            for name in ("class_tokens", "rank", "temperature", "scale", "entropy", "steps")
+        }
+        problems = [
+            (name, f"must be above 0, got {value:g}.")
+            for name, value in positive.items()
+            if not value > 0
+        ]
         if self.condition_tokens < 0:
-            problems.append(("condition_tokens", f"must be at least 0, got {self.condition_tokens}."))
+            problems.append(
+                ("condition_tokens", f"must be at least 0, got {self.condition_tokens}.")
+            )
         try:
             names = self.named
         except UserError as error:
             return [*problems, ("conditions", f"{error}.")]
         if not names:
-            problems.append(("conditions", "must name one condition or more; prompts=false does without."))
+            problems.append(
+                ("conditions", "must name one condition or more; prompts=false does without.")
+            )
         twice = sorted({one for one in names if names.count(one) > 1})
-        return problems + [("conditions", f"must differ, got more than once: {', '.join(twice)}.")] * bool(twice)
+        return problems + [
+            ("conditions", f"must differ, got more than once: {', '.join(twice)}.")
+        ] * bool(twice)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -80,10 +97,20 @@ class FedMPT(PromptTuning):
         """And two pictures from one client's test images: which conditions fire for which label, and where the surest label was seen."""
         replies = super().evaluate(fed)
         for client in [c for c in fed.clients if c in fed.state["group"]][:1]:
-            for told in fed.call("explain", clients=[client], quorum=0, each=self.messages(fed, [client]),
-                                 sizes={"named": len(self.named)}).values():
+            for told in fed.call(
+                "explain",
+                clients=[client],
+                quorum=0,
+                each=self.messages(fed, [client]),
+                sizes={"named": len(self.named)},
+            ).values():
                 labels = fed.infos[client].labels
-                fed.log_figure("conditions by label", matrix=told["fired"], rows=list(labels), columns=list(self.named))
+                fed.log_figure(
+                    "conditions by label",
+                    matrix=told["fired"],
+                    rows=list(labels),
+                    columns=list(self.named),
+                )
                 fed.log_figure("places of the surest label", matrix=told["places"])
         return replies
 
@@ -104,7 +131,10 @@ class FedMPT(PromptTuning):
             self.model.load_state_dict(own, strict=False)
             image, label = divmod(int(logits.argmax()), logits.shape[1])
             there = (self.client.to_device(y) == 1).to(logits.dtype)
-            return {"fired": there.mT @ told["fired"] / there.sum(0)[:, None].clamp(min=1), "places": told["plan"][image, ..., label]}
+            return {
+                "fired": there.mT @ told["fired"] / there.sum(0)[:, None].clamp(min=1),
+                "places": told["plan"][image, ..., label],
+            }
 
 
 class Conditioned(nn.Module):
@@ -116,8 +146,14 @@ class Conditioned(nn.Module):
         count = len(self.conditions)
         rows: list[list[str | int]]
         if how.prompts:
-            rows = [[how.condition_tokens, condition, how.class_tokens, label] for condition in self.conditions for label in labels]
-            self.condition_tokens = tokens(model, count, how.condition_tokens) if how.condition_tokens else None
+            rows = [
+                [how.condition_tokens, condition, how.class_tokens, label]
+                for condition in self.conditions
+                for label in labels
+            ]
+            self.condition_tokens = (
+                tokens(model, count, how.condition_tokens) if how.condition_tokens else None
+            )
         else:
             rows = [[how.class_tokens, label] for label in labels]
         self.texts = Prompts(model, rows)
@@ -125,7 +161,9 @@ class Conditioned(nn.Module):
         if how.adapters:
             self.down, self.up = low_rank(count, model.width, how.rank)
         if how.gate:
-            self.route = nn.Sequential(nn.Linear(model.width, how.rank, bias=False), still(how.rank, count))
+            self.route = nn.Sequential(
+                nn.Linear(model.width, how.rank, bias=False), still(how.rank, count)
+            )
         self.dropout = nn.Dropout(how.dropout)
         self.verdict = Verdict()
 
@@ -142,7 +180,7 @@ class Conditioned(nn.Module):
     def similarity(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         """scale x cosine of each patch, the whole as the last, and label under each condition (n, conditions or 1, places, labels)."""
         f = torch.cat([patches, whole[:, None]], 1) if self.how.whole else patches
-        f = normalize(f, dim=-1)[:, None]                                                              # (n, 1, places, width)
+        f = normalize(f, dim=-1)[:, None]  # (n, 1, places, width)
         if self.how.adapters:
             f = normalize(f + self.dropout(f @ self.down) @ self.up, dim=-1)
         return self.how.scale * f @ self.read(model).mT
@@ -150,7 +188,9 @@ class Conditioned(nn.Module):
     def plan(self, similarity: Tensor) -> Tensor:
         """What each patch has to do with each label, like `similarity`; sums to 1 over patches."""
         if self.how.transport:
-            return self.labels * transport(similarity, self.how.temperature, self.how.entropy, self.how.steps)
+            return self.labels * transport(
+                similarity, self.how.temperature, self.how.entropy, self.how.steps
+            )
         return (similarity / self.how.temperature).softmax(-2)
 
     def fired(self, patches: Tensor) -> Tensor:
@@ -164,15 +204,22 @@ class Conditioned(nn.Module):
         """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels); what
         is missing there to 1 is the whole's."""
         fired = self.fired(patches)
-        plan = self.plan(self.similarity(model, patches, whole))[..., :patches.shape[1], :]      # (n, conditions or 1, places, labels)
-        return {"fired": fired, "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places)}
+        plan = self.plan(self.similarity(model, patches, whole))[
+            ..., : patches.shape[1], :
+        ]  # (n, conditions or 1, places, labels)
+        return {
+            "fired": fired,
+            "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places),
+        }
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         similarity = self.similarity(model, patches, whole)
-        psi = (self.plan(similarity) * similarity).sum(-2)                                             # (n, conditions or 1, labels)
+        psi = (self.plan(similarity) * similarity).sum(-2)  # (n, conditions or 1, labels)
         return self.verdict((self.fired(patches)[..., None] * psi).sum(1))
 
 
 def low_rank(count: int, width: int, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
     """Maps down to `rank` and up again, one a condition, that change nothing at first (LoRA's start)."""
-    return nn.Parameter(torch.randn(count, width, rank) / width**0.5), nn.Parameter(torch.zeros(count, rank, width))
+    return nn.Parameter(torch.randn(count, width, rank) / width**0.5), nn.Parameter(
+        torch.zeros(count, rank, width)
+    )

@@ -32,11 +32,13 @@ from unalike.training.cuda_graphs import GraphedForward, GraphedFunction
 from unalike.training.loop import draws, move, step
 
 Temperature = float | list[list[float]]
-Views = Annotated[Tensor, Shape("rows", "width")]        # representations of a public batch, (B, d)
-STACKED = 3     # up to so many peers all anchors fit into one stacked computation
-WHOLE = 2**25   # combinations of peers' rows that are all summed up unless the scenario says otherwise
-SAMPLES = 64    # of more than that, so many are drawn
-GENTLE = 0.1    # of the rate by which models with held weights are aligned: what they were given is worth keeping
+Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public batch, (B, d)
+STACKED = 3  # up to so many peers all anchors fit into one stacked computation
+WHOLE = (
+    2**25
+)  # combinations of peers' rows that are all summed up unless the scenario says otherwise
+SAMPLES = 64  # of more than that, so many are drawn
+GENTLE = 0.1  # of the rate by which models with held weights are aligned: what they were given is worth keeping
 RECORDS = True  # whether a GPU plays recorded passes
 
 
@@ -54,58 +56,135 @@ class FedMuscle(Algorithm):
     evaluates: ClassVar[bool] = True
     supports_safeguard: ClassVar[bool] = True
 
-    peers: int = 3                                                   # M
-    width: int = 256                                                 # d
-    batch: int = 32                                                  # B, rows of the public set at a time
-    passes: int = 1                                                  # T, walks through the public set a round
-    temperature: Temperature = 0.2                                   # tau^(N); a matrix over the clients for one per pair
-    lower_temperature: Temperature | Literal["consistent"] = 0.15    # tau^(N-1); "consistent" solves eq. 22
+    peers: int = 3  # M
+    width: int = 256  # d
+    batch: int = 32  # B, rows of the public set at a time
+    passes: int = 1  # T, walks through the public set a round
+    temperature: Temperature = 0.2  # tau^(N); a matrix over the clients for one per pair
+    lower_temperature: Temperature | Literal["consistent"] = (
+        0.15  # tau^(N-1); "consistent" solves eq. 22
+    )
     loss: Literal["muscle", "pairwise", "gramian"] = "muscle"
-    samples: int | None = None                                       # combinations drawn to estimate the Muscle loss; None: all if feasible
-    exchange: Literal["gradient", "peers", "paper"] = "gradient"     # what goes down; the update is the same
-    sync: Literal["batch", "epoch"] = "batch"                        # "epoch": one exchange a pass, for slow links; implies "peers"
-    choice: Literal["random", "relevance"] = "random"                # which peers
-    own: int = 0                                                     # how many of the M peers are the client itself; M: nobody has company
-    redraw: Literal["batch", "pass"] = "batch"                       # how often peers are drawn
-    heads: Literal["own", "shared", "epoch"] = "own"                 # those of one task and label set go on from their mean, or each epoch
-    absent: Literal["wrong", "open"] = "wrong"                       # classes one has none of, but one it shares its head with, in its loss
-    opinions: Literal["own", "shared", "several"] = "own"            # learn what all make of public rows; several: if a row may have none
-    projection: Literal["auto", "always", "never"] = "auto"          # to the common width; auto: where it differs, or start is joint
-    start: Literal["own", "joint"] = "own"                           # where projections begin; joint: in one space of all, found at once
-    local: float = 1.0                                               # of the heads' rate: how fast local epochs move what heads take
-    align_rate: float | None = None                                  # None: training.rate, a tenth of it where weights are held
-    opinion_rate: float | None = None                                # None: as alignment's
-    decay: bool = False                                              # both grow gentler from round to round, along a cosine to 0
-    optimizers: Literal["one", "two"] = "two"                        # one each for task and alignment, or one shared
-    keep: Literal["local", "aligned"] = "local"                      # the last round's model that clients leave with
+    samples: int | None = (
+        None  # combinations drawn to estimate the Muscle loss; None: all if feasible
+    )
+    exchange: Literal["gradient", "peers", "paper"] = (
+        "gradient"  # what goes down; the update is the same
+    )
+    sync: Literal["batch", "epoch"] = (
+        "batch"  # "epoch": one exchange a pass, for slow links; implies "peers"
+    )
+    choice: Literal["random", "relevance"] = "random"  # which peers
+    own: int = 0  # how many of the M peers are the client itself; M: nobody has company
+    redraw: Literal["batch", "pass"] = "batch"  # how often peers are drawn
+    heads: Literal["own", "shared", "epoch"] = (
+        "own"  # those of one task and label set go on from their mean, or each epoch
+    )
+    absent: Literal["wrong", "open"] = (
+        "wrong"  # classes one has none of, but one it shares its head with, in its loss
+    )
+    opinions: Literal["own", "shared", "several"] = (
+        "own"  # learn what all make of public rows; several: if a row may have none
+    )
+    projection: Literal["auto", "always", "never"] = (
+        "auto"  # to the common width; auto: where it differs, or start is joint
+    )
+    start: Literal["own", "joint"] = (
+        "own"  # where projections begin; joint: in one space of all, found at once
+    )
+    local: float = 1.0  # of the heads' rate: how fast local epochs move what heads take
+    align_rate: float | None = None  # None: training.rate, a tenth of it where weights are held
+    opinion_rate: float | None = None  # None: as alignment's
+    decay: bool = False  # both grow gentler from round to round, along a cosine to 0
+    optimizers: Literal["one", "two"] = "two"  # one each for task and alignment, or one shared
+    keep: Literal["local", "aligned"] = "local"  # the last round's model that clients leave with
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        paper, counts = self.exchange == "paper", {name: getattr(self, name) for name in ("peers", "width", "passes", "samples")}
+        paper, counts = (
+            self.exchange == "paper",
+            {name: getattr(self, name) for name in ("peers", "width", "passes", "samples")},
+        )
         rates = [(name, given) for name, given in vars(self).items() if name.endswith("_rate")]
         rules = (
-            *((count is not None and count < 1, name, f"must be at least 1, got {count}.") for name, count in counts.items()),
-            (not 0 <= self.own <= max(self.peers, 1), "own", f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}."),
-            (self.own and self.loss == "gramian", "own", "the Gramian loss sees no volume between a client and itself: leave own at 0."),
-            (clients + self.own <= self.peers, "peers",
-             f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients."),
-            (self.batch < 2, "batch", f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch."),
-            (public_rows < self.batch, "batch",
-             f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size."),
-            *((rate is not None and not rate > 0, name, f"must be above 0, got {rate}.") for name, rate in rates),
-            (not (self.optimizers == "one") <= self.local <= 1, "local", f"must be from 0 to 1, 1 with one optimizer, got {self.local}."),
-            (self.absent == OPEN and self.heads == "own", "absent", "open is for shared heads: set algorithm.heads to shared or epoch."),
-            (self.start == "joint" and self.projection == "never", "start", "joint needs projections: leave algorithm.projection at auto."),
-            (self.decay and self.optimizers == "one" and self.align_rate is None, "decay",
-             "one optimizer leaves no rate of alignment to decay: set algorithm.align_rate, or optimizers two."),
-            (paper and self.drawn(self.peers, self.batch), "exchange",
-             f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient."),
-            (paper and (self.loss != "muscle" or self.sync == "epoch"), "exchange", 'paper is for loss "muscle", sync "batch" only.'),
+            *(
+                (count is not None and count < 1, name, f"must be at least 1, got {count}.")
+                for name, count in counts.items()
+            ),
+            (
+                not 0 <= self.own <= max(self.peers, 1),
+                "own",
+                f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}.",
+            ),
+            (
+                self.own and self.loss == "gramian",
+                "own",
+                "the Gramian loss sees no volume between a client and itself: leave own at 0.",
+            ),
+            (
+                clients + self.own <= self.peers,
+                "peers",
+                f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients.",
+            ),
+            (
+                self.batch < 2,
+                "batch",
+                f"must be at least 2, got {self.batch}: rows are told apart from the others of their batch.",
+            ),
+            (
+                public_rows < self.batch,
+                "batch",
+                f"the public set has {public_rows} rows, fewer than a batch of {self.batch}. Lower algorithm.batch or raise public.size.",
+            ),
+            *(
+                (rate is not None and not rate > 0, name, f"must be above 0, got {rate}.")
+                for name, rate in rates
+            ),
+            (
+                not (self.optimizers == "one") <= self.local <= 1,
+                "local",
+                f"must be from 0 to 1, 1 with one optimizer, got {self.local}.",
+            ),
+            (
+                self.absent == OPEN and self.heads == "own",
+                "absent",
+                "open is for shared heads: set algorithm.heads to shared or epoch.",
+            ),
+            (
+                self.start == "joint" and self.projection == "never",
+                "start",
+                "joint needs projections: leave algorithm.projection at auto.",
+            ),
+            (
+                self.decay and self.optimizers == "one" and self.align_rate is None,
+                "decay",
+                "one optimizer leaves no rate of alignment to decay: set algorithm.align_rate, or optimizers two.",
+            ),
+            (
+                paper and self.drawn(self.peers, self.batch),
+                "exchange",
+                f"the paper's aggregate has {self.batch}^{self.peers} rows. Lower algorithm.peers, or gradient.",
+            ),
+            (
+                paper and (self.loss != "muscle" or self.sync == "epoch"),
+                "exchange",
+                'paper is for loss "muscle", sync "batch" only.',
+            ),
         )
         problems = [(field, sentence) for broken, field, sentence in rules if broken]
-        for name, given in {"temperature": self.temperature, "lower_temperature": self.lower_temperature}.items():
+        for name, given in {
+            "temperature": self.temperature,
+            "lower_temperature": self.lower_temperature,
+        }.items():
             if isinstance(given, list) and [len(row) for row in given] != [clients] * clients:
-                problems.append((name, f"as a matrix it needs {clients} rows of {clients}, one per pair of clients."))
-            elif not isinstance(given, str) and not bool((torch.tensor(given, dtype=torch.float64) >= COLDEST).all()):
+                problems.append(
+                    (
+                        name,
+                        f"as a matrix it needs {clients} rows of {clients}, one per pair of clients.",
+                    )
+                )
+            elif not isinstance(given, str) and not bool(
+                (torch.tensor(given, dtype=torch.float64) >= COLDEST).all()
+            ):
                 problems.append((name, f"must be at least {COLDEST:g}, got {given}."))
         return problems
 
@@ -113,14 +192,26 @@ class FedMuscle(Algorithm):
         if clients > self.peers - self.own:
             return []
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
-        return [("peers", f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.")]
+        return [
+            (
+                "peers",
+                f"{self.company()} a round, {drawn}. Lower algorithm.peers or raise federation.participation.",
+            )
+        ]
 
     def privacy_problem(self) -> str | None:
-        return "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong" if (
-            self.absent == OPEN) else super().privacy_problem()
+        return (
+            "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong"
+            if (self.absent == OPEN)
+            else super().privacy_problem()
+        )
 
     def company(self) -> str:
-        return f"{others} peers need {others + 1} clients" if (others := self.peers - self.own) != 1 else "1 peer needs 2 clients"
+        return (
+            f"{others} peers need {others + 1} clients"
+            if (others := self.peers - self.own) != 1
+            else "1 peer needs 2 clients"
+        )
 
     # the server
 
@@ -129,14 +220,24 @@ class FedMuscle(Algorithm):
         for round in fed.rounds():
             if self.start == "joint":
                 fed.log_metrics("joint_fit", meet(fed, self.width))
-            fed.log_metrics("train_loss", train_united(fed, train, spares) if self.heads == "epoch" else dict(fed.call(train)))
+            fed.log_metrics(
+                "train_loss",
+                train_united(fed, train, spares)
+                if self.heads == "epoch"
+                else dict(fed.call(train)),
+            )
             fed.evaluate("after local")
-            if self.keep == "local" and (round == fed.training.rounds or fed.federation.partial):     # who misses the last round leaves, too
+            if self.keep == "local" and (
+                round == fed.training.rounds or fed.federation.partial
+            ):  # who misses the last round leaves, too
                 fed.call("settle")
-            if self.heads != "own":                                                 # who leaves now leaves with its own
+            if self.heads != "own":  # who leaves now leaves with its own
                 unite(fed, spares)
             for epoch in range(self.passes):
-                fed.log_metrics(f"{self.loss}_loss", (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch))
+                fed.log_metrics(
+                    f"{self.loss}_loss",
+                    (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch),
+                )
             if self.opinions != "own":
                 fed.log_metrics("public_loss", teach(fed, self.opinions == "several"))
             fed.evaluate("after alignment")
@@ -148,22 +249,49 @@ class FedMuscle(Algorithm):
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
         """One pass with an exchange for every batch; returns each client's mean loss. Who has aligned answers with the next batch."""
-        total: dict[str, list[Tensor]] = {}             # of no value yet: a GPU is not waited for at each batch
+        total: dict[
+            str, list[Tensor]
+        ] = {}  # of no value yet: a GPU is not waited for at each batch
         rows = [len(each) for each in fed.public(self.batch).batches(round, epoch)]
         views: dict[str, Any] = {}
-        usual = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[self.exchange]
+        usual = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[
+            self.exchange
+        ]
         for batch, (own, following) in enumerate(zip(rows, [*rows[1:], 0], strict=True)):
-            views = views or dict(fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": own}))
-            drawn, judged = self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0), self.judged(fed)
-            pulled = {c: drawn[c] for c in drawn if self.exchange == "gradient" and c not in judged}       # a gradient fits no shadow
-            other = {c: "align_to_peers" for c in drawn if self.exchange == "gradient" and c in judged}
-            pulls, losses = self.pulls(fed, views, pulled, stream(fed.seed, "combinations", round, epoch, batch))
-            each = {c: {"gradient": pulls[c]} if c in pulled else self.hear(fed, views, c, peers) for c, peers in drawn.items()}
-            told = dict(fed.call(usual, other=other, epoch=epoch, batch=batch, each=each, sizes={"rows": following}))
+            views = views or dict(
+                fed.call("represent", epoch=epoch, batch=batch, sizes={"rows": own})
+            )
+            drawn, judged = (
+                self.draw(fed, views, round, epoch, batch if self.redraw == "batch" else 0),
+                self.judged(fed),
+            )
+            pulled = {
+                c: drawn[c] for c in drawn if self.exchange == "gradient" and c not in judged
+            }  # a gradient fits no shadow
+            other = {
+                c: "align_to_peers" for c in drawn if self.exchange == "gradient" and c in judged
+            }
+            pulls, losses = self.pulls(
+                fed, views, pulled, stream(fed.seed, "combinations", round, epoch, batch)
+            )
+            each = {
+                c: {"gradient": pulls[c]} if c in pulled else self.hear(fed, views, c, peers)
+                for c, peers in drawn.items()
+            }
+            told = dict(
+                fed.call(
+                    usual,
+                    other=other,
+                    epoch=epoch,
+                    batch=batch,
+                    each=each,
+                    sizes={"rows": following},
+                )
+            )
             losses |= {c: reply["loss"] for c, reply in told.items() if c not in pulled}
             views = {c: reply if c in pulled else reply["views"] for c, reply in told.items()}
             for client, value in losses.items():
-                if value is not None:                   # with privacy clients do not tell
+                if value is not None:  # with privacy clients do not tell
                     total.setdefault(client, []).append(torch.as_tensor(value, dtype=torch.float64))
         return {client: float(torch.stack(values).mean()) for client, values in total.items()}
 
@@ -171,53 +299,108 @@ class FedMuscle(Algorithm):
         """One pass with a single exchange: everyone's representations of the whole public set."""
         views = dict(fed.call("represent_all"))
         drawn = self.draw(fed, views, round, epoch, 0)
-        return dict(fed.call("align_all", epoch=epoch, each={c: self.hear(fed, views, c, peers) for c, peers in drawn.items()}))
+        return dict(
+            fed.call(
+                "align_all",
+                epoch=epoch,
+                each={c: self.hear(fed, views, c, peers) for c, peers in drawn.items()},
+            )
+        )
 
-    def draw(self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int) -> dict[str, list[str]]:
+    def draw(
+        self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int
+    ) -> dict[str, list[str]]:
         """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out. Who
         is judged only listens, where the others are enough."""
         if self.choice == "relevance":
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.infos})
             for (a, b), alike in alikeness(views).items():
-                relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike        # a running mean
-        drawn, silent = {}, self.judged(fed)                            # or shadows hear, from peers, of labels they must not know
-        speak = [c for c in views if c not in silent] if len(fed.infos) - len(silent) > self.peers - self.own else list(views)
+                relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike  # a running mean
+        drawn, silent = (
+            {},
+            self.judged(fed),
+        )  # or shadows hear, from peers, of labels they must not know
+        speak = (
+            [c for c in views if c not in silent]
+            if len(fed.infos) - len(silent) > self.peers - self.own
+            else list(views)
+        )
         for client in views:
             others = [c for c in speak if c != client]
             if self.choice == "relevance":
                 order = sorted(others, key=lambda c: -relevance[client][c])
             else:
-                order = [others[i] for i in torch.randperm(len(others), generator=stream(fed.seed, "peers", round, epoch, batch, client))]
-            drawn[client] = order[:self.peers - self.own]
+                order = [
+                    others[i]
+                    for i in torch.randperm(
+                        len(others),
+                        generator=stream(fed.seed, "peers", round, epoch, batch, client),
+                    )
+                ]
+            drawn[client] = order[: self.peers - self.own]
         return {client: peers for client, peers in drawn.items() if peers or self.own == self.peers}
 
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor, its peers and itself as one: numbers, or matrices whose row 0 is the anchor."""
         order = [list(fed.infos).index(c) for c in (client, *peers, *[client] * self.own)]
-        pick = lambda given: torch.tensor(given, dtype=torch.float64)[order][:, order].tolist() if isinstance(given, list) else given
+        pick = lambda given: (
+            torch.tensor(given, dtype=torch.float64)[order][:, order].tolist()
+            if isinstance(given, list)
+            else given
+        )
         upper = pick(self.temperature)
         if self.lower_temperature != "consistent":
             return {"temperature": upper, "lower_temperature": pick(self.lower_temperature)}
-        lower = consistent_lower(torch.tensor(upper, dtype=torch.float64) if isinstance(upper, list) else upper)
-        return {"temperature": upper, "lower_temperature": lower.tolist() if isinstance(lower, Tensor) else lower}
+        lower = consistent_lower(
+            torch.tensor(upper, dtype=torch.float64) if isinstance(upper, list) else upper
+        )
+        return {
+            "temperature": upper,
+            "lower_temperature": lower.tolist() if isinstance(lower, Tensor) else lower,
+        }
 
     def drawn(self, peers: int, batch: int) -> int:
         """How many combinations of so many peers' rows are drawn; 0: all are summed up."""
-        if self.loss != "muscle" or (self.samples is None and batch ** peers <= WHOLE):
+        if self.loss != "muscle" or (self.samples is None and batch**peers <= WHOLE):
             return 0
         return self.samples or SAMPLES
 
-    def draws(self, peers: int, batch: int, generator: torch.Generator | None = None) -> Tensor | None:
+    def draws(
+        self, peers: int, batch: int, generator: torch.Generator | None = None
+    ) -> Tensor | None:
         """What decides which combinations are drawn for an anchor's rows, (peers, batch, combinations); None: all are summed up."""
         peers += self.own
-        return torch.rand(peers, batch, count, generator=generator) if (count := self.drawn(peers, batch)) else None
+        return (
+            torch.rand(peers, batch, count, generator=generator)
+            if (count := self.drawn(peers, batch))
+            else None
+        )
 
-    def contrast(self, z: Tensor, peers: list[Tensor], temperature: Any, lower_temperature: Any, draws: Tensor | None = None) -> Tensor:
+    def contrast(
+        self,
+        z: Tensor,
+        peers: list[Tensor],
+        temperature: Any,
+        lower_temperature: Any,
+        draws: Tensor | None = None,
+    ) -> Tensor:
         """The loss of one anchor, against its peers and, if `own`, against itself as it is."""
-        return anchored_loss(self.loss, z, [*peers, *[z.detach()] * self.own], like(z, temperature), like(z, lower_temperature), draws)
+        return anchored_loss(
+            self.loss,
+            z,
+            [*peers, *[z.detach()] * self.own],
+            like(z, temperature),
+            like(z, lower_temperature),
+            draws,
+        )
 
-    def pulls(self, fed: Federation, views: dict[str, Tensor], drawn: dict[str, list[str]],
-              generator: torch.Generator | None = None) -> tuple[dict, dict]:
+    def pulls(
+        self,
+        fed: Federation,
+        views: dict[str, Tensor],
+        drawn: dict[str, list[str]],
+        generator: torch.Generator | None = None,
+    ) -> tuple[dict, dict]:
         """dL/dZ of every client, and the losses. Where all have as many peers and one temperature, they are computed as one."""
         pulls, losses = {}, {}
         draws = {c: self.draws(len(peers), len(views[c]), generator) for c, peers in drawn.items()}
@@ -225,25 +408,41 @@ class FedMuscle(Algorithm):
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
         estimated = [told for told in draws.values() if told is not None]
         if not per_pair and len(sizes) == 1 and (max(sizes) + self.own <= STACKED or estimated):
-            others = [torch.stack([views[p] for p in column]) for column in zip(*drawn.values(), strict=True)]
+            others = [
+                torch.stack([views[p] for p in column])
+                for column in zip(*drawn.values(), strict=True)
+            ]
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
-            anchors = torch.stack([views[c] for c in drawn])                                     # (clients, B, d)
+            anchors = torch.stack([views[c] for c in drawn])  # (clients, B, d)
             decided = [torch.stack(estimated).to(anchors)] if estimated else []
             each, gradients = stacked(self.loss, self.own, **settings)(anchors, others, *decided)
-            kept = each.to(torch.float64, copy=True)                                            # the next call overwrites what was played
-            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(zip(drawn, kept.unbind(), strict=True))
+            kept = each.to(torch.float64, copy=True)  # the next call overwrites what was played
+            return dict(zip(drawn, gradients.unbind(), strict=True)), dict(
+                zip(drawn, kept.unbind(), strict=True)
+            )
         for client, peers in drawn.items():
             z = views[client].clone().requires_grad_()
-            loss = self.contrast(z, [views[p] for p in peers], **self.temperatures(fed, client, peers), draws=draws[client])
+            loss = self.contrast(
+                z,
+                [views[p] for p in peers],
+                **self.temperatures(fed, client, peers),
+                draws=draws[client],
+            )
             (pulls[client],), losses[client] = torch.autograd.grad(loss, z), loss.detach()
         return pulls, losses
 
-    def hear(self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]) -> dict[str, Any]:
+    def hear(
+        self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]
+    ) -> dict[str, Any]:
         """What a client finds its gradient from: its peers' representations, or the paper's aggregate of them."""
         t, z = self.temperatures(fed, client, peers), views[client]
         if self.exchange != "paper":
             return {"peers": [views[p] for p in peers], "temperatures": t}
-        s, log_alpha = aggregate([*(views[p] for p in peers), *[z] * self.own], like(z, t["temperature"]), like(z, t["lower_temperature"]))
+        s, log_alpha = aggregate(
+            [*(views[p] for p in peers), *[z] * self.own],
+            like(z, t["temperature"]),
+            like(z, t["lower_temperature"]),
+        )
         return {"s": s, "log_alpha": log_alpha}
 
     def judged(self, fed: Federation) -> set[str]:
@@ -255,14 +454,26 @@ class FedMuscle(Algorithm):
     class Program(GroupAveragingProgram, DistillationProgram, SharedSubspaceProgram):
         algorithm: "FedMuscle"
         common: ClassVar[str] = "head."
-        graph: tuple[tuple[int, int, int], Tensor] | None = None       # of the batch last represented: round, epoch, batch; (B, d)
+        graph: tuple[tuple[int, int, int], Tensor] | None = (
+            None  # of the batch last represented: round, epoch, batch; (B, d)
+        )
 
         def build(self, encoder: nn.Module) -> Model:
-            d, wide, how = self.algorithm.width, self.encoder_width(encoder), self.algorithm.projection
+            d, wide, how = (
+                self.algorithm.width,
+                self.encoder_width(encoder),
+                self.algorithm.projection,
+            )
             if how == "never" and wide != d:
-                raise ValueError(f"its encoder gives {wide} features, the federation compares {d}; "
-                                 f"set algorithm.projection to auto or algorithm.width to {wide}")
-            projection = nn.Identity() if wide == d and how != "always" and self.algorithm.start == "own" else nn.Linear(wide, d)
+                raise ValueError(
+                    f"its encoder gives {wide} features, the federation compares {d}; "
+                    f"set algorithm.projection to auto or algorithm.width to {wide}"
+                )
+            projection = (
+                nn.Identity()
+                if wide == d and how != "always" and self.algorithm.start == "own"
+                else nn.Linear(wide, d)
+            )
             return Model(encoder, projection, self.head(d), self.client.task.dense)
 
         @operation
@@ -282,23 +493,37 @@ class FedMuscle(Algorithm):
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
             move(optimizer, self.training.clip)
-            del z                                           # while a graph lives, a GPU cannot record the way back to its parameters
+            del z  # while a graph lives, a GPU cannot record the way back to its parameters
             return self.following(epoch, batch)
 
         @operation
         @sends(views="rows")
-        def align_to_peers(self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict) -> Aligned:
+        def align_to_peers(
+            self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict
+        ) -> Aligned:
             """The same step from the peers' representations."""
-            loss = self.descend(self.contrast(self.recall(epoch, batch), peers, temperatures), len(self.walk(epoch)[batch]))
+            loss = self.descend(
+                self.contrast(self.recall(epoch, batch), peers, temperatures),
+                len(self.walk(epoch)[batch]),
+            )
             return {"loss": loss, "views": self.following(epoch, batch)}
 
         @operation
         @sends(views="rows")
-        def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Aligned:
+        def align_to_aggregate(
+            self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor
+        ) -> Aligned:
             """The same step from the paper's S and alpha (eq. 5)."""
-            rows = positive_rows(count := len(self.walk(epoch)[batch]), round(math.log(len(log_alpha), count)))
-            told = lambda z: muscle_from_aggregate(z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows)
-            return {"loss": self.descend(told(self.recall(epoch, batch)), count), "views": self.following(epoch, batch)}
+            rows = positive_rows(
+                count := len(self.walk(epoch)[batch]), round(math.log(len(log_alpha), count))
+            )
+            told = lambda z: muscle_from_aggregate(
+                z, s.to(z.device, z.dtype), log_alpha.to(z.device, z.dtype), rows
+            )
+            return {
+                "loss": self.descend(told(self.recall(epoch, batch)), count),
+                "views": self.following(epoch, batch),
+            }
 
         @operation
         @sends("rows")
@@ -312,7 +537,14 @@ class FedMuscle(Algorithm):
             losses = []
             for batch, rows in enumerate(self.walk(epoch)):
                 self.work += len(rows) / 3
-                losses.append(self.descend(self.contrast(self.forward(epoch, batch), [p[rows] for p in peers], temperatures), len(rows)))
+                losses.append(
+                    self.descend(
+                        self.contrast(
+                            self.forward(epoch, batch), [p[rows] for p in peers], temperatures
+                        ),
+                        len(rows),
+                    )
+                )
             return sum(losses) / len(losses)
 
         @operation
@@ -332,16 +564,22 @@ class FedMuscle(Algorithm):
         def passes(self) -> GraphedForward:
             """Representations of rows; a GPU plays them where each pass is the same."""
             learning = [p for p in self.model.parameters() if p.requires_grad]
-            return GraphedForward(self.model.represent, learning, RECORDS and not draws(self.model.train()))
+            return GraphedForward(
+                self.model.represent, learning, RECORDS and not draws(self.model.train())
+            )
 
         def following(self, epoch: int, batch: int) -> Tensor:
             """The batch after this one; no rows after the last."""
             over = batch + 1 == len(self.walk(epoch))
-            return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype) if over else self.represent(epoch, batch + 1)
+            return (
+                torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
+                if over
+                else self.represent(epoch, batch + 1)
+            )
 
         def forward(self, epoch: int, batch: int) -> Tensor:
             rows = self.walk(epoch)[batch]
-            if not self.model.training:                     # to say it again takes as long as a small step
+            if not self.model.training:  # to say it again takes as long as a small step
                 self.model.train()
             with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
                 return self.passes(self.public_rows(rows))
@@ -351,9 +589,15 @@ class FedMuscle(Algorithm):
             kept, self.graph = self.graph, None
             if kept is not None and kept[0] == (self.round, epoch, batch):
                 return kept[1]
-            own = [(module, name, buffer) for module in self.model.modules() for name, buffer in module.named_buffers(recurse=False)]
+            own = [
+                (module, name, buffer)
+                for module in self.model.modules()
+                for name, buffer in module.named_buffers(recurse=False)
+            ]
             for module, name, buffer in own:
-                setattr(module, name, buffer.clone())       # the graph holds on to these, so they cannot be changed back
+                setattr(
+                    module, name, buffer.clone()
+                )  # the graph holds on to these, so they cannot be changed back
             z = self.forward(epoch, batch)
             for module, name, buffer in own:
                 setattr(module, name, buffer)
@@ -361,7 +605,9 @@ class FedMuscle(Algorithm):
 
         def contrast(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> Tensor:
             draws = self.algorithm.draws(len(peers), len(z))
-            return self.algorithm.contrast(z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=draws)
+            return self.algorithm.contrast(
+                z, [p.to(z.device, z.dtype) for p in peers], **temperatures, draws=draws
+            )
 
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
@@ -374,19 +620,26 @@ class FedMuscle(Algorithm):
             rate = rate or how.align_rate
             if how.optimizers == "one" and rate is None:
                 return self.optimizer()
-            rate = rate or self.training.rate * (1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE)
+            rate = rate or self.training.rate * (
+                1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE
+            )
             optimizer = self.optimizer(name, rate)
             for group in optimizer.param_groups if how.decay else ():
-                group["lr"] = rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
+                group["lr"] = (
+                    rate * (1 + math.cos(math.pi * (self.round - 1) / self.training.rounds)) / 2
+                )
             return optimizer
 
 
 @cache
 def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -> GraphedFunction:
     """Losses and gradients of several anchors (clients, B, d) at once, each with as many peers."""
+
     def of(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss, own=own).contrast(z, peers, temperature, lower_temperature, *drawn)
+        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss, own=own).contrast(
+            z, peers, temperature, lower_temperature, *drawn
+        )
         each = torch.func.vmap(contrast)(anchors, others, *draws)
         return each.detach(), torch.autograd.grad(each.sum(), anchors)[0]
 
@@ -395,4 +648,8 @@ def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -
 
 def like(z: Tensor, temperature: Any) -> Any:
     """A temperature as it came in a message: a matrix as a tensor beside z."""
-    return torch.tensor(temperature, dtype=z.dtype, device=z.device) if isinstance(temperature, list) else temperature
+    return (
+        torch.tensor(temperature, dtype=z.dtype, device=z.device)
+        if isinstance(temperature, list)
+        else temperature
+    )

@@ -20,11 +20,17 @@ class Former(nn.Module):
     def __init__(self, how: Querying, model: VisionLanguage, labels: Sequence[str]):
         super().__init__()
         width = model.width
-        self.register_buffer("texts", normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1), persistent=False)
+        self.register_buffer(
+            "texts",
+            normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1),
+            persistent=False,
+        )
         self.queries = nn.Parameter(torch.randn(how.tokens, width) / width**0.5)
         self.look = nn.MultiheadAttention(width, how.heads, batch_first=True)
         self.recall = nn.MultiheadAttention(width, how.heads, batch_first=True)
-        self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, width))
+        self.mix = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, width)
+        )
         self.verdict = Verdict()
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
@@ -32,7 +38,9 @@ class Former(nn.Module):
         found = self.queries.expand(len(patches), -1, -1)
         found = found + self.look(found, places, places, need_weights=False)[0]
         found = found + self.recall(found, texts, texts, need_weights=False)[0]
-        return self.verdict(model.similarity(normalize(whole, dim=-1) + self.mix(found).mean(1), self.texts))
+        return self.verdict(
+            model.similarity(normalize(whole, dim=-1) + self.mix(found).mean(1), self.texts)
+        )
 
 
 @dataclass

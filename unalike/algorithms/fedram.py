@@ -19,14 +19,20 @@ class FedRAM(PromptTuning):
 
     rank: int = 64
     entropy: float = 0.1
-    knowledge: float = 0.5          # how much the plan heeds where the frozen model would look
-    temperature: float = 1.0        # of that, on similarities of 20 x cosine
+    knowledge: float = 0.5  # how much the plan heeds where the frozen model would look
+    temperature: float = 1.0  # of that, on similarities of 20 x cosine
     steps: int = 10
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         positive = ("rank", "entropy", "temperature", "steps")
-        problems = [(name, f"must be above 0, got {getattr(self, name):g}.") for name in positive if not getattr(self, name) > 0]
-        return problems + [("knowledge", f"must be at least 0, got {self.knowledge:g}.")] * (self.knowledge < 0)
+        problems = [
+            (name, f"must be above 0, got {getattr(self, name):g}.")
+            for name in positive
+            if not getattr(self, name) > 0
+        ]
+        return problems + [("knowledge", f"must be at least 0, got {self.knowledge:g}.")] * (
+            self.knowledge < 0
+        )
 
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         return Matched(self, model, labels)
@@ -40,16 +46,30 @@ class Matched(nn.Module):
     def __init__(self, how: FedRAM, model: VisionLanguage, labels: Sequence[str]):
         super().__init__()
         self.how = how
-        self.register_buffer("texts", normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1), persistent=False)
+        self.register_buffer(
+            "texts",
+            normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1),
+            persistent=False,
+        )
         self.eye, self.words = adapter(model.width, how.rank), adapter(model.width, how.rank)
         self.verdict = Verdict()
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
         places = normalize(patches, dim=-1)
-        cosine = normalize(places + self.eye(places), dim=-1) @ normalize(self.texts + self.words(self.texts), dim=-1).mT
-        frozen = (20 * places @ self.texts.mT / self.how.temperature).log_softmax(1)                     # (n, places, labels)
+        cosine = (
+            normalize(places + self.eye(places), dim=-1)
+            @ normalize(self.texts + self.words(self.texts), dim=-1).mT
+        )
+        frozen = (20 * places @ self.texts.mT / self.how.temperature).log_softmax(
+            1
+        )  # (n, places, labels)
         even = cosine.new_full(cosine.shape[:-1], 1 / cosine.shape[-2])
-        plan = sinkhorn(1 - cosine - self.how.entropy * self.how.knowledge * frozen, even, self.how.entropy, self.how.steps)
+        plan = sinkhorn(
+            1 - cosine - self.how.entropy * self.how.knowledge * frozen,
+            even,
+            self.how.entropy,
+            self.how.steps,
+        )
         return self.verdict(20 * cosine.shape[-1] * (plan * cosine).sum(-2))
 
 

@@ -24,13 +24,21 @@ class FedRCL(Averaging):
     tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
 
     temperature: float = 0.05
-    limit: float = 0.7             # cosine from which two of a class are too alike
+    limit: float = 0.7  # cosine from which two of a class are too alike
     weight: float = 1.0
-    depths: int = 5                # layers at which samples are compared, spread over the encoder, its end among them
+    depths: int = (
+        5  # layers at which samples are compared, spread over the encoder, its end among them
+    )
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = [("temperature", f"must be above 0, got {self.temperature:g}.")] if not self.temperature > 0 else []
-        return problems + ([("depths", f"must be at least 1, got {self.depths}.")] if self.depths < 1 else [])
+        problems = (
+            [("temperature", f"must be above 0, got {self.temperature:g}.")]
+            if not self.temperature > 0
+            else []
+        )
+        return problems + (
+            [("depths", f"must be at least 1, got {self.depths}.")] if self.depths < 1 else []
+        )
 
     def shares(self, name: str) -> bool:
         return name.startswith("encoder.")
@@ -52,7 +60,10 @@ class FedRCL(Averaging):
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             how, seen = self.algorithm, []
-            hooks = [layer.register_forward_hook(lambda layer, given, out: seen.append(out)) for layer in self.layers()]
+            hooks = [
+                layer.register_forward_hook(lambda layer, given, out: seen.append(out))
+                for layer in self.layers()
+            ]
             try:
                 seen.append(features := self.model.features(x))
             finally:
@@ -60,17 +71,23 @@ class FedRCL(Averaging):
                     hook.remove()
             output = self.model.head(features)
             labels = self.sets(y, output)
-            contrasts = [relaxed_contrast(pooled(z), labels, how.temperature, how.limit) for z in seen
-                         if isinstance(z, Tensor) and z.requires_grad and len(z) == len(y)]
+            contrasts = [
+                relaxed_contrast(pooled(z), labels, how.temperature, how.limit)
+                for z in seen
+                if isinstance(z, Tensor) and z.requires_grad and len(z) == len(y)
+            ]
             return self.client.task.loss(output, y) + how.weight * torch.stack(contrasts).mean()
 
         def layers(self) -> list[nn.Module]:
             """Where it looks but at the end: layers of the innermost row of the encoder that has more than one, evenly spread."""
             at: Any = self.model.encoder
             while len(inside := list(at.children())) == 1:
-                at, = inside
+                (at,) = inside
             count = self.algorithm.depths
-            places = {round(i * len(inside) / count) - 1 for i in range(1, count)} - {-1, len(inside) - 1}
+            places = {round(i * len(inside) / count) - 1 for i in range(1, count)} - {
+                -1,
+                len(inside) - 1,
+            }
             return [inside[place] for place in sorted(places)]
 
         def sets(self, y: Tensor, output: Tensor) -> Tensor:
@@ -78,7 +95,11 @@ class FedRCL(Averaging):
             task, classes = self.client.task, torch.arange(output.shape[1], device=y.device)
             if isinstance(task, MultiLabel):
                 return y > 0
-            return y[:, None] == classes if isinstance(task, Classification) else (y.flatten(1)[:, :, None] == classes).any(1)
+            return (
+                y[:, None] == classes
+                if isinstance(task, Classification)
+                else (y.flatten(1)[:, :, None] == classes).any(1)
+            )
 
 
 def pooled(z: Tensor) -> Tensor:

@@ -16,4 +16,7 @@ class FedRolex(SubmodelMethod):
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         ratio = fed.state["ratio"][client]
-        return [((torch.arange(count(width, ratio)) + fed.round) % width.units).sort().values for width in self.widths(fed, client)]
+        return [
+            ((torch.arange(count(width, ratio)) + fed.round) % width.units).sort().values
+            for width in self.widths(fed, client)
+        ]

@@ -20,15 +20,27 @@ class Writer(nn.Module):
         super().__init__()
         width = model.width
         self.texts = Prompts(model, [[how.tokens, label] for label in labels])
-        self.register_buffer("names", nn.functional.normalize(model.texts(labels), dim=-1), persistent=False)
-        self.start, self.queries = tokens(model, how.tokens), nn.Parameter(torch.randn(how.tokens, width) / width**0.5)
+        self.register_buffer(
+            "names", nn.functional.normalize(model.texts(labels), dim=-1), persistent=False
+        )
+        self.start, self.queries = (
+            tokens(model, how.tokens),
+            nn.Parameter(torch.randn(how.tokens, width) / width**0.5),
+        )
         self.attention = nn.MultiheadAttention(width, how.heads, batch_first=True)
-        self.write = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, model.word))
+        self.write = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, model.word)
+        )
         self.verdict = Verdict()
 
     def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
-        found = self.queries + self.attention(self.queries, self.names, self.names, need_weights=False)[0]
-        return self.verdict(model.similarity(whole, model.read(*self.texts(self.start + self.write(found)))))
+        found = (
+            self.queries
+            + self.attention(self.queries, self.names, self.names, need_weights=False)[0]
+        )
+        return self.verdict(
+            model.similarity(whole, model.read(*self.texts(self.start + self.write(found))))
+        )
 
 
 @dataclass

@@ -24,33 +24,59 @@ class FlexFL(SubmodelMethod):
     def register_clients(self, fed: Federation) -> None:
         super().register_clients(fed)
         shares = fed.state.setdefault("shares", {})
-        due = [c for c in fed.active if c in fed.state["group"] and fed.state["group"][c] not in shares]
+        due = [
+            c for c in fed.active if c in fed.state["group"] and fed.state["group"][c] not in shares
+        ]
         found = self.excitement(fed, due)
         for group in dict.fromkeys(fed.state["group"][c] for c in found):
             told = [found[c] for c in found if fed.state["group"][c] == group]
-            idle = [sum(float(each[i][:, 1].mean()) for each in told) / len(told) for i in range(len(told[0]))]
-            widths, model = self.widths(fed, next(c for c in found if fed.state["group"][c] == group)), fed.state["models"][group]
-            sizes = [sum(model[p.tensor].numel() for p in width.places if p.made) for width in widths]
-            shares[group] = [1 - apoz * log(max(size, 2)) / log(max(*sizes, 2)) for apoz, size in zip(idle, sizes, strict=True)]
+            idle = [
+                sum(float(each[i][:, 1].mean()) for each in told) / len(told)
+                for i in range(len(told[0]))
+            ]
+            widths, model = (
+                self.widths(fed, next(c for c in found if fed.state["group"][c] == group)),
+                fed.state["models"][group],
+            )
+            sizes = [
+                sum(model[p.tensor].numel() for p in width.places if p.made) for width in widths
+            ]
+            shares[group] = [
+                1 - apoz * log(max(size, 2)) / log(max(*sizes, 2))
+                for apoz, size in zip(idle, sizes, strict=True)
+            ]
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
         if (shares := fed.state["shares"].get(fed.state["group"][client])) is None or ratio == 1:
             return first(widths, ratio)
         model = {name: tensor.to("meta") for name, tensor in self.model(fed, client).items()}
-        wanted, low, high = size(model, widths, first(widths, ratio)), 0.0, 1 / max(min(shares), 1e-3)
+        wanted, low, high = (
+            size(model, widths, first(widths, ratio)),
+            0.0,
+            1 / max(min(shares), 1e-3),
+        )
         for _ in range(20):
             scale = (low + high) / 2
-            low, high = (scale, high) if size(model, widths, at(widths, shares, scale)) <= wanted else (low, scale)
+            low, high = (
+                (scale, high)
+                if size(model, widths, at(widths, shares, scale)) <= wanted
+                else (low, scale)
+            )
         return at(widths, shares, low)
 
-    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+    def absorb(
+        self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
+    ) -> None:
         sizes = {c: sum(tensor.numel() for tensor in state.values()) for c, state in states.items()}
         super().absorb(fed, group, states, {c: weights[c] * sizes[c] for c in states})
 
 
 def at(widths: list[Width], shares: list[float], scale: float) -> list[Tensor]:
-    return [torch.arange(min(width.units, max(1, ceil(scale * share * width.units)))) for width, share in zip(widths, shares, strict=True)]
+    return [
+        torch.arange(min(width.units, max(1, ceil(scale * share * width.units))))
+        for width, share in zip(widths, shares, strict=True)
+    ]
 
 
 def size(model: Parameters, widths: list[Width], keep: list[Tensor]) -> int:

@@ -24,7 +24,7 @@ from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
 from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
 from unalike.models.model import Model
 
-HIDDEN = 256            # between codes and features
+HIDDEN = 256  # between codes and features
 
 
 Epochs = Annotated[int, Field(ge=0)]
@@ -46,18 +46,25 @@ class FMCSC(Averaging):
     requires_identical_models: ClassVar[bool] = True
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
-    pretraining: Epochs = 250          # epochs of each client, one after another
-    teaching: Epochs = 50              # epochs a round that who owns several views gives each model for fewer
-    bins: Annotated[int, Field(ge=1)] = 10      # of the histogram that tells mutual information
-    constraint: Annotated[float, Field(ge=0)] = 0.0      # weight of AFMCC's class-correlation loss
-    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3      # its lambda
+    pretraining: Epochs = 250  # epochs of each client, one after another
+    teaching: Epochs = 50  # epochs a round that who owns several views gives each model for fewer
+    bins: Annotated[int, Field(ge=1)] = 10  # of the histogram that tells mutual information
+    constraint: Annotated[float, Field(ge=0)] = 0.0  # weight of AFMCC's class-correlation loss
+    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # its lambda
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
             self.register_clients(fed)
             models, group = fed.state["models"], fed.state["group"]
             owned = {c: set(group[c].split(",")) for c in fed.active}
-            within = {c: {name: model for name, model in models.items() if set(name.split(",")) <= owned[c]} for c in fed.active}
+            within = {
+                c: {
+                    name: model
+                    for name, model in models.items()
+                    if set(name.split(",")) <= owned[c]
+                }
+                for c in fed.active
+            }
             replies = fed.call("update", each={c: {"models": given} for c, given in within.items()})
             for name in models:
                 told = {c: reply for c, reply in replies.items() if name in reply["models"]}
@@ -66,16 +73,23 @@ class FMCSC(Averaging):
                     even = 0.0 if sum(weights.values()) else 1.0
                     made = {c: reply["models"][name] for c, reply in told.items()}
                     models[name] = self.merge(made, {c: w + even for c, w in weights.items()})
-            fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
+            fed.log_metrics(
+                "train_loss", {client: reply["loss"] for client, reply in replies.items()}
+            )
             yield round
 
     def register_clients(self, fed: Federation) -> None:
         """Pretraining goes from client to client, those with most views first; a model for each set of views begins where it ends."""
         if "models" in fed.state:
             return
-        start = fed.relay("pretrain", sorted(fed.clients, key=lambda c: -len(fed.infos[c].modalities)))
+        start = fed.relay(
+            "pretrain", sorted(fed.clients, key=lambda c: -len(fed.infos[c].modalities))
+        )
         group = {c: ",".join(info.modalities) for c, info in fed.infos.items()}
-        fed.state |= {"group": group, "models": {name: start for name in dict.fromkeys(group.values())}}
+        fed.state |= {
+            "group": group,
+            "models": {name: start for name in dict.fromkeys(group.values())},
+        }
 
     def privacy_problem(self) -> str | None:
         return "FMCSC's clients tell how much their views have in common, and hand pretrained models on, which nothing protects"
@@ -85,9 +99,9 @@ class FMCSC(Averaging):
 
     class Program(AveragingProgram):
         algorithm: "FMCSC"
-        given: Parameters | None = None         # while it trains: the model it was sent
-        own: Parameters = {}                    # while it teaches: its own model
-        seen: tuple[str, ...] = ()              # and the views that the other is shown
+        given: Parameters | None = None  # while it trains: the model it was sent
+        own: Parameters = {}  # while it teaches: its own model
+        seen: tuple[str, ...] = ()  # and the views that the other is shown
 
         def build(self, encoder: nn.Module) -> Model:
             made = super().build(encoder)
@@ -98,7 +112,9 @@ class FMCSC(Averaging):
         def pretrain(self, given: Parameters) -> Parameters:
             self.receive(given)
             self.passing = True
-            self.learn(range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss)
+            self.learn(
+                range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss
+            )
             return self.shared()
 
         @operation
@@ -109,22 +125,33 @@ class FMCSC(Averaging):
             self.passing, self.given = True, models[mine]
             loss = self.learn(optimizer=self.optimizer(fresh=True))
             self.own = {name: tensor.clone() for name, tensor in self.shared().items()}
-            made, weights = {mine: self.own}, {mine: self.information(models[mine], tuple(modalities(self.rows())))}
+            made, weights = (
+                {mine: self.own},
+                {mine: self.information(models[mine], tuple(modalities(self.rows())))},
+            )
             for name, model in models.items():
                 if name != mine:
                     self.receive(model)
                     self.seen = tuple(name.split(","))
-                    self.learn(range(self.algorithm.teaching), self.optimizer(fresh=True), self.lesson)
+                    self.learn(
+                        range(self.algorithm.teaching), self.optimizer(fresh=True), self.lesson
+                    )
                     made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
                     weights[name] = self.information(model, self.seen)
             self.receive(self.own)
             self.passing, self.given, self.own = True, None, {}
-            return {"models": {name: made[name] for name in models}, "weights": weights, "loss": loss}
+            return {
+                "models": {name: made[name] for name in models},
+                "weights": weights,
+                "loss": loss,
+            }
 
         @operation
         def train(self) -> float:
             if self.round == 1:
-                self.learn(range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss)
+                self.learn(
+                    range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss
+                )
             return self.learn(loss=self.loss)
 
         def information(self, sent: Parameters, views: tuple[str, ...]) -> float:
@@ -134,9 +161,15 @@ class FMCSC(Averaging):
             with torch.no_grad():
                 codes, h = net.codes(x), net(x)
                 if len(views) > 1:
-                    return sum(mutual_information(h, net.view[name](codes[name]), bins) for name in views)
+                    return sum(
+                        mutual_information(h, net.view[name](codes[name]), bins) for name in views
+                    )
                 before = functional_call(net, encoder(sent, h), (x,))
-                return max(0.0, mutual_information(h, before, bins) - mutual_information(h, codes[views[0]], bins))
+                return max(
+                    0.0,
+                    mutual_information(h, before, bins)
+                    - mutual_information(h, codes[views[0]], bins),
+                )
 
         def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             x = marked(x)
@@ -144,8 +177,16 @@ class FMCSC(Averaging):
 
         def rebuilt(self, x: dict[str, Tensor], codes: dict[str, Tensor]) -> Tensor:
             """Every view from its own code."""
-            return torch.stack([reconstruction(rows.flatten(1), self.views.auto.decoders[name](codes[name]), weights=x[name + MARK])
-                                for name, rows in modalities(x).items()]).sum()
+            return torch.stack(
+                [
+                    reconstruction(
+                        rows.flatten(1),
+                        self.views.auto.decoders[name](codes[name]),
+                        weights=x[name + MARK],
+                    )
+                    for name, rows in modalities(x).items()
+                ]
+            ).sum()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             x, how, net = marked(x), self.algorithm, self.views
@@ -155,14 +196,23 @@ class FMCSC(Averaging):
             if len(owned) > 1:
                 for name in owned:
                     there = x[name + MARK] > 0
-                    loss = loss + nt_xent(h[there], net.view[name](codes[name])[there], how.temperature)
+                    loss = loss + nt_xent(
+                        h[there], net.view[name](codes[name])[there], how.temperature
+                    )
             elif self.given is not None:
                 with torch.no_grad():
                     goal = functional_call(net, encoder(self.given, h), (x,))
-                near = torch.stack([(h * goal).sum(-1), cosine_similarity(h, codes[owned[0]])], 1) / how.temperature        # (n, 2)
-                loss = loss + cross_entropy(near, torch.zeros(len(h), dtype=torch.int64, device=h.device))
+                near = (
+                    torch.stack([(h * goal).sum(-1), cosine_similarity(h, codes[owned[0]])], 1)
+                    / how.temperature
+                )  # (n, 2)
+                loss = loss + cross_entropy(
+                    near, torch.zeros(len(h), dtype=torch.int64, device=h.device)
+                )
             if how.constraint:
-                loss = loss + how.constraint * class_correlation_loss(self.model.head(h).softmax(-1), how.flexibility)
+                loss = loss + how.constraint * class_correlation_loss(
+                    self.model.head(h).softmax(-1), how.flexibility
+                )
             return loss
 
         def lesson(self, x: Tensor | dict, y: Tensor) -> Tensor:
@@ -197,8 +247,12 @@ class Views(nn.Module):
         self.auto.take(x)
         like = next(iter(x.values()))
         layers: dict[str, Any] = dict(self.auto.encoders.items())
-        return {name: each(x[name].flatten(1) if name in x else like.new_zeros(len(like), each[0].in_features))
-                for name, each in layers.items()}
+        return {
+            name: each(
+                x[name].flatten(1) if name in x else like.new_zeros(len(like), each[0].in_features)
+            )
+            for name, each in layers.items()
+        }
 
     def fused(self, codes: dict[str, Tensor]) -> Tensor:
         return normalize(self.common(torch.cat(list(codes.values()), 1)), dim=-1)
@@ -215,7 +269,11 @@ def only(x: dict[str, Tensor], views: tuple[str, ...]) -> dict[str, Tensor]:
 
 def encoder(parameters: Parameters, like: Tensor) -> Parameters:
     """Of a model's parameters those of its encoder, where another tensor lies."""
-    return {name.removeprefix("encoder."): tensor.to(like) for name, tensor in parameters.items() if name.startswith("encoder.")}
+    return {
+        name.removeprefix("encoder."): tensor.to(like)
+        for name, tensor in parameters.items()
+        if name.startswith("encoder.")
+    }
 
 
 def mutual_information(a: Tensor, b: Tensor, bins: int = 10) -> float:
@@ -225,11 +283,16 @@ def mutual_information(a: Tensor, b: Tensor, bins: int = 10) -> float:
     >>> round(mutual_information(a, a), 3), round(mutual_information(a, torch.tensor([0.0, 1.0, 0.0, 1.0])), 3)
     (0.693, 0.0)
     """
+
     def binned(values: Tensor) -> Tensor:
         low, high = values.min(), values.max()
         return ((values - low) / (high - low).clamp(min=1e-12) * bins).long().clamp(max=bins - 1)
 
     a, b = a.detach().double().flatten().cpu(), b.detach().double().flatten().cpu()
-    joint = torch.bincount(binned(a) * bins + binned(b), minlength=bins * bins).double().reshape(bins, bins) / len(a)
+    joint = torch.bincount(binned(a) * bins + binned(b), minlength=bins * bins).double().reshape(
+        bins, bins
+    ) / len(a)
     apart = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
-    return max(0.0, float((joint * (joint / apart.clamp(min=1e-300)).clamp(min=1e-300).log()).sum()))
+    return max(
+        0.0, float((joint * (joint / apart.clamp(min=1e-300)).clamp(min=1e-300).log()).sum())
+    )

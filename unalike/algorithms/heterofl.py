@@ -13,8 +13,8 @@ from unalike.models.model import Model
 class HeteroFL(SubmodelMethod):
     """With its two aids. Clients are measured with the submodel they trained, so it is scaled and has its batch statistics then too."""
 
-    scaler: bool = True         # what a narrowed layer gives is divided by the submodel's width, so that widths agree in scale (sec. 3.2)
-    masked: bool = True         # sec. 3.3
+    scaler: bool = True  # what a narrowed layer gives is divided by the submodel's width, so that widths agree in scale (sec. 3.2)
+    masked: bool = True  # sec. 3.3
 
     class Program(SubmodelProgram):
         algorithm: "HeteroFL"
@@ -25,7 +25,12 @@ class HeteroFL(SubmodelMethod):
             def scale(layer: Any, x: Any, out: Tensor) -> Tensor:
                 return out / width
 
-            makers = {place.tensor for w in self.widths for place in w.places if place.made and place.tensor.endswith("weight")}
+            makers = {
+                place.tensor
+                for w in self.widths
+                for place in w.places
+                if place.made and place.tensor.endswith("weight")
+            }
             for name in sorted(makers) if self.algorithm.scaler else ():
                 if small.get_parameter(name).dim() > 1:
                     small.get_submodule(name.rpartition(".")[0]).register_forward_hook(scale)

@@ -24,5 +24,5 @@ class LinearProbe(PromptTuning):
 class Probe(nn.Linear):
     """On vectors of length sqrt(width), whose entries are about 1."""
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:     # type: ignore[override]
+    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(normalize(whole, dim=-1) * self.in_features**0.5)

@@ -21,7 +21,7 @@ class PseudoLabel(PublicTraining):
 
     supports_safeguard: ClassVar[bool] = True
 
-    steps: int = 5           # in which the trusted share grows: 20 % each
+    steps: int = 5  # in which the trusted share grows: 20 % each
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         few = [("steps", f"must be at least 1, got {self.steps}.")] if self.steps < 1 else []

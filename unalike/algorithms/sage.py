@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, query, sends, graph_safe
+from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.data.views import view
 from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingProgram, agreed
 
@@ -20,18 +20,30 @@ from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingP
 class SAGE(PublicTraining):
     """Where its own guess is sure, lambda y_own + (1 - lambda) y_all, lambda = exp(-kappa |c_own - c_all|); else y_all."""
 
-    threshold: float = 0.95        # confidence from which a guess is sure; where neither is, nothing is learnt
+    threshold: float = (
+        0.95  # confidence from which a guess is sure; where neither is, nothing is learnt
+    )
     kappa: float = math.log(2) / 0.05
-    flips: bool = True             # images may be mirrored
+    flips: bool = True  # images may be mirrored
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = [("threshold", f"must be from 0 to 1, got {self.threshold:g}.")] if not 0 <= self.threshold <= 1 else []
-        problems += [("kappa", f"must be at least 0, got {self.kappa:g}.")] if not self.kappa >= 0 else []
+        problems = (
+            [("threshold", f"must be from 0 to 1, got {self.threshold:g}.")]
+            if not 0 <= self.threshold <= 1
+            else []
+        )
+        problems += (
+            [("kappa", f"must be at least 0, got {self.kappa:g}.")] if not self.kappa >= 0 else []
+        )
         return problems + super().check(clients, public_rows)
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         told = dict(fed.call("opinion"))
-        return dict(fed.call("match", each={c: {"others": agreed(fed, told, c)} for c in told})) if told else {}
+        return (
+            dict(fed.call("match", each={c: {"others": agreed(fed, told, c)} for c in told}))
+            if told
+            else {}
+        )
 
     class Program(PublicTrainingProgram):
         algorithm: "SAGE"
@@ -48,7 +60,10 @@ class SAGE(PublicTraining):
 
             def given(rows: Tensor) -> tuple:
                 x = self.public_rows(rows, as_came=True)
-                weak, strong = (view(x, strong=strong, moves=not self.client.task.dense, flips=how.flips) for strong in (False, True))
+                weak, strong = (
+                    view(x, strong=strong, moves=not self.client.task.dense, flips=how.flips)
+                    for strong in (False, True)
+                )
                 return weak, strong, told[rows.to(told.device)]
 
             self.work += len(self.public) * how.passes / 3
@@ -58,11 +73,18 @@ class SAGE(PublicTraining):
         def matched(self, weak: Tensor | dict, strong: Tensor | dict, others: Tensor) -> Tensor:
             with torch.no_grad():
                 own = self.probabilities(self.model(weak))
-                others = interpolate(others, size=own.shape[-2:], mode="bilinear") if others.dim() == 4 else others
+                others = (
+                    interpolate(others, size=own.shape[-2:], mode="bilinear")
+                    if others.dim() == 4
+                    else others
+                )
                 target, kept = self.target(own, others)
             output = self.model(strong)
-            cost = binary_cross_entropy_with_logits(output, target, reduction="none") if self.several \
+            cost = (
+                binary_cross_entropy_with_logits(output, target, reduction="none")
+                if self.several
                 else -(target * output.log_softmax(1)).sum(1)
+            )
             return (cost * kept).mean()
 
         def target(self, own: Tensor, all_: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, graph_safe
+from unalike.core.operations import graph_safe, operation
 from unalike.data.views import view
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
@@ -23,11 +23,15 @@ class SimCLR(PublicTraining):
     supports_safeguard: ClassVar[bool] = True
 
     temperature: float = 0.5
-    width: int = 128               # of what is compared
-    flips: bool = True             # images may be mirrored
+    width: int = 128  # of what is compared
+    flips: bool = True  # images may be mirrored
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = [("temperature", f"must be above 0, got {self.temperature:g}.")] if not self.temperature > 0 else []
+        problems = (
+            [("temperature", f"must be above 0, got {self.temperature:g}.")]
+            if not self.temperature > 0
+            else []
+        )
         problems += [("width", f"must be at least 1, got {self.width}.")] if self.width < 1 else []
         return problems + super().check(clients, public_rows)
 
@@ -40,7 +44,12 @@ class SimCLR(PublicTraining):
         def build(self, encoder: nn.Module) -> Model:
             """Views are compared behind two more layers, which the task does not see."""
             made, wide = super().build(encoder), self.encoder_width(encoder)
-            made.add_module("compared", nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, self.algorithm.width)))
+            made.add_module(
+                "compared",
+                nn.Sequential(
+                    nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, self.algorithm.width)
+                ),
+            )
             return made
 
         @operation
@@ -49,7 +58,7 @@ class SimCLR(PublicTraining):
                 x = self.public_rows(rows, as_came=True)
                 return tuple(view(x, flips=self.algorithm.flips) for _ in range(2))
 
-            self.work += len(self.public) * self.algorithm.passes           # each row is seen twice
+            self.work += len(self.public) * self.algorithm.passes  # each row is seen twice
             return self.study(self.apart, given)
 
         @graph_safe

@@ -17,7 +17,7 @@ from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram, 
 from unalike.models.submodels import levelled, renumbered, strengths
 
 Share = Annotated[float, Field(ge=0, le=1)]
-AT_ONCE = 8         # clients matched together
+AT_ONCE = 8  # clients matched together
 
 
 @dataclass
@@ -29,66 +29,121 @@ class SubFLOT(SubmodelMethod):
     A client's last upload stands for its data, however old; one that has none, or had another width, gets the first units.
     """
 
-    alpha: Share = 0.5                                          # of the server's model in what is sent
-    penalty: Annotated[float, Field(ge=0)] = 1.0                # lambda
+    alpha: Share = 0.5  # of the server's model in what is sent
+    penalty: Annotated[float, Field(ge=0)] = 1.0  # lambda
     otp: bool = True
     ota: bool = True
-    inputs: Literal["mass", "barycentre"] = "mass"              # how columns are carried over (matching/transport.py)
-    level: bool = True                                          # narrow clients learn at the pace of full ones
+    inputs: Literal["mass", "barycentre"] = (
+        "mass"  # how columns are carried over (matching/transport.py)
+    )
+    level: bool = True  # narrow clients learn at the pace of full ones
     solver: Literal["picked", "auto", "exact", "entropic"] = "picked"
-    server_mix: Share = 0.0                                     # of its last model in the server's next
+    server_mix: Share = 0.0  # of its last model in the server's next
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         if self.solver in ("exact", "auto") and find_spec("ot") is None:
-            return [("solver", 'exact plans need POT: install "unalike[matching]", or take solver entropic.')]
+            return [
+                (
+                    "solver",
+                    'exact plans need POT: install "unalike[matching]", or take solver entropic.',
+                )
+            ]
         return []
 
-    def parameters_for(self, fed: Federation, keep: dict[str, list[Tensor]]) -> dict[str, tuple[Parameters, list[int]]]:
+    def parameters_for(
+        self, fed: Federation, keep: dict[str, list[Tensor]]
+    ) -> dict[str, tuple[Parameters, list[int]]]:
         units = {c: [len(kept) for kept in its] for c, its in keep.items()}
-        known = {c: its for c, its in units.items() if self.otp and fed.state.get("uploads", {}).get(c, {}).get("units") == its}
-        made = {c: (self.levelled(fed, c, sent, its), its) for c, (sent, its) in
-                super().parameters_for(fed, {c: its for c, its in keep.items() if c not in known}).items()}
+        known = {
+            c: its
+            for c, its in units.items()
+            if self.otp and fed.state.get("uploads", {}).get(c, {}).get("units") == its
+        }
+        made = {
+            c: (self.levelled(fed, c, sent, its), its)
+            for c, (sent, its) in super()
+            .parameters_for(fed, {c: its for c, its in keep.items() if c not in known})
+            .items()
+        }
         for some in self.alike(fed, known):
-            made |= {c: (sent, units[c]) for c, sent in self.extracted(fed, some, units[some[0]]).items()}
+            made |= {
+                c: (sent, units[c]) for c, sent in self.extracted(fed, some, units[some[0]]).items()
+            }
         return made
 
-    def levelled(self, fed: Federation, client: str, sent: Parameters, units: list[int]) -> Parameters:
+    def levelled(
+        self, fed: Federation, client: str, sent: Parameters, units: list[int]
+    ) -> Parameters:
         """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
-        return sent | {name: sent[name] * more.to(sent[name]) for name, more in self.strengths(fed, client, sent, units).items()}
+        return sent | {
+            name: sent[name] * more.to(sent[name])
+            for name, more in self.strengths(fed, client, sent, units).items()
+        }
 
-    def strengths(self, fed: Federation, client: str, state: Parameters, units: list[int]) -> Parameters:
+    def strengths(
+        self, fed: Federation, client: str, state: Parameters, units: list[int]
+    ) -> Parameters:
         widths = self.widths(fed, client)
-        return strengths(widths, renumbered(widths, [torch.arange(n) for n in units]), state) if self.inputs == "mass" else {}
+        return (
+            strengths(widths, renumbered(widths, [torch.arange(n) for n in units]), state)
+            if self.inputs == "mass"
+            else {}
+        )
 
-    def extracted(self, fed: Federation, clients: list[str], units: list[int]) -> dict[str, Parameters]:
+    def extracted(
+        self, fed: Federation, clients: list[str], units: list[int]
+    ) -> dict[str, Parameters]:
         """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
         widths, model = self.widths(fed, clients[0]), self.model(fed, clients[0])
         own = renumbered(widths, [torch.arange(n) for n in units])
-        last = [{name: tensor.to(model[name].device) for name, tensor in fed.archive[c].items()} for c in clients]
+        last = [
+            {name: tensor.to(model[name].device) for name, tensor in fed.archive[c].items()}
+            for c in clients
+        ]
         keys = [(c, fed.state["merged"], fed.state["uploads"][c]["round"]) for c in clients]
         aligned = self.matcher(fed).carry([model] * len(clients), last, widths, own, keys)
-        return {c: mixed(new, old, self.alpha) for c, new, old in zip(clients, aligned, last, strict=True)}
+        return {
+            c: mixed(new, old, self.alpha)
+            for c, new, old in zip(clients, aligned, last, strict=True)
+        }
 
-    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+    def absorb(
+        self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
+    ) -> None:
         before = fed.state["models"][group]
         super().absorb(fed, group, states, weights)
         if self.server_mix:
             merged = fed.state["models"][group]
-            fed.state["models"][group] = mixed({n: t.to(merged[n].device) for n, t in before.items()}, merged, self.server_mix)
+            fed.state["models"][group] = mixed(
+                {n: t.to(merged[n].device) for n, t in before.items()}, merged, self.server_mix
+            )
         fed.state["merged"] = fed.round
         for client, units in self.units(fed, states).items():
             fed.archive[client] = states[client]
             fed.state.setdefault("uploads", {})[client] = {"units": units, "round": fed.round}
 
-    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters]) -> Iterator[Carried]:
+    def carried(
+        self, fed: Federation, model: Parameters, states: dict[str, Parameters]
+    ) -> Iterator[Carried]:
         """OTA: uploads in the places of the server's neurons, by the plans of this round."""
         units = self.units(fed, states)
         if not self.ota:
-            yield from super().carried(fed, model, {c: state | {
-                name: state[name] / more.to(state[name]) for name, more in self.strengths(fed, c, state, units[c]).items()}
-                for c, state in states.items()})
+            yield from super().carried(
+                fed,
+                model,
+                {
+                    c: state
+                    | {
+                        name: state[name] / more.to(state[name])
+                        for name, more in self.strengths(fed, c, state, units[c]).items()
+                    }
+                    for c, state in states.items()
+                },
+            )
             return
-        everything = {name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()}      # is reached by plans that spread
+        everything = {
+            name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()
+        }  # is reached by plans that spread
         for some in self.alike(fed, units):
             widths, matcher = self.widths(fed, some[0]), self.matcher(fed)
             keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
@@ -107,7 +162,7 @@ class SubFLOT(SubmodelMethod):
             kinds.setdefault((fed.state["group"][client], tuple(its)), []).append(client)
         for clients in kinds.values():
             for start in range(0, len(clients), AT_ONCE):
-                yield clients[start:start + AT_ONCE]
+                yield clients[start : start + AT_ONCE]
 
     def matcher(self, fed: Federation) -> Matcher:
         return fed.scratch.setdefault("matcher", Matcher(self.inputs, self.solver))
@@ -117,24 +172,38 @@ class SubFLOT(SubmodelMethod):
 
         def __init__(self, *given: Any):
             super().__init__(*given)
-            self.begun: Tensor = torch.empty(0)                         # parameters where this round began
+            self.begun: Tensor = torch.empty(0)  # parameters where this round began
             self.paced: tuple[Any, dict[str, Tensor]] = None, {}
 
         def learn(self, *args: Any, **options: Any) -> float:
             """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
             root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
             if len(args) < 2 and options.get("optimizer") is None:
-                options["optimizer"] = self.optimizer()         # made before: divided, parameters come in another order
-            with levelled(self.model, self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {}):
+                options["optimizer"] = (
+                    self.optimizer()
+                )  # made before: divided, parameters come in another order
+            with levelled(
+                self.model,
+                self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {},
+            ):
                 begun = self.flat().detach()
-                self.begun = self.begun.copy_(begun) if self.begun.shape == begun.shape else begun      # in place: it may be recorded
+                self.begun = (
+                    self.begun.copy_(begun) if self.begun.shape == begun.shape else begun
+                )  # in place: it may be recorded
                 return super().learn(*args, **options)
 
         def pace(self) -> dict[str, Tensor]:
             if self.paced[0] is not self.model:
                 state = self.model.state_dict()
-                found = strengths(self.widths, renumbered(self.widths, [torch.arange(n) for n in self.memory["units"]]), state)
-                self.paced = self.model, {name: more.sqrt().to(state[name]) for name, more in found.items()}
+                found = strengths(
+                    self.widths,
+                    renumbered(self.widths, [torch.arange(n) for n in self.memory["units"]]),
+                    state,
+                )
+                self.paced = (
+                    self.model,
+                    {name: more.sqrt().to(state[name]) for name, more in found.items()},
+                )
             return self.paced[1]
 
         def flat(self) -> Tensor:
@@ -151,4 +220,7 @@ class SubFLOT(SubmodelMethod):
 
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
     """So much of the one, the rest of the other."""
-    return {name: as_was(share * tensor + (1 - share) * other[name], tensor) for name, tensor in one.items()}
+    return {
+        name: as_was(share * tensor + (1 - share) * other[name], tensor)
+        for name, tensor in one.items()
+    }

@@ -18,7 +18,11 @@ class ZeroShot(PromptTuning):
     template: str = "a photo of a {}"
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [] if "{}" in self.template else [("template", f'says with {{}} where the label goes, got "{self.template}".')]
+        return (
+            []
+            if "{}" in self.template
+            else [("template", f'says with {{}} where the label goes, got "{self.template}".')]
+        )
 
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         return Told(model.texts([self.template.format(label) for label in labels]))

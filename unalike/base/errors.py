@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-Problem = tuple[str, str]       # where, and a sentence
+Problem = tuple[str, str]  # where, and a sentence
 
 
 class UserError(ValueError):
@@ -16,7 +16,10 @@ class Problems(UserError):
     def __init__(self, source: str, problems: list[Problem]):
         self.source, self.problems = source, problems
         wide = max((len(where) for where, _ in problems), default=0)
-        lines = [f"  {where:<{wide}}   {sentence}{'' if sentence.endswith(('.', '?')) else '.'}" for where, sentence in problems]
+        lines = [
+            f"  {where:<{wide}}   {sentence}{'' if sentence.endswith(('.', '?')) else '.'}"
+            for where, sentence in problems
+        ]
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         super().__init__("\n".join([f"{count} in {source}", *lines]))
 

@@ -7,9 +7,17 @@ from pathlib import Path
 
 from unalike.base.errors import UserError
 
-Key = tuple[int, str, str, str]          # round, client, direction, operation
+Key = tuple[int, str, str, str]  # round, client, direction, operation
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
-FREE = ("evaluate", "appraise", "explain", "embed", "describe", "safeguard", "grouped")   # looking at the outcome is no traffic of a method
+FREE = (
+    "evaluate",
+    "appraise",
+    "explain",
+    "embed",
+    "describe",
+    "safeguard",
+    "grouped",
+)  # looking at the outcome is no traffic of a method
 
 
 @dataclass
@@ -21,11 +29,17 @@ class Ledger:
     """
 
     rows: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
-    fresh: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))      # since the last `append`
+    fresh: dict[Key, list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0])
+    )  # since the last `append`
     sums: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    rounds: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))          # bytes a client sent in a round
+    rounds: dict[tuple[int, str], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # bytes a client sent in a round
 
-    def add(self, round: int, client: str, direction: str, operation: str, size: int, messages: int = 1) -> None:
+    def add(
+        self, round: int, client: str, direction: str, operation: str, size: int, messages: int = 1
+    ) -> None:
         for rows in (self.rows, self.fresh):
             row = rows[round, client, direction, operation]
             row[0] += messages
@@ -39,13 +53,24 @@ class Ledger:
         """Bytes of all replies of a client in a round."""
         return self.rounds.get((round, client), 0)
 
-    def total(self, direction: str, round: int | None = None, client: str | None = None, operation: str | None = None) -> int:
+    def total(
+        self,
+        direction: str,
+        round: int | None = None,
+        client: str | None = None,
+        operation: str | None = None,
+    ) -> int:
         """Bytes in one direction, of the method itself unless an operation is named (evaluation is left out)."""
         if round is None and client is None and operation is None:
             return self.sums[direction]
-        return sum(row[1] for (r, c, d, o), row in self.rows.items()
-                   if d == direction and round in (None, r) and client in (None, c)
-                   and (o == operation if operation else o not in FREE))
+        return sum(
+            row[1]
+            for (r, c, d, o), row in self.rows.items()
+            if d == direction
+            and round in (None, r)
+            and client in (None, c)
+            and (o == operation if operation else o not in FREE)
+        )
 
     def append(self, path: Path) -> int:
         """What is new goes to the end of the file; returns its length."""
@@ -74,7 +99,9 @@ class Ledger:
             path.unlink(missing_ok=True)
             return ledger
         if not path.exists() or path.stat().st_size < length:
-            raise UserError(f"{path} is gone or was cut short, and a run cannot go on without what it has counted: put it back or run anew")
+            raise UserError(
+                f"{path} is gone or was cut short, and a run cannot go on without what it has counted: put it back or run anew"
+            )
         with path.open("r+b") as file:
             file.truncate(length)
         with path.open(newline="") as file:

@@ -13,20 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Value = Tensor | int | float | str | bool | list | dict | None      # lists and dicts hold the same again
+Value = (
+    Tensor | int | float | str | bool | list | dict | None
+)  # lists and dicts hold the same again
 
 MAGIC = b"UNALIKE2"
-FRAME = struct.Struct("<8sII")           # magic, length of the header, count of numbers
-BLOCK = 256                              # the header and every tensor start on a multiple of this
-LIMIT = 2 * 1024**3                      # bytes a message may have unless the caller says otherwise
-DEPTH = 32                               # how deep values may nest
-AXES = 16                                # how many a tensor may have
-SPAN = 2**60                             # what the lengths of its axes above 0 may multiply to
-DIGITS = 10**4000                        # whole numbers stay below it: Python reads no more than 4300 digits
-LONG = range(-2**63, 2**63)              # whole numbers of 8 bytes; others are written out in the header
-DTYPES = {str(d).removeprefix("torch."): d for d in (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool)}
+FRAME = struct.Struct("<8sII")  # magic, length of the header, count of numbers
+BLOCK = 256  # the header and every tensor start on a multiple of this
+LIMIT = 2 * 1024**3  # bytes a message may have unless the caller says otherwise
+DEPTH = 32  # how deep values may nest
+AXES = 16  # how many a tensor may have
+SPAN = 2**60  # what the lengths of its axes above 0 may multiply to
+DIGITS = 10**4000  # whole numbers stay below it: Python reads no more than 4300 digits
+LONG = range(-(2**63), 2**63)  # whole numbers of 8 bytes; others are written out in the header
+DTYPES = {
+    str(d).removeprefix("torch."): d
+    for d in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
 
 
 class MessageError(ValueError):
@@ -42,7 +56,7 @@ def encode(value: Value, limit: int = LIMIT) -> bytearray:
     """
     first, tensors, total = head(value, limit)
     out = bytearray(total)
-    out[:len(first)] = first
+    out[: len(first)] = first
     _write(tensors, out, len(first))
     return out
 
@@ -54,8 +68,10 @@ def head(value: Value, limit: int = LIMIT) -> tuple[bytearray, list[Tensor], int
     at = FRAME.size + len(header)
     out = bytearray(_padded(at + 8 * len(numbers)))
     FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
-    out[FRAME.size:at] = header
-    struct.pack_into("<" + "".join("d" if isinstance(n, float) else "q" for n in numbers), out, at, *numbers)
+    out[FRAME.size : at] = header
+    struct.pack_into(
+        "<" + "".join("d" if isinstance(n, float) else "q" for n in numbers), out, at, *numbers
+    )
     return out, tensors, total
 
 
@@ -69,7 +85,9 @@ def tail(tensors: list[Tensor]) -> bytearray:
 def _write(tensors: list[Tensor], out: bytearray, at: int) -> None:
     for tensor in tensors:
         if tensor.numel():
-            torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape).copy_(tensor.detach())
+            torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(
+                tensor.shape
+            ).copy_(tensor.detach())
         at += _padded(tensor.numel() * tensor.element_size())
 
 
@@ -86,34 +104,48 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any =
         raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
     magic, length, count = FRAME.unpack_from(data)
     if magic != MAGIC:
-        raise MessageError(f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}")
+        raise MessageError(
+            f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}"
+        )
     end = FRAME.size + length
     if _padded(end + 8 * count) > len(data):
-        raise MessageError(f"the message is cut short: its header has {length + 8 * count} bytes, {len(data) - FRAME.size} are there")
+        raise MessageError(
+            f"the message is cut short: its header has {length + 8 * count} bytes, {len(data) - FRAME.size} are there"
+        )
     try:
-        header = json.loads(bytes(data[FRAME.size:end]))
+        header = json.loads(bytes(data[FRAME.size : end]))
     except (ValueError, RecursionError) as error:
         raise MessageError(f"the message's header cannot be read: {error}") from None
-    if not isinstance(header, dict) or set(header) != {"value", "tensors"} or not isinstance(header["tensors"], list):
+    if (
+        not isinstance(header, dict)
+        or set(header) != {"value", "tensors"}
+        or not isinstance(header["tensors"], list)
+    ):
         raise MessageError("the message's header must hold exactly `value` and `tensors`")
-    own = bytearray(data[_padded(end + 8 * count):] if rest is None else rest)
+    own = bytearray(data[_padded(end + 8 * count) :] if rest is None else rest)
     tensors, at = [], 0
     for described in header["tensors"]:
         tensor, at = _tensor(described, own, at)
         tensors.append(tensor)
     if at != len(own):
-        raise MessageError(f"the message carries {len(own)} bytes of tensors, its header describes {at}")
+        raise MessageError(
+            f"the message carries {len(own)} bytes of tensors, its header describes {at}"
+        )
     left = dict(enumerate(tensors))
     places = iter(range(end, end + 8 * count, 8))
 
     def take(name: object) -> Tensor:
         if type(name) is not int or name not in left:
-            raise MessageError(f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once")
+            raise MessageError(
+                f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once"
+            )
         return left.pop(name)
 
     def number(told: int | float) -> int | float:
         if told and (isinstance(told, float) or told in LONG):
-            raise MessageError(f"the message's header holds the number {told}; numbers stand after it")
+            raise MessageError(
+                f"the message's header holds the number {told}; numbers stand after it"
+            )
         if told:
             return told
         if (at := next(places, None)) is None:
@@ -124,7 +156,9 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any =
     if next(places, None) is not None:
         raise MessageError(f"the message carries {count} numbers, and its header stands for fewer")
     if left:
-        raise MessageError(f"the message never names tensor {next(iter(left))}; it must name each of its {len(tensors)} tensors once")
+        raise MessageError(
+            f"the message never names tensor {next(iter(left))}; it must name each of its {len(tensors)} tensors once"
+        )
     return value
 
 
@@ -169,13 +203,21 @@ def broken(value: Value) -> str | None:
     told = list(leaves(value))
     tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     # a sum or a norm is finite only where all parts are; one that overflows is looked at again. A GPU is asked one time, of all at once
-    if all(math.isfinite(tensor.detach().sum().item()) for tensor in tensors if not tensor.is_cuda) and all(
-            bool(torch.nn.utils.get_total_norm(same).isfinite()) for same in _alike([t for t in tensors if t.is_cuda])) and all(
-            math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float)):
+    if (
+        all(math.isfinite(tensor.detach().sum().item()) for tensor in tensors if not tensor.is_cuda)
+        and all(
+            bool(torch.nn.utils.get_total_norm(same).isfinite())
+            for same in _alike([t for t in tensors if t.is_cuda])
+        )
+        and all(math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float))
+    ):
         return None
     for path, leaf in told:
-        fine = bool(leaf.isfinite().all()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else (
-            not isinstance(leaf, float) or math.isfinite(leaf))
+        fine = (
+            bool(leaf.isfinite().all())
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            else (not isinstance(leaf, float) or math.isfinite(leaf))
+        )
         if not fine:
             return path or "the reply"
     return None
@@ -189,8 +231,13 @@ def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def tree(value: Value, put: Callable[[str, Tensor], int | str], number: Callable[[int | float], int | float] = lambda n: n,
-         path: str = "", depth: int = 0) -> object:
+def tree(
+    value: Value,
+    put: Callable[[str, Tensor], int | str],
+    number: Callable[[int | float], int | float] = lambda n: n,
+    path: str = "",
+    depth: int = 0,
+) -> object:
     """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place; numbers to `number`."""
     if depth > DEPTH:
         raise MessageError(f"{path} nests deeper than {DEPTH} levels")
@@ -205,16 +252,30 @@ def tree(value: Value, put: Callable[[str, Tensor], int | str], number: Callable
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
-                raise MessageError(f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $")
-        return {key: tree(item, put, number, f"{path}/{key}" if path else key, depth + 1) for key, item in value.items()}
+                raise MessageError(
+                    f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $"
+                )
+        return {
+            key: tree(item, put, number, f"{path}/{key}" if path else key, depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [tree(item, put, number, f"{path}/{i}" if path else str(i), depth + 1) for i, item in enumerate(value)]
-    raise MessageError(f"{path or 'the message'} is a {type(value).__name__}; "
-                       "a message carries tensors, numbers, strings, lists and dicts")
+        return [
+            tree(item, put, number, f"{path}/{i}" if path else str(i), depth + 1)
+            for i, item in enumerate(value)
+        ]
+    raise MessageError(
+        f"{path or 'the message'} is a {type(value).__name__}; "
+        "a message carries tensors, numbers, strings, lists and dicts"
+    )
 
 
-def fill(tree: object, take: Callable[[object], Tensor], number: Callable[[int | float], int | float] = lambda n: n,
-         depth: int = 0) -> Value:
+def fill(
+    tree: object,
+    take: Callable[[object], Tensor],
+    number: Callable[[int | float], int | float] = lambda n: n,
+    depth: int = 0,
+) -> Value:
     """Undo `tree`: each {"$": name} becomes `take(name)`, each number `number(it)`."""
     if depth > DEPTH:
         raise MessageError(f"the message nests deeper than {DEPTH} levels")
@@ -225,7 +286,9 @@ def fill(tree: object, take: Callable[[object], Tensor], number: Callable[[int |
             return take(tree["$"])
         for key in tree:
             if key.startswith("$"):
-                raise MessageError(f"the message has the key {key[:40]!r}; keys do not start with $")
+                raise MessageError(
+                    f"the message has the key {key[:40]!r}; keys do not start with $"
+                )
         return {key: fill(item, take, number, depth + 1) for key, item in tree.items()}
     if isinstance(tree, list):
         return [fill(item, take, number, depth + 1) for item in tree]
@@ -246,35 +309,55 @@ def _header(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
 
     def put(path: str, tensor: Tensor) -> int:
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
-            raise MessageError(f"{path or 'the message'} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}")
+            raise MessageError(
+                f"{path or 'the message'} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}"
+            )
         if tensor.layout is not torch.strided:
-            raise MessageError(f"{path or 'the message'} is a sparse tensor; send to_dense() of it, or its indices and values")
+            raise MessageError(
+                f"{path or 'the message'} is a sparse tensor; send to_dense() of it, or its indices and values"
+            )
         if tensor.dim() > AXES:
-            raise MessageError(f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {AXES}")
+            raise MessageError(
+                f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {AXES}"
+            )
         tensors.append(tensor)
         return len(tensors) - 1
 
     described = tree(value, put, number)
     table = [[str(t.dtype).removeprefix("torch."), *t.shape] for t in tensors]
-    return json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(), numbers, tensors
+    return (
+        json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(),
+        numbers,
+        tensors,
+    )
 
 
 def _tensor(described: Any, own: bytearray, at: int) -> tuple[Tensor, int]:
     match described:
-        case [str(name), *shape] if name in DTYPES and all(type(n) is int and 0 <= n <= SPAN for n in shape) \
-                and len(shape) <= AXES and math.prod(n or 1 for n in shape) <= SPAN:
+        case [str(name), *shape] if (
+            name in DTYPES
+            and all(type(n) is int and 0 <= n <= SPAN for n in shape)
+            and len(shape) <= AXES
+            and math.prod(n or 1 for n in shape) <= SPAN
+        ):
             dtype = DTYPES[name]
         case _:
-            raise MessageError(f"the message describes a tensor as {str(described)[:80]}; expected [dtype, *shape]")
+            raise MessageError(
+                f"the message describes a tensor as {str(described)[:80]}; expected [dtype, *shape]"
+            )
     count = math.prod(shape)
     length = count * dtype.itemsize
     if at + length > len(own):
-        raise MessageError(f"the message is cut short: a tensor of shape {shape} needs {length} bytes, {len(own) - at} are left")
+        raise MessageError(
+            f"the message is cut short: a tensor of shape {shape} needs {length} bytes, {len(own) - at} are left"
+        )
     if not count:
         return torch.empty(shape, dtype=dtype), at
-    if dtype is torch.bool and any(byte > 1 for byte in own[at:at + length]):
+    if dtype is torch.bool and any(byte > 1 for byte in own[at : at + length]):
         raise MessageError("a bool tensor in the message holds bytes other than 0 and 1")
-    return torch.frombuffer(own, dtype=dtype, count=count, offset=at).reshape(shape), at + _padded(length)
+    return torch.frombuffer(own, dtype=dtype, count=count, offset=at).reshape(shape), at + _padded(
+        length
+    )
 
 
 def _padded(length: int) -> int:
@@ -282,7 +365,9 @@ def _padded(length: int) -> int:
 
 
 def _size(header: bytes, numbers: list[int | float], tensors: list[Tensor]) -> int:
-    return _padded(FRAME.size + len(header) + 8 * len(numbers)) + sum(_padded(t.numel() * t.element_size()) for t in tensors)
+    return _padded(FRAME.size + len(header) + 8 * len(numbers)) + sum(
+        _padded(t.numel() * t.element_size()) for t in tensors
+    )
 
 
 def _within(length: int, limit: int) -> int:

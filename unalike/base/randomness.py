@@ -28,7 +28,9 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
 
     The global generator is put back as it was, so that nothing outside depends on what ran inside.
     """
-    generators = [torch.default_generator]      # seeded directly: torch.manual_seed records a stack trace each time
+    generators = [
+        torch.default_generator
+    ]  # seeded directly: torch.manual_seed records a stack trace each time
     if torch.cuda.is_initialized():
         generators += torch.cuda.default_generators
     before = [generator.get_state() for generator in generators]

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from unalike.base.errors import Problem, Problems, nearest, unknown
 
-short = reprlib.Repr()      # a file may hold more than a line can show
+short = reprlib.Repr()  # a file may hold more than a line can show
 short.maxstring = short.maxother = 60
 short.maxlevel = 2
 
@@ -23,9 +23,11 @@ class Settings(BaseModel):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise Problems(type(self).__name__, [complaint(each, type(self)) for each in error.errors()]) from None
+            raise Problems(
+                type(self).__name__, [complaint(each, type(self)) for each in error.errors()]
+            ) from None
 
-    __init__.__pydantic_base_init__ = True      # type: ignore[attr-defined]     # inside a file, pydantic says where in it
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]     # inside a file, pydantic says where in it
 
     @field_validator("*", mode="before")
     @classmethod
@@ -37,12 +39,16 @@ def numbers(value: Any, kind: Any) -> Any:
     """The value as it is, unless true or false stands where only numbers may: pydantic, like Python, takes them for 1 and 0."""
     known = types(kind)
     if holds_truth(value) and {int, float} & set(known) and not {bool, Any} & set(known):
-        raise PydanticCustomError("number_type", "must be a number" if float in known else "must be a whole number")
+        raise PydanticCustomError(
+            "number_type", "must be a number" if float in known else "must be a whole number"
+        )
     return value
 
 
 def holds_truth(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, (list, tuple)) and any(map(holds_truth, value)))
+    return isinstance(value, bool) or (
+        isinstance(value, (list, tuple)) and any(map(holds_truth, value))
+    )
 
 
 def types(annotation: Any) -> list[Any]:
@@ -68,8 +74,15 @@ def sentence(errors: list[Any], value: Any) -> str:
         said = "must be " + " or ".join(kind.removeprefix("must be ") for kind in kinds)
     else:
         said = kinds[0]
-    names = [name for error in errors if error["type"] == "literal_error" for name in re.findall("'(.*?)'", error["ctx"]["expected"])]
-    return f"{said}, got {'nothing' if value is None else short.repr(value)}.{nearest(value, names)}"
+    names = [
+        name
+        for error in errors
+        if error["type"] == "literal_error"
+        for name in re.findall("'(.*?)'", error["ctx"]["expected"])
+    ]
+    return (
+        f"{said}, got {'nothing' if value is None else short.repr(value)}.{nearest(value, names)}"
+    )
 
 
 def plain(error: Any) -> str:
@@ -100,8 +113,13 @@ def plain(error: Any) -> str:
         case "list_type" | "sequence_str" | "is_instance_of":
             return "must be a list"
         case "model_type" | "dict_type":
-            named = isinstance(error["input"], str) and context.get("class_name") in ("Named", "Data")
-            return "must be a mapping of names to values" + (f": write {{name: {error['input']}}}" if named else "")
+            named = isinstance(error["input"], str) and context.get("class_name") in (
+                "Named",
+                "Data",
+            )
+            return "must be a mapping of names to values" + (
+                f": write {{name: {error['input']}}}" if named else ""
+            )
         case "invalid_key":
             return "must be a word"
         case _:

@@ -19,7 +19,7 @@ from typing import Any
 from unalike.base.errors import UserError
 from unalike.report import Run, read
 
-Row = tuple[str, Sequence[str]]            # a scenario and settings
+Row = tuple[str, Sequence[str]]  # a scenario and settings
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,45 @@ class Study:
     jobs: int = 1
     device: str = "cpu"
     data_dir: str | None = None
-    settings: tuple[str, ...] = ()         # for every run, after its own
-    only: tuple[str, ...] = ()             # rows with any of these words in their name
-    keep: str | None = None                # a folder where finished runs stay: a bench that was cut off goes on with them
+    settings: tuple[str, ...] = ()  # for every run, after its own
+    only: tuple[str, ...] = ()  # rows with any of these words in their name
+    keep: str | None = (
+        None  # a folder where finished runs stay: a bench that was cut off goes on with them
+    )
 
-    def runs(self, rows: Mapping[str, Row], quick: Sequence[str] = ("rounds=2",), seeds: Sequence[int] = range(5)) -> dict[str, list[Run]]:
+    def runs(
+        self,
+        rows: Mapping[str, Row],
+        quick: Sequence[str] = ("rounds=2",),
+        seeds: Sequence[int] = range(5),
+    ) -> dict[str, list[Run]]:
         """The runs of each row, one a seed; if quick, two rows with these settings and one seed."""
-        chosen = {name: row for name, row in rows.items() if not self.only or any(word in name for word in self.only)}
+        chosen = {
+            name: row
+            for name, row in rows.items()
+            if not self.only or any(word in name for word in self.only)
+        }
         if not chosen:
-            raise UserError(f"no row of this bench is called {' or '.join(self.only)}; its rows: {', '.join(rows)}")
-        wanted = [(name, scenario, [*settings, *(quick if self.quick else ()), *self.settings], seed)
-                  for name, (scenario, settings) in list(chosen.items())[:2 if self.quick else None]
-                  for seed in (self.seeds or seeds)[:1 if self.quick else None]]
+            raise UserError(
+                f"no row of this bench is called {' or '.join(self.only)}; its rows: {', '.join(rows)}"
+            )
+        wanted = [
+            (name, scenario, [*settings, *(quick if self.quick else ()), *self.settings], seed)
+            for name, (scenario, settings) in list(chosen.items())[: 2 if self.quick else None]
+            for seed in (self.seeds or seeds)[: 1 if self.quick else None]
+        ]
         found: dict[str, list[Run]] = {name: [] for name, *_ in wanted}
         with ThreadPoolExecutor(self.jobs) as pool:
-            jobs = [pool.submit(self.once, scenario, settings, seed) for _, scenario, settings, seed in wanted]
+            jobs = [
+                pool.submit(self.once, scenario, settings, seed)
+                for _, scenario, settings, seed in wanted
+            ]
             try:
                 for done, ((name, _, _, seed), job) in enumerate(zip(wanted, jobs, strict=True), 1):
                     found[name].append(made := job.result())
-                    sys.stderr.write(f"{done} of {len(wanted)}: {name}, seed {seed}, {(made.results or {})['seconds']:.1f} s\n")
+                    sys.stderr.write(
+                        f"{done} of {len(wanted)}: {name}, seed {seed}, {(made.results or {})['seconds']:.1f} s\n"
+                    )
             finally:
                 pool.shutdown(cancel_futures=True)
         return found
@@ -57,20 +77,46 @@ class Study:
     def once(self, scenario: str, settings: Sequence[str], seed: int) -> Run:
         """One run, as its folder tells it; if it was kept by this very code, it is not made again."""
         from unalike.runs.run_folder import commit
-        kept = Path(self.keep) / sha256(repr((commit(), scenario, tuple(settings), seed, self.device)).encode()).hexdigest()[:16] if (
-            self.keep) else None
+
+        kept = (
+            Path(self.keep)
+            / sha256(
+                repr((commit(), scenario, tuple(settings), seed, self.device)).encode()
+            ).hexdigest()[:16]
+            if (self.keep)
+            else None
+        )
         if kept is not None and (kept / "results.json").is_file():
             return read(kept)
         root = str(Path(__file__).parents[2])
-        around = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])), "OMP_NUM_THREADS": "1"}
+        around = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            "OMP_NUM_THREADS": "1",
+        }
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "unalike.cli", "run", scenario, "--json", "--seed", str(seed), "--device", self.device,
-                       "--out", f"{folder}/run", *(["--data-dir", self.data_dir] if self.data_dir else []),
-                       *(word for setting in settings for word in ("--set", setting))]
+            command = [
+                sys.executable,
+                "-m",
+                "unalike.cli",
+                "run",
+                scenario,
+                "--json",
+                "--seed",
+                str(seed),
+                "--device",
+                self.device,
+                "--out",
+                f"{folder}/run",
+                *(["--data-dir", self.data_dir] if self.data_dir else []),
+                *(word for setting in settings for word in ("--set", setting)),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, env=around)
             if done.returncode:
                 told = done.stderr.strip().replace(folder, "...")[-2000:]
-                raise UserError(f"{' '.join(command[3:5])} with {' '.join(settings) or 'no settings'}, seed {seed}, failed:\n{told}")
+                raise UserError(
+                    f"{' '.join(command[3:5])} with {' '.join(settings) or 'no settings'}, seed {seed}, failed:\n{told}"
+                )
             if kept is not None:
                 shutil.rmtree(f"{folder}/run/checkpoints", ignore_errors=True)
                 kept.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +131,12 @@ def averages(runs: Sequence[Run], figures: Callable[[Run], dict[str, float]]) ->
     told: dict[str, Any] = {}
     for name in each[0]:
         values = [its[name] for its in each]
-        told |= {name: round(mean(values), 3), f"{name}_spread": round(stdev(values), 3) if len(values) > 1 else None}
+        told |= {
+            name: round(mean(values), 3),
+            f"{name}_spread": round(stdev(values), 3) if len(values) > 1 else None,
+        }
     first = next(iter(each[0]))
-    return told | {"seconds": round(mean((run.results or {})["seconds"] for run in runs), 2),
-                   "seeds": {str(run.seed): round(its[first], 3) for run, its in zip(runs, each, strict=True)}}
+    return told | {
+        "seconds": round(mean((run.results or {})["seconds"] for run in runs), 2),
+        "seeds": {str(run.seed): round(its[first], 3) for run, its in zip(runs, each, strict=True)},
+    }

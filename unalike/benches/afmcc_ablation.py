@@ -3,10 +3,17 @@
 from unalike.benches import Study
 from unalike.benches.afmcc import scenario, table
 
-WITHOUT = {"all parts": [], "without A": ["alpha=0"], "without B": ["beta=0"], "without C": ["weights=uniform"]}
+WITHOUT = {
+    "all parts": [],
+    "without A": ["alpha=0"],
+    "without B": ["beta=0"],
+    "without C": ["weights=uniform"],
+}
 PAPER = {"all parts": 93.9, "without A": 55.5, "without B": 93.0, "without C": 83.4}
 
 
 def run(study: Study) -> dict:
     """BDGP, F/S 1:1."""
-    return table(study, {name: (scenario(study), settings) for name, settings in WITHOUT.items()}, PAPER)
+    return table(
+        study, {name: (scenario(study), settings) for name, settings in WITHOUT.items()}, PAPER
+    )

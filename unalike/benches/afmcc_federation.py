@@ -8,5 +8,13 @@ SAMPLES, CLIENTS = (25, 50, 100, 150, 200), (4, 8, 12, 16, 24, 32, 48, 64)
 
 def run(study: Study) -> dict:
     """BDGP, F/S 1:1, 2500 samples: 12 clients with so many samples each, or all samples dealt to so many clients."""
-    samples = {f"{count} samples": (scenario(study), [f"clients.0.train={count}"]) for count in SAMPLES}
-    return table(study, samples | {f"{count} clients": (scenario(study), [f"clients.0.count={count}"]) for count in CLIENTS})
+    samples = {
+        f"{count} samples": (scenario(study), [f"clients.0.train={count}"]) for count in SAMPLES
+    }
+    return table(
+        study,
+        samples
+        | {
+            f"{count} clients": (scenario(study), [f"clients.0.count={count}"]) for count in CLIENTS
+        },
+    )

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from unalike.benches import Study
 from unalike.benches.afmcc import mixed, scenario, table
 
-DATASETS = ("bdgp 1:1", "mnist-usps 1:1", "multi-fashion 1:1", "multi-fashion 1:1:1", "multi-fashion 0:1:1")
+DATASETS = (
+    "bdgp 1:1",
+    "mnist-usps 1:1",
+    "multi-fashion 1:1",
+    "multi-fashion 1:1:1",
+    "multi-fashion 0:1:1",
+)
 
 
 def run(study: Study) -> dict:
@@ -20,5 +26,10 @@ def run(study: Study) -> dict:
 
 def methods(dataset: str) -> dict[str, Sequence[str]]:
     budget = ("rounds=5", f"epochs={10 if dataset == 'bdgp' else 25}", "batch=256")
-    return {"afmcc": (), "fmcsc": ("algorithm={name: fmcsc}", *budget), "fedavg": ("algorithm={name: fedavg}",),
-            "local": ("algorithm={name: local}",), "centralised": ("pooled=true",)}
+    return {
+        "afmcc": (),
+        "fmcsc": ("algorithm={name: fmcsc}", *budget),
+        "fedavg": ("algorithm={name: fedavg}",),
+        "local": ("algorithm={name: local}",),
+        "centralised": ("pooled=true",),
+    }

@@ -20,13 +20,24 @@ def run(study: Study) -> dict:
     """Seconds of a round of visits, the first two left out: there steps are seen for the first time and, on a GPU, recorded. One by one is
     a client after the other without recordings. Nothing is measured or saved on the way."""
     rounds = 3 if study.quick else 8
-    times = {how: seconds(study, rounds, how) for how in ("stacked and recorded", "stacked", "one by one")}
-    return {"clients": 9 if study.quick else 24, "rounds": rounds - 2, "seconds_a_round": times,
-            "times_faster": times["one by one"] / times["stacked and recorded"], "bar_times_faster": 8.0}
+    times = {
+        how: seconds(study, rounds, how)
+        for how in ("stacked and recorded", "stacked", "one by one")
+    }
+    return {
+        "clients": 9 if study.quick else 24,
+        "rounds": rounds - 2,
+        "seconds_a_round": times,
+        "times_faster": times["one by one"] / times["stacked and recorded"],
+        "bar_times_faster": 8.0,
+    }
 
 
 def seconds(study: Study, rounds: int, how: str) -> float:
-    made, algorithm = load(scenario(study, "mnist-usps"), settings=[f"rounds={rounds}", f"device={study.device}", *study.settings])
+    made, algorithm = load(
+        scenario(study, "mnist-usps"),
+        settings=[f"rounds={rounds}", f"device={study.device}", *study.settings],
+    )
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, made.name)
         threads, records = torch.get_num_threads(), afmcc.RECORDS
@@ -34,7 +45,9 @@ def seconds(study: Study, rounds: int, how: str) -> float:
         engine: Any = run.engine(run.folder.clients)
         host = engine.host
         if how == "one by one":
-            host.handle_all = lambda messages: {client: host.handle(client, message) for client, message in messages.items()}
+            host.handle_all = lambda messages: {
+                client: host.handle(client, message) for client, message in messages.items()
+            }
         fed, moments = Federation(engine, run.training, run.federation, run.seed), []
         try:
             afmcc.RECORDS = records if "recorded" in how else 0

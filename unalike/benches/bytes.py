@@ -18,7 +18,13 @@ from unalike.tasks.task import label_names
 from unalike.training.loop import Training
 
 # GiB up and down for each M, with B = 20 and 2 bytes a value
-PAPER = {1: (0.0024, 0.0024), 2: (0.0024, 0.048), 3: (0.0024, 0.954), 4: (0.0024, 19.08), 5: (0.0024, 381.6)}
+PAPER = {
+    1: (0.0024, 0.0024),
+    2: (0.0024, 0.048),
+    3: (0.0024, 0.954),
+    4: (0.0024, 19.08),
+    5: (0.0024, 381.6),
+}
 ROWS, BATCH, WIDTH = 5000, 32, 256
 
 
@@ -29,12 +35,22 @@ def run(quick: bool = False) -> dict:
     table = {}
     for m in range(1, 6):
         up = measured.get(m, measured[3])[0]
-        table[str(m)] = {"gradient_up": up, "gradient_down": measured.get(m, measured[3])[1],
-                         "peers_down": passes(rows, lambda b, m=m: m * b * WIDTH),
-                         "paper_down": passes(rows, lambda b, m=m: b**m * (WIDTH + 1)),
-                         "papers_table_5_down_gib": PAPER[m][1]}
-    return {"rows": rows, "batch": BATCH, "width": WIDTH, "bytes_a_value": 4, "by_peers": table,
-            "down_equals_up": all(up == down for up, down in measured.values()), "same_for_all_peers": len(set(measured.values())) == 1}
+        table[str(m)] = {
+            "gradient_up": up,
+            "gradient_down": measured.get(m, measured[3])[1],
+            "peers_down": passes(rows, lambda b, m=m: m * b * WIDTH),
+            "paper_down": passes(rows, lambda b, m=m: b**m * (WIDTH + 1)),
+            "papers_table_5_down_gib": PAPER[m][1],
+        }
+    return {
+        "rows": rows,
+        "batch": BATCH,
+        "width": WIDTH,
+        "bytes_a_value": 4,
+        "by_peers": table,
+        "down_equals_up": all(up == down for up, down in measured.values()),
+        "same_for_all_peers": len(set(measured.values())) == 1,
+    }
 
 
 def passes(rows: int, values: Callable[..., int]) -> int:
@@ -48,9 +64,22 @@ def ledger(peers: int, rows: int) -> tuple[int, int]:
     """Bytes up and down of one client in one round, as the ledger counted them."""
     draw = torch.Generator().manual_seed(0)
     public = torch.randn(rows, 16, generator=draw)
-    made = [Client(id=f"c{i}", model=partial(MLP, (16,), (16,), 16), task=Classification(label_names(3)),
-                   train=Tensors(torch.randn(12, 16, generator=draw), torch.arange(12) % 3)) for i in range(6)]
+    made = [
+        Client(
+            id=f"c{i}",
+            model=partial(MLP, (16,), (16,), 16),
+            task=Classification(label_names(3)),
+            train=Tensors(torch.randn(12, 16, generator=draw), torch.arange(12) % 3),
+        )
+        for i in range(6)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        results = run_clients(FedMuscle(peers=peers, width=WIDTH, batch=BATCH, keep="aligned"), made, public=public,
-                              training=Training(rounds=1), out=Path(folder) / "run", alone=False)
+        results = run_clients(
+            FedMuscle(peers=peers, width=WIDTH, batch=BATCH, keep="aligned"),
+            made,
+            public=public,
+            training=Training(rounds=1),
+            out=Path(folder) / "run",
+            alone=False,
+        )
     return results["bytes"]["up"] // 6, results["bytes"]["down"] // 6

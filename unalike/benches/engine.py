@@ -34,32 +34,62 @@ def run(quick: bool = False) -> dict:
     torch.set_num_threads(1)
     made = clients()
     times: dict[str, list[float]] = {"by hand": [], "workers=0": [], "workers=2": []}
-    by_hand(made, training)          # warm up
+    by_hand(made, training)  # warm up
     for _ in range(repeats):
         times["by hand"].append(timed(partial(by_hand, made, training)))
         for workers in (0, 2):
             times[f"workers={workers}"].append(engine(made, training, workers))
     torch.set_num_threads(threads)
     median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
-    ratios = sorted(ours / hand for ours, hand in zip(times["workers=0"], times["by hand"], strict=True))
-    faster = sorted(hand / ours for ours, hand in zip(times["workers=2"], times["by hand"], strict=True))
-    return {"seconds_by_hand": median["by hand"], "seconds_workers_0": median["workers=0"], "seconds_workers_2": median["workers=2"],
-            "overhead_workers_0": ratios[len(ratios) // 2], "bar_overhead_workers_0": 1.10,
-            "speedup_workers_2": faster[len(faster) // 2], "bar_speedup_workers_2": 1.4}
+    ratios = sorted(
+        ours / hand for ours, hand in zip(times["workers=0"], times["by hand"], strict=True)
+    )
+    faster = sorted(
+        hand / ours for ours, hand in zip(times["workers=2"], times["by hand"], strict=True)
+    )
+    return {
+        "seconds_by_hand": median["by hand"],
+        "seconds_workers_0": median["workers=0"],
+        "seconds_workers_2": median["workers=2"],
+        "overhead_workers_0": ratios[len(ratios) // 2],
+        "bar_overhead_workers_0": 1.10,
+        "speedup_workers_2": faster[len(faster) // 2],
+        "bar_speedup_workers_2": 1.4,
+    }
 
 
 def clients() -> list[Client]:
     draw = stream(0, "bench")
-    return [Client(id=f"c{i}", model=partial(CNN, SHAPE, (8, 16), 32), task=Classification(label_names(10)),
-                   train=Tensors(torch.randn(SAMPLES, *SHAPE, generator=draw), torch.randint(10, (SAMPLES,), generator=draw)))
-            for i in range(CLIENTS)]
+    return [
+        Client(
+            id=f"c{i}",
+            model=partial(CNN, SHAPE, (8, 16), 32),
+            task=Classification(label_names(10)),
+            train=Tensors(
+                torch.randn(SAMPLES, *SHAPE, generator=draw),
+                torch.randint(10, (SAMPLES,), generator=draw),
+            ),
+        )
+        for i in range(CLIENTS)
+    ]
 
 
 def engine(made: list[Client], training: Training, workers: int) -> float:
     """Seconds of the rounds alone: starting processes and building models come before."""
     folder = Path(tempfile.mkdtemp())
     federation = FederationConfig(participation=0.1)
-    run = Run(Folder(folder), FedAvg(), made, training, federation, name="bench", method="fedavg", seed=0, workers=workers, alone=False)
+    run = Run(
+        Folder(folder),
+        FedAvg(),
+        made,
+        training,
+        federation,
+        name="bench",
+        method="fedavg",
+        seed=0,
+        workers=workers,
+        alone=False,
+    )
     carrier = run.engine(run.folder.clients)
     try:
         fed = Federation(carrier, training, federation, 0)
@@ -75,7 +105,9 @@ def by_hand(made: list[Client], training: Training) -> None:
     model = nn.Sequential(CNN(SHAPE, (8, 16), 32), Classification(label_names(10)).head(32))
     shared = {name: t.clone() for name, t in model.state_dict().items()}
     for number in range(1, training.rounds + 1):
-        picks = torch.randperm(CLIENTS, generator=stream(0, "participation", number))[:CLIENTS // 10].tolist()
+        picks = torch.randperm(CLIENTS, generator=stream(0, "participation", number))[
+            : CLIENTS // 10
+        ].tolist()
         states = []
         for i in picks:
             model.load_state_dict(shared)
@@ -83,7 +115,9 @@ def by_hand(made: list[Client], training: Training) -> None:
             optimizer = build_optimizer(list(model.parameters()), training)
             x, y = made[i].train.x, made[i].train.y
             for epoch in range(training.epochs):
-                for rows in batches(SAMPLES, training.batch, stream(0, "order", made[i].id, number, epoch)):
+                for rows in batches(
+                    SAMPLES, training.batch, stream(0, "order", made[i].id, number, epoch)
+                ):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
                     optimizer.step()

@@ -4,7 +4,7 @@ from unalike.benches import Study
 from unalike.benches.fedmpt import table
 
 PARTS = ("prompts", "adapters", "transport", "gate")
-KEPT = {        # as in the table, and the paper's mAP on VOC 2007 with CLIP
+KEPT = {  # as in the table, and the paper's mAP on VOC 2007 with CLIP
     ("prompts",): 87.08,
     ("adapters",): 84.40,
     ("prompts", "adapters"): 87.62,
@@ -17,7 +17,15 @@ KEPT = {        # as in the table, and the paper's mAP on VOC 2007 with CLIP
 
 def run(study: Study) -> dict:
     """A row for each set of parts that are kept."""
-    told = table(study, {f"fedmpt, {' '.join(kept)}": [f"algorithm.{part}=false" for part in PARTS if part not in kept] for kept in KEPT})
+    told = table(
+        study,
+        {
+            f"fedmpt, {' '.join(kept)}": [
+                f"algorithm.{part}=false" for part in PARTS if part not in kept
+            ]
+            for kept in KEPT
+        },
+    )
     for kept, paper in KEPT.items():
         if row := told["rows"].get(f"fedmpt, {' '.join(kept)}"):
             row["paper"] = paper

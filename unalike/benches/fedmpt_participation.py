@@ -8,4 +8,8 @@ SHARES = (10, 30, 50, 70, 90)
 
 def run(study: Study) -> dict:
     """A row for each method and share, and curves of mAP."""
-    return swept(study, "clients in a round, %", {share: [f"federation.participation={share / 100}"] for share in SHARES})
+    return swept(
+        study,
+        "clients in a round, %",
+        {share: [f"federation.participation={share / 100}"] for share in SHARES},
+    )

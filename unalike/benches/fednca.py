@@ -29,9 +29,17 @@ def run(study: Study) -> dict:
     rows: dict[str, Row] = {}
     for alpha in ALPHAS:
         for name, (method, settings) in METHODS.items():
-            rows[row(name, alpha)] = (scenario, [*plain(method), f"data.partition.alpha={alpha}", *settings])
-    rows["centralised, BCE"] = (scenario, [*plain("fedavg"), "clients.0.count=1", "data.partition={name: iid}"])
-    made = {name: averages(runs, figures) for name, runs in study.runs(rows, QUICK, range(3)).items()}
+            rows[row(name, alpha)] = (
+                scenario,
+                [*plain(method), f"data.partition.alpha={alpha}", *settings],
+            )
+    rows["centralised, BCE"] = (
+        scenario,
+        [*plain("fedavg"), "clients.0.count=1", "data.partition={name: iid}"],
+    )
+    made = {
+        name: averages(runs, figures) for name, runs in study.runs(rows, QUICK, range(3)).items()
+    }
     told: dict = {"scenario": scenario, "rows": made}
     for key, (rival, metric, bar) in BARS.items():
         ours, theirs = made.get(row("fednca", ALPHAS[0])), made.get(row(rival, ALPHAS[0]))

@@ -43,8 +43,16 @@ def run(quick: bool = False) -> dict:
     local, _ = digits(rounds, ["--workers", "2"])
     away, _ = digits(rounds, ["--engine", "flare"])
     _, goes_on = digits(max(rounds, 3), ["--engine", "flare"], kill=True)
-    return {**told, "digits_rounds": rounds, "digits_local_seconds": local, "digits_flare_seconds": away,
-            "digits_times": round(away / local, 2), "bar_digits_times": 3.0, "goes_on_seconds": goes_on, "bar_goes_on_seconds": 20.0}
+    return {
+        **told,
+        "digits_rounds": rounds,
+        "digits_local_seconds": local,
+        "digits_flare_seconds": away,
+        "digits_times": round(away / local, 2),
+        "bar_digits_times": 3.0,
+        "goes_on_seconds": goes_on,
+        "bar_goes_on_seconds": 20.0,
+    }
 
 
 def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
@@ -53,7 +61,9 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     here = kits.Local(folder / "flare", IDS, folder)
     for id in IDS:
         local = here.kits / id / "local"
-        (local / "client.yaml").write_text(json.dumps({"factory": "unalike.benches.flare:make", "options": {"id": id}}))
+        (local / "client.yaml").write_text(
+            json.dumps({"factory": "unalike.benches.flare:make", "options": {"id": id}})
+        )
     resources = here.kits / "localhost" / "local" / "resources.json"
     allowed = json.loads(resources.read_text())
     allowed["class_allow_list"].append("unalike.benches.flare.Timer")
@@ -61,11 +71,20 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     out = folder / "told.json"
     session = flare.Session(here)
     try:
-        ended = session.submit(flare.Job("unalike.benches.flare.Timer", {"out": str(out), "calls": calls, "large": large}, len(IDS)))
+        ended = session.submit(
+            flare.Job(
+                "unalike.benches.flare.Timer",
+                {"out": str(out), "calls": calls, "large": large},
+                len(IDS),
+            )
+        )
         began, looked, seen = time.monotonic(), 0.0, []
         job = out.with_suffix(".pid")
         while not out.exists():
-            server = [*keeper.below(here.processes["localhost"].pid), *([int(job.read_text())] if job.exists() else [])]
+            server = [
+                *keeper.below(here.processes["localhost"].pid),
+                *([int(job.read_text())] if job.exists() else []),
+            ]
             seen.append((time.time(), sum(map(held, server))))
             if time.monotonic() - looked > 5.0:
                 looked = time.monotonic()
@@ -78,10 +97,18 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     took, (first, last) = sorted(measured["took"]), measured["large"]
     before = [size for at, size in seen if at < first][-1]
     most = max(size for at, size in seen if first <= at <= last) - before
-    return {"clients": len(IDS), "values": list(SHAPE), "calls": calls, "median_ms": round(statistics.median(took), 2),
-            "bar_median_ms": 30.0, "p90_ms": round(took[int(0.9 * len(took))], 2), "large_bytes_each_way": large,
-            "large_seconds": round(last - first, 2), "large_memory_in_payloads": round(most / (large * len(IDS)), 2),
-            "bar_large_memory_in_payloads": 3.0}
+    return {
+        "clients": len(IDS),
+        "values": list(SHAPE),
+        "calls": calls,
+        "median_ms": round(statistics.median(took), 2),
+        "bar_median_ms": 30.0,
+        "p90_ms": round(took[int(0.9 * len(took))], 2),
+        "large_bytes_each_way": large,
+        "large_seconds": round(last - first, 2),
+        "large_memory_in_payloads": round(most / (large * len(IDS)), 2),
+        "bar_large_memory_in_payloads": 3.0,
+    }
 
 
 def held(pid: int) -> int:
@@ -90,14 +117,20 @@ def held(pid: int) -> int:
         told = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in told if line.startswith(("RssAnon", "RssShmem")))
+    return sum(
+        int(line.split()[1]) * 1024 for line in told if line.startswith(("RssAnon", "RssShmem"))
+    )
 
 
 def make(run: dict[str, Any], id: str) -> Client:
     """A client that answers with what it got."""
     ALGORITHMS["echo"] = Echo
-    return Client(id=id, model=partial(MLP, (4,), (4,), 4), task=Classification(label_names(2)),
-                  train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2))
+    return Client(
+        id=id,
+        model=partial(MLP, (4,), (4,), 4),
+        task=Classification(label_names(2)),
+        train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2),
+    )
 
 
 class Timer:
@@ -109,13 +142,19 @@ class Timer:
     @flare.collab.main
     def main(self) -> None:
         made = self.out.with_suffix(".made")
-        made.write_text(str(os.getpid()))                    # it is nursed: FLARE's process did not start it
+        made.write_text(str(os.getpid()))  # it is nursed: FLARE's process did not start it
         made.replace(self.out.with_suffix(".pid"))
         line = flare.job_line()
         about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
         infos, _ = greet(line, about, 60.0)
         training = Training()
-        engine = RemoteEngine(line, "bench", "clients", infos, {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)})
+        engine = RemoteEngine(
+            line,
+            "bench",
+            "clients",
+            infos,
+            {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)},
+        )
         engine.load(0, 0.0, [])
         fed, values, took = Federation(engine, training), torch.randn(SHAPE), []
         for _ in range(self.calls + 20):
@@ -132,16 +171,36 @@ class Timer:
 def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, float | None]:
     """Seconds of a whole run; and, with `kill`, from the death of a client's process in the middle until the run goes on."""
     root = str(Path(__file__).parents[2])
-    around = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    around = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        command = [sys.executable, "-m", "unalike.cli", "run", "digits", "--no-alone", "--json", "--set", f"rounds={rounds}", "--out",
-                   str(folder), *how]
+        command = [
+            sys.executable,
+            "-m",
+            "unalike.cli",
+            "run",
+            "digits",
+            "--no-alone",
+            "--json",
+            "--set",
+            f"rounds={rounds}",
+            "--out",
+            str(folder),
+            *how,
+        ]
         begun = time.time()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around
+        )
         struck: list[float] = []
         if kill:
-            threading.Thread(target=strike, args=(folder, struck, process.poll), daemon=True).start()
+            threading.Thread(
+                target=strike, args=(folder, struck, process.poll), daemon=True
+            ).start()
         _, problems = process.communicate()
         if process.returncode:
             raise RuntimeError(problems[-2000:])
@@ -150,7 +209,9 @@ def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, floa
             return round(took, 1), None
         on = [e["time"] for e in events(folder) if e["event"] == "resume"]
         if not (on and struck):
-            raise RuntimeError(f"{len(struck)} processes of a client were killed, and the run went on {len(on)} times: nothing to measure")
+            raise RuntimeError(
+                f"{len(struck)} processes of a client were killed, and the run went on {len(on)} times: nothing to measure"
+            )
         return round(took, 1), round(on[0] - struck[0], 1)
 
 

@@ -46,16 +46,28 @@ print(json.dumps([seen[rounds // 4], seen[-1], max(seen)]))
 def run(quick: bool = False) -> dict:
     """Megabytes, each measured in a process of its own."""
     rounds = 20 if quick else 400
-    local, average = (json.loads(alone(THOUSAND.format(rounds=rounds, method=method))) for method in ("Local", "FedAvg"))
-    return {"digits_peak_mb": float(alone(DIGITS.format(rounds=2 if quick else 8))), "bar_digits_peak_mb": 1000,
-            "thousand_personal_quarter_mb": local[0], "thousand_personal_end_mb": local[1], "thousand_personal_peak_mb": local[2],
-            "thousand_fedavg_quarter_mb": average[0], "thousand_fedavg_end_mb": average[1], "thousand_fedavg_peak_mb": average[2],
-            "bar_thousand_peak_mb": 2000}
+    local, average = (
+        json.loads(alone(THOUSAND.format(rounds=rounds, method=method)))
+        for method in ("Local", "FedAvg")
+    )
+    return {
+        "digits_peak_mb": float(alone(DIGITS.format(rounds=2 if quick else 8))),
+        "bar_digits_peak_mb": 1000,
+        "thousand_personal_quarter_mb": local[0],
+        "thousand_personal_end_mb": local[1],
+        "thousand_personal_peak_mb": local[2],
+        "thousand_fedavg_quarter_mb": average[0],
+        "thousand_fedavg_end_mb": average[1],
+        "thousand_fedavg_peak_mb": average[2],
+        "bar_thousand_peak_mb": 2000,
+    }
 
 
 def alone(program: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program, folder], capture_output=True, text=True
+        )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     return done.stdout.strip().splitlines()[-1]

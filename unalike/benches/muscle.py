@@ -22,8 +22,8 @@ import torch
 from unalike.losses.muscle import muscle_literal, muscle_loss
 
 BATCH, WIDTH = 32, 256
-BARS = {3: 25.0, 4: 300.0}      # times faster than the literal form
-LITERAL_GIB = 5.0               # what the literal form may take at M=4 with its gradients
+BARS = {3: 25.0, 4: 300.0}  # times faster than the literal form
+LITERAL_GIB = 5.0  # what the literal form may take at M=4 with its gradients
 
 
 def run(quick: bool = False) -> dict:
@@ -37,7 +37,9 @@ def run(quick: bool = False) -> dict:
     try:
         literal_at_four = not quick and _free_gib() > LITERAL_GIB
         return {
-            "batch": BATCH, "width": WIDTH, "threads": 1,
+            "batch": BATCH,
+            "width": WIDTH,
+            "threads": 1,
             **speed(3, turns=5 if quick else 20),
             **speed(4, turns=3, literal=literal_at_four),
             **_in_fresh_process("five_peers"),
@@ -51,7 +53,9 @@ def speed(peers: int, turns: int, literal: bool = True) -> dict:
     """Milliseconds of loss + gradient, ours and literal, and their ratio."""
     found: dict[str, float | None] = {}
     for which in ("anchor", "all"):
-        z, *others = torch.randn(1 + peers, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).unbind()
+        z, *others = torch.randn(
+            1 + peers, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)
+        ).unbind()
         wanted = [z, *others] if which == "all" else [z]
         for tensor in wanted:
             tensor.requires_grad_()
@@ -73,10 +77,15 @@ def five_peers() -> dict:
     torch.set_num_threads(1)
     z, *others = torch.randn(6, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).unbind()
     wanted = [tensor.requires_grad_() for tensor in (z, *others)]
-    _seconds(muscle_loss, z, others[:2], wanted[:3])        # what torch loads on first use is not ours
+    _seconds(muscle_loss, z, others[:2], wanted[:3])  # what torch loads on first use is not ours
     before = _peak_mb()
     seconds = min(_seconds(muscle_loss, z, others, wanted) for _ in range(3))
-    return {"m5_all_s": seconds, "m5_all_s_bar": 2.0, "m5_extra_mb": _peak_mb() - before, "m5_extra_mb_bar": 500.0}
+    return {
+        "m5_all_s": seconds,
+        "m5_all_s_bar": 2.0,
+        "m5_extra_mb": _peak_mb() - before,
+        "m5_extra_mb_bar": 500.0,
+    }
 
 
 def accuracy(cases: int) -> dict:
@@ -89,18 +98,24 @@ def accuracy(cases: int) -> dict:
 
     for case in range(cases):
         peers, batch, width = 1 + case % 4, int(draw(2, 8)), int(draw(2, 40))
-        z, *others = wanted = torch.randn(1 + peers, batch, width, generator=source).double().unbind()
+        z, *others = wanted = (
+            torch.randn(1 + peers, batch, width, generator=source).double().unbind()
+        )
         for tensor in wanted:
             tensor.requires_grad_()
         temperatures = draw(0.05, 1), draw(0.02, 1)
         ours, theirs = (loss(z, others, *temperatures) for loss in (muscle_loss, muscle_literal))
         losses.append((ours - theirs).abs().item() / max(1.0, theirs.item()))
-        pairs = zip(torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted), strict=True)
+        pairs = zip(
+            torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted), strict=True
+        )
         gradients.append(max((a - b).abs().max().item() for a, b in pairs))
     return {
         "accuracy_cases": cases,
-        "loss_error": max(losses), "loss_error_bar": 1e-9,
-        "gradient_error": max(gradients), "gradient_error_bar": 1e-8,
+        "loss_error": max(losses),
+        "loss_error_bar": 1e-9,
+        "gradient_error": max(gradients),
+        "gradient_error_bar": 1e-8,
     }
 
 
@@ -117,7 +132,9 @@ def _peak_mb() -> float:
         return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
     import resource  # not on Windows, where only this number is lost
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def _free_gib() -> float:
@@ -125,7 +142,20 @@ def _free_gib() -> float:
 
 
 def _in_fresh_process(function: str) -> dict:
-    code = f"import json; from unalike.benches import muscle; print(json.dumps(muscle.{function}()))"
+    code = (
+        f"import json; from unalike.benches import muscle; print(json.dumps(muscle.{function}()))"
+    )
     root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
-    return json.loads(subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
+    return json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )

@@ -7,5 +7,7 @@ BATCHES = (32, 8, 16, 64, 128)
 
 
 def run(study: Study) -> dict:
-    told = table(study, {f"B={batch}": (scenario(study), [f"algorithm.batch={batch}"]) for batch in BATCHES})
+    told = table(
+        study, {f"B={batch}": (scenario(study), [f"algorithm.batch={batch}"]) for batch in BATCHES}
+    )
     return curves(told, "B", {"FedMuscle": {batch: f"B={batch}" for batch in BATCHES}})

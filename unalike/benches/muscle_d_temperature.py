@@ -11,7 +11,12 @@ def run(study: Study) -> dict:
     """Another width is another model alone as well: such rows are trained alone too."""
     settings: dict[str, list[str]] = {SHIPPED: []}
     for upper, lower in TEMPERATURES:
-        settings[f"d=256, {upper} and {lower}"] = [f"temperature={upper}", f"lower_temperature={lower}"]
+        settings[f"d=256, {upper} and {lower}"] = [
+            f"temperature={upper}",
+            f"lower_temperature={lower}",
+        ]
     settings |= {f"d={width}": [f"algorithm.width={width}", "alone=true"] for width in WIDTHS}
     told = table(study, {name: (scenario(study), each) for name, each in settings.items()})
-    return curves(told, "d", {"FedMuscle": {256: SHIPPED} | {width: f"d={width}" for width in WIDTHS}})
+    return curves(
+        told, "d", {"FedMuscle": {256: SHIPPED} | {width: f"d={width}" for width in WIDTHS}}
+    )

@@ -8,7 +8,21 @@ ROUNDS, PASSES = (1, 10, 25), (1, 3, 5)
 
 def run(study: Study) -> dict:
     """Clients alone do the same 150 epochs whatever the rounds, so that one row's clients alone serve all."""
-    settings = {f"R={rounds}, T={passes}": [f"rounds={rounds}", f"epochs={150 // rounds}", f"passes={passes}"]
-                for rounds in reversed(ROUNDS) for passes in PASSES}
+    settings = {
+        f"R={rounds}, T={passes}": [
+            f"rounds={rounds}",
+            f"epochs={150 // rounds}",
+            f"passes={passes}",
+        ]
+        for rounds in reversed(ROUNDS)
+        for passes in PASSES
+    }
     told = table(study, {name: (scenario(study), each) for name, each in settings.items()})
-    return curves(told, "R", {f"T={passes}": {rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS} for passes in PASSES})
+    return curves(
+        told,
+        "R",
+        {
+            f"T={passes}": {rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS}
+            for passes in PASSES
+        },
+    )

@@ -5,12 +5,19 @@ from unalike.benches.muscle_vision import scenario, table
 
 FREE = "safeguard=false"
 ROWS: dict[str, list[str]] = {
-    "as shipped": [],                                   # M=3, and who shares its head with nobody may stay alone
-    "muscle, M=3": [FREE], "pairwise, M=3": [FREE, "algorithm.loss=pairwise"],
+    "as shipped": [],  # M=3, and who shares its head with nobody may stay alone
+    "muscle, M=3": [FREE],
+    "pairwise, M=3": [FREE, "algorithm.loss=pairwise"],
     "own heads, M=3": [FREE, "algorithm.heads=own"],
-    "muscle, M=9": [FREE, "algorithm.peers=9"],         # of 32^9 combinations 64 are drawn for each row and batch
+    "muscle, M=9": [
+        FREE,
+        "algorithm.peers=9",
+    ],  # of 32^9 combinations 64 are drawn for each row and batch
 }
 
 
 def run(study: Study) -> dict:
-    return table(study, {name: (scenario(study, "muscle-multimodal"), settings) for name, settings in ROWS.items()}) | {"delta_bar": 0.0}
+    return table(
+        study,
+        {name: (scenario(study, "muscle-multimodal"), settings) for name, settings in ROWS.items()},
+    ) | {"delta_bar": 0.0}

@@ -13,6 +13,12 @@ def run(study: Study) -> dict:
     everyone = raw(which)["clients"]
     some = {count: [f"clients={json.dumps(everyone[:count])}"] for count in counts}
     rows = {f"heads shared, N={count}": (which, settings) for count, settings in some.items()}
-    rows |= {f"as printed, N={count}": (which, [*settings, "algorithm={name: fedmuscle}"]) for count, settings in some.items()}
-    lines = {how: {count: f"{how}, N={count}" for count in counts} for how in ("heads shared", "as printed")}
+    rows |= {
+        f"as printed, N={count}": (which, [*settings, "algorithm={name: fedmuscle}"])
+        for count, settings in some.items()
+    }
+    lines = {
+        how: {count: f"{how}, N={count}" for count in counts}
+        for how in ("heads shared", "as printed")
+    }
     return curves(table(study, rows), "clients", lines)

@@ -14,14 +14,17 @@ from unalike.base.ledger import FREE
 from unalike.benches.rivals import METHODS
 from unalike.scenarios import load
 
-ROUNDS = 3          # in the first, images go through what is frozen, once; the last has no public part with some; the second is counted
+ROUNDS = 3  # in the first, images go through what is frozen, once; the last has no public part with some; the second is counted
 
 
 def run(quick: bool = False) -> dict:
     """Megaflops of a round: each client's, their sum, and the server's own."""
     rows = {"local": "{name: local}", **METHODS}
-    chosen = list(rows)[:3 if quick else None]
-    return {"scenario": "digits", "rows": {name: round_of("digits", [f"algorithm={rows[name]}"]) for name in chosen}}
+    chosen = list(rows)[: 3 if quick else None]
+    return {
+        "scenario": "digits",
+        "rows": {name: round_of("digits", [f"algorithm={rows[name]}"]) for name in chosen},
+    }
 
 
 def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) -> dict[str, float]:
@@ -32,6 +35,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     from unalike.engines.local import LocalEngine
     from unalike.scenarios import build
     from unalike.training.cuda_graphs import GraphedFunction
+
     told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
     found: Counter[str] = Counter()
 
@@ -55,7 +59,9 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:
-            GraphedFunction.SEEN = sys.maxsize                       # what a GPU plays is not counted: nothing is recorded
+            GraphedFunction.SEEN = (
+                sys.maxsize
+            )  # what a GPU plays is not counted: nothing is recorded
             fed.finished = next(rounds)
             found.clear()
             with FlopCounterMode(display=False) as everything:
@@ -64,4 +70,8 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
             GraphedFunction.SEEN = seen
     all_of_it = everything.get_total_flops()
     each = {client: round(found[client] / 1e6, 3) for client in fed.infos}
-    return {"clients": round(sum(found.values()) / 1e6, 3), "server": round((all_of_it - sum(found.values())) / 1e6, 3), **each}
+    return {
+        "clients": round(sum(found.values()) / 1e6, 3),
+        "server": round((all_of_it - sum(found.values())) / 1e6, 3),
+        **each,
+    }

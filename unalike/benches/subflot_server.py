@@ -19,8 +19,12 @@ from unalike.models.submodels import extract, first, narrow, renumbered, widths_
 from unalike.training.loop import Training, build_optimizer, step
 
 RATIOS = (1.0, 0.75, 0.5, 0.25)
-ROWS, EPOCHS, BATCH = 1875, 5, 256          # a client's round in the paper: three quarters of a twentieth of CIFAR-10
-CLIENTS = 5                                 # of each width, as in the scenarios; they are matched together
+ROWS, EPOCHS, BATCH = (
+    1875,
+    5,
+    256,
+)  # a client's round in the paper: three quarters of a twentieth of CIFAR-10
+CLIENTS = 5  # of each width, as in the scenarios; they are matched together
 
 
 def run(study: Study) -> dict:
@@ -28,26 +32,51 @@ def run(study: Study) -> dict:
     for both together. On a GPU also what share of a client's training it is."""
     torch.manual_seed(0)
     method, quick, device = SubFLOT(), study.quick, study.device
-    model = nn.Sequential(ResNet18((3, 32, 32), 8 if quick else 64), nn.Linear(64 if quick else 512, 10)).to(device)
+    model = nn.Sequential(
+        ResNet18((3, 32, 32), 8 if quick else 64), nn.Linear(64 if quick else 512, 10)
+    ).to(device)
     widths = widths_of(model, torch.zeros(1, 3, 32, 32, device=device))
     whole = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     rows = {}
     for ratio in RATIOS:
         keep = first(widths, ratio)
         own = renumbered(widths, keep)
-        small = [{name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) if tensor.dim() > 1 else tensor
-                  for name, tensor in extract(whole, widths, keep).items()} for _ in range(CLIENTS)]
+        small = [
+            {
+                name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor)
+                if tensor.dim() > 1
+                else tensor
+                for name, tensor in extract(whole, widths, keep).items()
+            }
+            for _ in range(CLIENTS)
+        ]
         matcher = Matcher(method.inputs, method.solver)
         otp = best(partial(matcher.carry, [whole] * CLIENTS, small, widths, own), device) / CLIENTS
         ota = best(partial(merged, matcher, small, whole, own, widths), device) / CLIENTS
-        rows[f"width {ratio:g}"] = {"otp": round(otp, 4), "ota": round(ota, 4), "both": round(otp + ota, 4)}
+        rows[f"width {ratio:g}"] = {
+            "otp": round(otp, 4),
+            "ota": round(ota, 4),
+            "both": round(otp + ota, 4),
+        }
         if torch.device(device).type == "cuda":
             trained = best(partial(practice, narrow(model, widths, keep)), device)
-            rows[f"width {ratio:g}"] |= {"training": round(trained, 4), "percent": round(100 * (otp + ota) / trained, 2)}
+            rows[f"width {ratio:g}"] |= {
+                "training": round(trained, 4),
+                "percent": round(100 * (otp + ota) / trained, 2),
+            }
     mean = sum(row["both"] for row in rows.values()) / len(rows)
-    told = {"rows": rows, "solver": method.solver, "seconds_a_client": round(mean, 4), "under": 0.5, "threads": torch.get_num_threads()}
+    told = {
+        "rows": rows,
+        "solver": method.solver,
+        "seconds_a_client": round(mean, 4),
+        "under": 0.5,
+        "threads": torch.get_num_threads(),
+    }
     if training := sum(row.get("training", 0) for row in rows.values()):
-        told |= {"percent_of_training": round(100 * mean * len(rows) / training, 2), "percent_of_training_bar": 10.0}
+        told |= {
+            "percent_of_training": round(100 * mean * len(rows) / training, 2),
+            "percent_of_training_bar": 10.0,
+        }
     return told
 
 
@@ -60,12 +89,22 @@ def practice(model: nn.Module) -> None:
         step(nn.functional.cross_entropy(model(x), y), optimizer)
 
 
-def merged(matcher: Matcher, small: list[Parameters], whole: Parameters, own: list[Width], widths: list[Width]) -> None:
+def merged(
+    matcher: Matcher,
+    small: list[Parameters],
+    whole: Parameters,
+    own: list[Width],
+    widths: list[Width],
+) -> None:
     """OTA of uploads of one width."""
     matcher.known.clear()
     keys = [str(n) for n in range(len(small))]
     carried = zip(keys, matcher.carry(small, [whole] * len(small), own, widths, keys), strict=True)
-    mean_of_held(whole, ((key, state, matcher.reached(key, widths, whole)) for key, state in carried), dict.fromkeys(keys, 1.0))
+    mean_of_held(
+        whole,
+        ((key, state, matcher.reached(key, widths, whole)) for key, state in carried),
+        dict.fromkeys(keys, 1.0),
+    )
 
 
 def best(work: Callable[[], object], device: str) -> float:

@@ -3,7 +3,11 @@
 from unalike.benches import Study
 from unalike.benches.subflot import GROUPS, SMALL, scenario, table
 
-ALPHAS, PENALTIES, RATES = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 0.25, 0.5, 0.75)
+ALPHAS, PENALTIES, RATES = (
+    (0.0, 0.25, 0.5, 0.75, 1.0),
+    (0.0, 0.001, 0.01, 0.1, 1.0),
+    (0.0, 0.25, 0.5, 0.75),
+)
 
 
 def run(study: Study) -> dict:
@@ -12,5 +16,15 @@ def run(study: Study) -> dict:
     rows |= {f"lambda {value:g}": [f"penalty={value}"] for value in PENALTIES}
     for rate in RATES:
         narrow = [f"clients.{i}.capacity={1 - rate}" for i in GROUPS]
-        rows |= {f"rate {rate:g}": narrow, f"rate {rate:g} heterofl": ["algorithm={name: heterofl, masked: false}", *narrow]}
-    return table(study, {f"{dataset} {name}": (scenario(study, dataset), settings) for dataset in SMALL for name, settings in rows.items()})
+        rows |= {
+            f"rate {rate:g}": narrow,
+            f"rate {rate:g} heterofl": ["algorithm={name: heterofl, masked: false}", *narrow],
+        }
+    return table(
+        study,
+        {
+            f"{dataset} {name}": (scenario(study, dataset), settings)
+            for dataset in SMALL
+            for name, settings in rows.items()
+        },
+    )

@@ -17,26 +17,50 @@ def show(found: dict[str, Any]) -> None:
     for clients in alike.values():
         told = found["clients"][clients[0]]
         each = "" if len(clients) == 1 else ", each"
-        console.print(Text(f"{', '.join(clients)}{each}: {found['algorithm']}, {found['rounds']} rounds", "bold"))
-        info = [f"{key}{'' if each else f' {value}'}" for key, value in told["card"].items() if value is not None]
+        console.print(
+            Text(
+                f"{', '.join(clients)}{each}: {found['algorithm']}, {found['rounds']} rounds",
+                "bold",
+            )
+        )
+        info = [
+            f"{key}{'' if each else f' {value}'}"
+            for key, value in told["card"].items()
+            if value is not None
+        ]
         console.print(Text(f"  At the door: {', '.join(info)}"))
         console.print(Padding(table(told["messages"]), (1, 2)))
         spent, measuring = told["bytes"], told["bytes"]["measuring"]
-        console.print(f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; to measure what came of it another "
-                      f"{measuring['up']:,} up and {measuring['down']:,} down.")
+        console.print(
+            f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; to measure what came of it another "
+            f"{measuring['up']:,} up and {measuring['down']:,} down."
+        )
         console.print(f"  By round: {by_round(spent['by_round'])}\n")
 
 
 def table(messages: list[dict[str, Any]]) -> Table:
     made = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("operation", "way", "times", "bytes each", "in all", "what"):
-        made.add_column(name, justify="right" if name in ("times", "bytes each", "in all") else "left", no_wrap=name != "what")
+        made.add_column(
+            name,
+            justify="right" if name in ("times", "bytes each", "in all") else "left",
+            no_wrap=name != "what",
+        )
     for each in messages:
         times = sum(each["rounds"].values())
-        what = [f"{part['name'] or 'value'}  {part['kind']}{part['shape'] or ''}" for part in each["holds"]] or ["nothing"]
+        what = [
+            f"{part['name'] or 'value'}  {part['kind']}{part['shape'] or ''}"
+            for part in each["holds"]
+        ] or ["nothing"]
         why = " (alone)" if each.get("alone") else " (measuring)" if each["measuring"] else ""
-        made.add_row(each["operation"] + why, each["way"], str(times), f"{each['bytes']:,}",
-                     f"{each['bytes'] * times:,}", Text("\n".join(what)))
+        made.add_row(
+            each["operation"] + why,
+            each["way"],
+            str(times),
+            f"{each['bytes']:,}",
+            f"{each['bytes'] * times:,}",
+            Text("\n".join(what)),
+        )
     return made
 
 
@@ -52,5 +76,7 @@ def by_round(rounds: dict[str, dict[str, int]]) -> str:
             spans[-1] = (spans[-1][0], number, spent)
         else:
             spans.append((number, number, spent))
-    return "; ".join(f"{first if first == last else f'{first} to {last}'}: {spent['up']:,} up, {spent['down']:,} down"
-                     for first, last, spent in spans)
+    return "; ".join(
+        f"{first if first == last else f'{first} to {last}'}: {spent['up']:,} up, {spent['down']:,} down"
+        for first, last, spent in spans
+    )

@@ -23,21 +23,41 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     study = Study(seeds=numbers(seeds) if seeds else None, **options)
     made = bench(name).run
     whole_runs = "study" in inspect.signature(made).parameters
-    given = [key for key in ("seeds", "jobs", "device", "settings", "only", "keep") if getattr(study, key) != getattr(Study, key)]
+    given = [
+        key
+        for key in ("seeds", "jobs", "device", "settings", "only", "keep")
+        if getattr(study, key) != getattr(Study, key)
+    ]
     if given and not whole_runs:
-        raise UserError(f"bench {name} makes no runs of a scenario, so it takes no {', '.join(given)}")
+        raise UserError(
+            f"bench {name} makes no runs of a scenario, so it takes no {', '.join(given)}"
+        )
     import torch
 
     from unalike.runs.run_folder import commit
+
     begun = time.time()
     measured = made(study) if whole_runs else made(study.quick)
-    how = {"jobs": study.jobs, "device": study.device, "settings": list(study.settings)} if whole_runs else {}
-    told = {"bench": name, "quick": study.quick, "date": time.strftime("%Y-%m-%d"), "commit": commit(),
-            "seconds": round(time.time() - begun, 1),
-            "machine": f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}",
-            "torch": torch.__version__, **how, **measured}
+    how = (
+        {"jobs": study.jobs, "device": study.device, "settings": list(study.settings)}
+        if whole_runs
+        else {}
+    )
+    told = {
+        "bench": name,
+        "quick": study.quick,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "seconds": round(time.time() - begun, 1),
+        "machine": f"{os.cpu_count()} cores, {torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()}",
+        "torch": torch.__version__,
+        **how,
+        **measured,
+    }
     out.mkdir(parents=True, exist_ok=True)
-    part = "".join(f"-{re.sub('[^a-z0-9]+', '-', word.lower())}" for word in study.only)        # some rows never pass for all
+    part = "".join(
+        f"-{re.sub('[^a-z0-9]+', '-', word.lower())}" for word in study.only
+    )  # some rows never pass for all
     path = out / f"{name}{part}{'-quick' if study.quick else ''}.json"
     path.write_text(json.dumps(told, indent=1) + "\n")
     if "curves" in told:
@@ -49,15 +69,30 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
 def show(told: dict) -> None:
     """The rows of a study as a table, lying on its side where it would be too wide; what else was measured as it is."""
     rows = told.get("rows")
-    if not isinstance(rows, dict) or not rows:          # a bench may count rows of its own
+    if not isinstance(rows, dict) or not rows:  # a bench may count rows of its own
         Console().print_json(json.dumps(told))
         return
     Console().print_json(json.dumps({key: value for key, value in told.items() if key != "rows"}))
-    names = [key for key, value in next(iter(rows.values())).items() if not isinstance(value, dict) and not key.endswith("_spread")]
+    names = [
+        key
+        for key, value in next(iter(rows.values())).items()
+        if not isinstance(value, dict) and not key.endswith("_spread")
+    ]
     cells = [["", *(key.replace("_", " ") for key in names)]]
     for name, row in rows.items():
-        spreads = {key: f" ±{row[f'{key}_spread']:.1f}" if row.get(f"{key}_spread") is not None else "" for key in names}
-        cells.append([name, *(f"{row[key]:.4g}{spreads[key]}" if row.get(key) is not None else "" for key in names)])
+        spreads = {
+            key: f" ±{row[f'{key}_spread']:.1f}" if row.get(f"{key}_spread") is not None else ""
+            for key in names
+        }
+        cells.append(
+            [
+                name,
+                *(
+                    f"{row[key]:.4g}{spreads[key]}" if row.get(key) is not None else ""
+                    for key in names
+                ),
+            ]
+        )
     if len(names) > 9:
         cells = [list(column) for column in zip(*cells, strict=True)]
     table = Table(*cells[0], box=None, padding=(0, 1, 0, 0))
@@ -69,11 +104,18 @@ def show(told: dict) -> None:
 def draw(curves: dict, path: Path) -> None:
     """A line for each of `lines`, {what is across: what is up}, as an SVG beside the JSON."""
     from unalike.report.mpl import CLIENTS, COLOURS, figure
+
     drawn, ((axis,),) = figure(4.0)
     drawn.set_facecolor("white")
     for i, (name, line) in enumerate(curves["lines"].items()):
-        axis.plot([float(at) for at in line], list(line.values()), "o-" if i < len(CLIENTS) else "o--", markersize=3, label=name,
-                  color=COLOURS[CLIENTS[i % len(CLIENTS)]][0])
+        axis.plot(
+            [float(at) for at in line],
+            list(line.values()),
+            "o-" if i < len(CLIENTS) else "o--",
+            markersize=3,
+            label=name,
+            color=COLOURS[CLIENTS[i % len(CLIENTS)]][0],
+        )
     axis.set_xlabel(curves["across"])
     axis.set_ylabel(curves["up"])
     axis.legend(frameon=False, fontsize=8)

@@ -28,7 +28,9 @@ def first(thing: Any) -> str:
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "scenarios": lambda: {name: raw(name).get("summary", "") for name in shipped()},
-    "algorithms": lambda: {name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()},
+    "algorithms": lambda: {
+        name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()
+    },
     "datasets": lambda: {name: first(loader) for name, loader in DATASETS.items()},
     "models": lambda: {name: first(model) for name, model in ENCODERS.items()},
     "benches": lambda: {name: first(bench(name)) for name in bench_names()},
@@ -43,13 +45,19 @@ def show(what: str | None = None, folder: str | None = None) -> None:
     if what is not None and what in DETAILS:
         for name, sentence in KINDS[what]().items():
             console.print(name, style="cyan")
-            console.print(Padding(Text(sentence), (0, 2)), Padding(table(DETAILS[what](name, folder), "bold"), (0, 2, 1, 2)))
+            console.print(
+                Padding(Text(sentence), (0, 2)),
+                Padding(table(DETAILS[what](name, folder), "bold"), (0, 2, 1, 2)),
+            )
         return
     for title in KINDS if what is None else [what]:
         console.print(f"[bold]{title}[/]")
         console.print(table(list(KINDS[title]().items()), "cyan"), "")
     if what is None:
-        console.print("More of each: unalike list algorithms (fields), datasets (targets, options), models (options).", highlight=False)
+        console.print(
+            "More of each: unalike list algorithms (fields), datasets (targets, options), models (options).",
+            highlight=False,
+        )
 
 
 def table(rows: Rows, style: str) -> Table:
@@ -62,7 +70,9 @@ def table(rows: Rows, style: str) -> Table:
 
 def fields(name: str, folder: str | None) -> Rows:
     made = ALGORITHMS[name]()
-    return [(f.name, said(getattr(made, f.name)), choices(f.type)) for f in dataclasses.fields(made)] or [("nothing to set",)]
+    return [
+        (f.name, said(getattr(made, f.name)), choices(f.type)) for f in dataclasses.fields(made)
+    ] or [("nothing to set",)]
 
 
 def options(name: str, folder: str | None) -> Rows:
@@ -76,7 +86,9 @@ def targets(name: str, folder: str | None) -> Rows:
         made = DATASETS[name](folder)
     except ValueError as error:
         return [*settable, ("", str(error))]
-    rows: Rows = [(target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()]
+    rows: Rows = [
+        (target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()
+    ]
     if isinstance(made.x, dict):
         rows.append(("modalities", ", ".join(made.x)))
     return rows + settable
@@ -85,10 +97,17 @@ def targets(name: str, folder: str | None) -> Rows:
 def asked(maker: Callable[..., Any], given: str) -> Rows:
     """What a maker may be told besides what it is given: name, default, choices."""
     known = [p for p in inspect.signature(maker).parameters.values() if p.name != given]
-    return [(p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation)) for p in known]
+    return [
+        (p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation))
+        for p in known
+    ]
 
 
-DETAILS: dict[str, Callable[[str, str | None], Rows]] = {"algorithms": fields, "datasets": targets, "models": options}
+DETAILS: dict[str, Callable[[str, str | None], Rows]] = {
+    "algorithms": fields,
+    "datasets": targets,
+    "models": options,
+}
 
 
 def said(default: Any) -> str:
@@ -110,4 +129,6 @@ def bench(name: str) -> Any:
 
 
 def bench_names() -> list[str]:
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(benches.__path__))
+    return sorted(
+        module.name.replace("_", "-") for module in pkgutil.iter_modules(benches.__path__)
+    )

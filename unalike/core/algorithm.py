@@ -16,7 +16,7 @@ from unalike.base.message import Value
 from unalike.base.randomness import number, scope, stream
 from unalike.core.client import Client
 from unalike.core.federated_clustering import all_cluster, judged, unfit
-from unalike.core.operations import check_answerable, operation, query, sends, graph_safe
+from unalike.core.operations import check_answerable, graph_safe, operation, query, sends
 from unalike.core.privacy import PROTECTED, Privacy, Sends
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape, validate_request
@@ -70,12 +70,16 @@ class ClientProgram:
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.fold_replicas: list[ClientProgram] = []     # with the safeguard: this side without a fold of its labels, each
-        self.privacy: Privacy | None = None     # how replies are protected; the shadows' never leave
+        self.fold_replicas: list[
+            ClientProgram
+        ] = []  # with the safeguard: this side without a fold of its labels, each
+        self.privacy: Privacy | None = None  # how replies are protected; the shadows' never leave
         self.tapes: dict[str, GraphedStep] = {}
-        self.learnt = False                     # whether this may be another model than the first
+        self.learnt = False  # whether this may be another model than the first
         self.round = 0
-        self.work = 0.0      # samples trained on since the engine last asked (a forward pass counts a third)
+        self.work = (
+            0.0  # samples trained on since the engine last asked (a forward pass counts a third)
+        )
 
     # what a method may change
 
@@ -83,7 +87,9 @@ class ClientProgram:
         """The whole model around the scenario's encoder; the default adds the task's head."""
         task = self.client.task
         if not task.labelled and not isinstance(encoder, Autoencoder):
-            raise ValueError(f"{task.name} needs the model autoencoder, got {type(encoder).__name__}")
+            raise ValueError(
+                f"{task.name} needs the model autoencoder, got {type(encoder).__name__}"
+            )
         if isinstance(encoder, Autoencoder):
             encoder.check(self.client.info().modalities)
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
@@ -97,7 +103,11 @@ class ClientProgram:
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
         labelled, encoder = self.client.task.labelled, self.model.encoder
-        return encoder.error(x) if not labelled and isinstance(encoder, Autoencoder) else self.error(self.model(x), y)
+        return (
+            encoder.error(x)
+            if not labelled and isinstance(encoder, Autoencoder)
+            else self.error(self.model(x), y)
+        )
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         """How far what a model says is from the labels."""
@@ -111,31 +121,49 @@ class ClientProgram:
 
     def head(self, width: int) -> nn.Module:
         import copy
-        return copy.deepcopy(self.client.head) if self.client.head is not None else self.client.task.head(width)
+
+        return (
+            copy.deepcopy(self.client.head)
+            if self.client.head is not None
+            else self.client.task.head(width)
+        )
 
     def row(self) -> Any:
         """One sample of the client's, as it came."""
-        return self.client.to_device(getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0])
+        return self.client.to_device(
+            getattr(self.client.train, "raw", self.client.train).rows(torch.arange(1))[0]
+        )
 
     def encoder_width(self, encoder: nn.Module) -> int:
         few = torch.arange(min(2, len(self.client.train)))
         return width_of(encoder, lambda: self.client.to_device(self.client.train.rows(few)[0]))
 
-    def optimizer(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+    def optimizer(
+        self, name: str = "task", rate: float | None = None, fresh: bool = False
+    ) -> torch.optim.Optimizer:
         """The optimizer of that name, kept from call to call; or a fresh one that nobody keeps."""
         if fresh or name not in self.optimizers:
-            made = build_optimizer([p for p in self.model.parameters() if p.requires_grad], self.training, rate)
+            made = build_optimizer(
+                [p for p in self.model.parameters() if p.requires_grad], self.training, rate
+            )
             if fresh:
                 return made
             self.optimizers[name] = made
         return self.optimizers[name]
 
-    def learn(self, epochs: range | None = None, optimizer: torch.optim.Optimizer | None = None,
-              loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None) -> float:
+    def learn(
+        self,
+        epochs: range | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None,
+    ) -> float:
         """Local epochs of this round on the client's labelled data; the same rows in the same order whatever the method."""
         data, loss = self.held("train"), loss or self.loss
         assert data is not None
-        orders = [stream(self.seed, "order", self.client.id, self.round, e) for e in epochs or range(self.training.epochs)]
+        orders = [
+            stream(self.seed, "order", self.client.id, self.round, e)
+            for e in epochs or range(self.training.epochs)
+        ]
         self.work += len(data) * len(orders)
         tape = self.tape(loss)
 
@@ -144,7 +172,15 @@ class ClientProgram:
             return tape(self.client.to_device(x), self.client.to_device(y))
 
         try:
-            return train(self.model, len(data), on, optimizer or self.optimizer(), orders, self.training.batch, self.training.clip)
+            return train(
+                self.model,
+                len(data),
+                on,
+                optimizer or self.optimizer(),
+                orders,
+                self.training.batch,
+                self.training.clip,
+            )
         except Diverged:
             if (wrong := nonfinite_problem(data)) is not None:
                 raise ValueError(wrong) from None
@@ -172,7 +208,11 @@ class ClientProgram:
         if not hasattr(self, "placed"):
             if (wrong := nonfinite_problem(self.client.train)) is not None:
                 raise ValueError(wrong)
-            self.placed = marked(self.client.to_device(self.client.train.rows(torch.arange(len(self.client.train)))[0]))
+            self.placed = marked(
+                self.client.to_device(
+                    self.client.train.rows(torch.arange(len(self.client.train)))[0]
+                )
+            )
         return self.placed
 
     # what every client can do
@@ -189,7 +229,11 @@ class ClientProgram:
             told = self.embed()
             return clustering_scores(self.groups(told["features"])[0], told["y"])
         data = self.held("common" if common else "test")
-        return measure(self.model, data, self.client, self.training.batch) if data is not None and len(data) else {}
+        return (
+            measure(self.model, data, self.client, self.training.batch)
+            if data is not None and len(data)
+            else {}
+        )
 
     @query
     def embed(self) -> Embedded:
@@ -202,7 +246,11 @@ class ClientProgram:
 
     def groups(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Groups (n,) of features (n, width) by k-means, and their centres (K, width)."""
-        return kmeans(nn.functional.normalize(features, dim=-1), len(self.client.task.labels), number(self.seed, "k-means"))
+        return kmeans(
+            nn.functional.normalize(features, dim=-1),
+            len(self.client.task.labels),
+            number(self.seed, "k-means"),
+        )
 
     @operation
     @sends()
@@ -214,8 +262,12 @@ class ClientProgram:
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
-        return {"parameters": sum(p.numel() for p in self.model.parameters()), "flops": flops(self.model, self.row()),
-                "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad), "hash": digest(self.model)}
+        return {
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "flops": flops(self.model, self.row()),
+            "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "hash": digest(self.model),
+        }
 
     @operation
     @sends()
@@ -249,8 +301,14 @@ class ClientProgram:
         return self.leaving(name, turn, body, reply)
 
     @classmethod
-    def perform_together(cls, programs: list[Self], name: str, rounds: list[int], turns: list[int],
-                         bodies: list[dict[str, Value]]) -> list[Value]:
+    def perform_together(
+        cls,
+        programs: list[Self],
+        name: str,
+        rounds: list[int],
+        turns: list[int],
+        bodies: list[dict[str, Value]],
+    ) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
         for program, body in zip(programs, bodies, strict=True):
@@ -259,7 +317,10 @@ class ClientProgram:
         for program, round in zip(programs, rounds, strict=True):
             program.round, program.learnt = round, program.learnt or method.operation == "changes"
         replies = method(programs, **{key: [body[key] for body in bodies] for key in bodies[0]})
-        return [program.leaving(name, turn, body, reply) for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)]
+        return [
+            program.leaving(name, turn, body, reply)
+            for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)
+        ]
 
     def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
         """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Where noise comes from the seed,
@@ -268,9 +329,13 @@ class ClientProgram:
         if self.privacy is None or (name in FREE and self.privacy.entropy == "seed"):
             return reply
         if self.learnt and "first" in (kinds if isinstance(kinds, str) else kinds.values()):
-            raise ValueError(f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights")
+            raise ValueError(
+                f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights"
+            )
         draw = self.privacy.draws(self.seed, self.client.id, name, self.round, turn)
-        return self.privacy.protect(reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw)
+        return self.privacy.protect(
+            reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw
+        )
 
     def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
         """What the server knows of these parameters: what it gave, else the first weights, which come from the seed."""
@@ -282,13 +347,22 @@ class ClientProgram:
     @cached_property
     def kind(self) -> Hashable:
         """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
-        return (type(self), str(self.client.device), self.client.dtype, self.client.info().modalities,
-                tuple((name, tuple(tensor.shape)) for name, tensor in self.model.state_dict().items()))
+        return (
+            type(self),
+            str(self.client.device),
+            self.client.dtype,
+            self.client.info().modalities,
+            tuple((name, tuple(tensor.shape)) for name, tensor in self.model.state_dict().items()),
+        )
 
     def state(self) -> State | None:
         """Whatever must survive; None where nothing must."""
-        return {"model": dict(self.model.state_dict()), "memory": self.memory, "shadows": [s.state() for s in self.fold_replicas],
-                "optimizers": {name: _optimizer_state(o) for name, o in self.optimizers.items()}}
+        return {
+            "model": dict(self.model.state_dict()),
+            "memory": self.memory,
+            "shadows": [s.state() for s in self.fold_replicas],
+            "optimizers": {name: _optimizer_state(o) for name, o in self.optimizers.items()},
+        }
 
     def load(self, parameters: dict[str, Tensor]) -> None:
         """Have the model that these are of, whole."""
@@ -296,28 +370,48 @@ class ClientProgram:
 
     def restore(self, state: State) -> None:
         self.learnt = True
-        self.model.load_state_dict(state["model"], strict=False)      # a method may leave out what comes with every message
+        self.model.load_state_dict(
+            state["model"], strict=False
+        )  # a method may leave out what comes with every message
         self.memory = state["memory"]
-        self.fold_replicas = self.fold_replicas[:len(state["shadows"])]
-        for shadow, saved in zip(self.fold_replicas, state["shadows"], strict=False):      # none here: it is only looked at, as by `export`
+        self.fold_replicas = self.fold_replicas[: len(state["shadows"])]
+        for shadow, saved in zip(
+            self.fold_replicas, state["shadows"], strict=False
+        ):  # none here: it is only looked at, as by `export`
             shadow.restore(saved)
         self.optimizers = {}
         for name, saved in state["optimizers"].items():
             optimizer = self.optimizer(name, rate=saved["rate"])
-            optimizer.load_state_dict({"state": {int(k): v for k, v in saved["state"].items()},
-                                       "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(
+                {
+                    "state": {int(k): v for k, v in saved["state"].items()},
+                    "param_groups": optimizer.state_dict()["param_groups"],
+                }
+            )
 
 
 @dataclass
 class Algorithm:
     """A method. Its fields are the hyperparameters that are its own, their defaults the paper's."""
 
-    personalised: ClassVar[bool] = True        # clients end with models of their own, measured on their own test sets
-    supports_safeguard: ClassVar[bool] = False      # the safeguard may judge it: nothing that comes down was made from the client's own labels
-    evaluates: ClassVar[bool] = False      # serve() itself says when to measure
-    asynchronous: ClassVar[bool] = False   # served by `drive`: there are visits to each client, no rounds of all
-    requires_identical_models: ClassVar[bool] = False          # whole models of all clients are mixed: they must have the same parameters
-    tasks: ClassVar[tuple[str, ...]] = ("classification", "multilabel", "segmentation")     # whom it serves
+    personalised: ClassVar[bool] = (
+        True  # clients end with models of their own, measured on their own test sets
+    )
+    supports_safeguard: ClassVar[bool] = (
+        False  # the safeguard may judge it: nothing that comes down was made from the client's own labels
+    )
+    evaluates: ClassVar[bool] = False  # serve() itself says when to measure
+    asynchronous: ClassVar[bool] = (
+        False  # served by `drive`: there are visits to each client, no rounds of all
+    )
+    requires_identical_models: ClassVar[bool] = (
+        False  # whole models of all clients are mixed: they must have the same parameters
+    )
+    tasks: ClassVar[tuple[str, ...]] = (
+        "classification",
+        "multilabel",
+        "segmentation",
+    )  # whom it serves
     Program: ClassVar[type[ClientProgram]] = ClientProgram
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
@@ -334,12 +428,20 @@ class Algorithm:
 
     def unjudged(self) -> str | None:
         """Why the safeguard cannot judge it, None: it can."""
-        return None if self.supports_safeguard else f"{FOR_WHOM}; {type(self).__name__} is none of them"
+        return (
+            None
+            if self.supports_safeguard
+            else f"{FOR_WHOM}; {type(self).__name__} is none of them"
+        )
 
     def privacy_problem(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""
         kinds = [getattr(getattr(self.Program, name), "sends", {}) for name in dir(self.Program)]
-        if any(kind in PROTECTED for each in kinds for kind in ([each] if isinstance(each, str) else each.values())):
+        if any(
+            kind in PROTECTED
+            for each in kinds
+            for kind in ([each] if isinstance(each, str) else each.values())
+        ):
             return None
         return f"{type(self).__name__} does not say how anything its clients send could be protected (@sends): leave privacy out"
 
@@ -366,9 +468,13 @@ class Algorithm:
         if "scores" in fed.state:
             return dict(fed.state["scores"])
         names = sorted({name for each in metrics.values() for name in each})
-        return {name: fmean(each[name] for each in metrics.values() if name in each) for name in names}
+        return {
+            name: fmean(each[name] for each in metrics.values() if name in each) for name in names
+        }
 
-    def server_results(self, fed: "Federation", metrics: dict[str, dict[str, float]]) -> dict[str, Any] | None:
+    def server_results(
+        self, fed: "Federation", metrics: dict[str, dict[str, float]]
+    ) -> dict[str, Any] | None:
         """What the server's own model achieved, where there is one."""
         return None
 
@@ -376,14 +482,18 @@ class Algorithm:
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
     """All metrics of a model on some samples."""
     meter, was = client.task.meter(), model.training
-    seat = client.device if client.task.dense and torch.device(client.device).type == "cuda" else "cpu"     # maps are large to bring over
+    seat = (
+        client.device if client.task.dense and torch.device(client.device).type == "cuda" else "cpu"
+    )  # maps are large to bring over
     model.eval()
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
             meter.add(model(client.to_device(x)).to(seat), y.to(seat))
     model.train(was)
-    return {name: value for name, value in meter.result().items() if math.isfinite(value)}      # an undefined metric is left out
+    return {
+        name: value for name, value in meter.result().items() if math.isfinite(value)
+    }  # an undefined metric is left out
 
 
 def digest(model: nn.Module) -> str:
@@ -391,10 +501,21 @@ def digest(model: nn.Module) -> str:
     out = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         out.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        out.update(tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes())
+        out.update(
+            tensor.detach()
+            .cpu()
+            .clone(memory_format=torch.contiguous_format)
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
     return out.hexdigest()[:32]
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    state = {str(k): {n: v for n, v in entry.items() if v is not None} for k, entry in optimizer.state_dict()["state"].items()}
+    state = {
+        str(k): {n: v for n, v in entry.items() if v is not None}
+        for k, entry in optimizer.state_dict()["state"].items()
+    }
     return {"rate": optimizer.param_groups[0]["lr"], "state": state}

@@ -13,13 +13,24 @@ from torch import Tensor, nn
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
 from unalike.data.resident import resident
-from unalike.data.samples import MARK, Samples, Tensors, fingerprint, samples, sized, nonfinite_problem
+from unalike.data.samples import (
+    MARK,
+    Samples,
+    Tensors,
+    fingerprint,
+    nonfinite_problem,
+    samples,
+    sized,
+)
 from unalike.tasks import TASKS, Task
 
 LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "capacity": ("above 0 and at most 1", lambda value: 0 < value <= 1), "speed": ("above 0", lambda value: value > 0),
-    "link": ("above 0", lambda value: value > 0), "latency": ("at least 0", lambda value: value >= 0)}
-VERSION = 2     # of the protocol between server and client; a client of another version is refused
+    "capacity": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "speed": ("above 0", lambda value: value > 0),
+    "link": ("above 0", lambda value: value > 0),
+    "latency": ("at least 0", lambda value: value >= 0),
+}
+VERSION = 2  # of the protocol between server and client; a client of another version is refused
 
 
 @dataclass(frozen=True)
@@ -33,18 +44,23 @@ class ClientInfo:
     labels: tuple[str, ...]
     samples: int
     modalities: tuple[str, ...] = ("x",)
-    capacity: float = 1.0           # share of the full model it can hold
-    speed: float = 1000.0           # samples a second in training, for the virtual clock
-    link: float = 1e7               # bytes a second, each way
-    latency: float = 0.01           # seconds, each way
-    public: str | None = None       # fingerprint of the public set it holds
+    capacity: float = 1.0  # share of the full model it can hold
+    speed: float = 1000.0  # samples a second in training, for the virtual clock
+    link: float = 1e7  # bytes a second, each way
+    latency: float = 0.01  # seconds, each way
+    public: str | None = None  # fingerprint of the public set it holds
     public_rows: int = 0
-    public_shape: str = ""          # of one row: sets of different kind (images, their captions) cannot be compared
-    tested_on: str = "own"          # "common" where the scenario has a test set for everyone
+    public_shape: str = (
+        ""  # of one row: sets of different kind (images, their captions) cannot be compared
+    )
+    tested_on: str = "own"  # "common" where the scenario has a test set for everyone
     version: int = VERSION
 
     def as_dict(self) -> dict:
-        return {key: list(item) if isinstance(item, tuple) else item for key, item in asdict(self).items()}
+        return {
+            key: list(item) if isinstance(item, tuple) else item
+            for key, item in asdict(self).items()
+        }
 
 
 @dataclass
@@ -64,7 +80,7 @@ class Client:
     test: Samples | None = None
     public: Samples | None = None
     common: Samples | None = None
-    head: nn.Module | None = None          # instead of the task's own head
+    head: nn.Module | None = None  # instead of the task's own head
     model_name: str | None = None
     capacity: float = 1.0
     speed: float = 1000.0
@@ -72,26 +88,40 @@ class Client:
     latency: float = 0.01
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    privacy: Privacy | None = None         # the least it asks for: it takes part in no run with less
+    privacy: Privacy | None = None  # the least it asks for: it takes part in no run with less
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise ValueError(f"a client's id is a word, got {self.id!r}")
         if not isinstance(self.task, Task):
-            raise ValueError(f"client {self.id}: task must be a Task, e.g. Classification(10), got {self.task!r}; "
-                             f"there are {', '.join(sorted(TASKS))}")
+            raise ValueError(
+                f"client {self.id}: task must be a Task, e.g. Classification(10), got {self.task!r}; "
+                f"there are {', '.join(sorted(TASKS))}"
+            )
         if not callable(self.model):
-            raise ValueError(f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}")
+            raise ValueError(
+                f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}"
+            )
         for name, (allowed, fits) in LIMITS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not (math.isfinite(value) and fits(value)):
-                raise ValueError(f"client {self.id}: {name} must be a number {allowed}, got {value!r}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, Real)
+                or not (math.isfinite(value) and fits(value))
+            ):
+                raise ValueError(
+                    f"client {self.id}: {name} must be a number {allowed}, got {value!r}"
+                )
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
-            raise ValueError(f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}")
+            raise ValueError(
+                f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}"
+            )
         try:
             torch.device(self.device)
         except (RuntimeError, TypeError):
-            raise ValueError(f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some") from None
+            raise ValueError(
+                f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some"
+            ) from None
         for name in ("train", "test", "common", "public"):
             try:
                 self._take(name)
@@ -122,7 +152,10 @@ class Client:
     def present(self) -> Tensor:
         """(labels,): True for those that it has a training sample of, where a sample has one."""
         raw, labels = getattr(self.train, "raw", self.train), torch.arange(len(self.task.labels))
-        parts = [torch.isin(labels, raw.labelled(rows)[1].cpu()) for rows in torch.arange(len(raw)).split(1024)]
+        parts = [
+            torch.isin(labels, raw.labelled(rows)[1].cpu())
+            for rows in torch.arange(len(raw)).split(1024)
+        ]
         return torch.stack(parts).any(0)
 
     def with_cached_features(self, encoder: nn.Module) -> "Client":
@@ -136,22 +169,49 @@ class Client:
 
             return look if trunk else None
 
-        kept: dict[str, Any] = {name: resident(getattr(self, name), self.device, seen(self.to_device)) for name in ("train", "test", "common")}
+        kept: dict[str, Any] = {
+            name: resident(getattr(self, name), self.device, seen(self.to_device))
+            for name in ("train", "test", "common")
+        }
         kept["public"] = resident(self.public, self.device, seen(self.public_to_device))
-        return replace(self, **kept) if any(kept[name] is not getattr(self, name) for name in kept) else self
+        return (
+            replace(self, **kept)
+            if any(kept[name] is not getattr(self, name) for name in kept)
+            else self
+        )
 
     def info(self) -> ClientInfo:
         named, public = self.model_name or self._model_name(), self.public
         try:
             shape = self.train.shape
-            shown = (fingerprint(public), len(public), str(public.shape)) if public is not None else (None, 0, "")
-        except Exception as error:      # what a dataset may raise is open
-            raise ValueError(f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})") from error
-        return ClientInfo(id=self.id, model=named, task=self.task.name, metric=self.task.metric, labels=self.task.labels,
-                    samples=len(self.train), capacity=self.capacity,
-                    modalities=tuple(name for name in shape if not name.endswith(MARK)) if isinstance(shape, dict) else ("x",),
-                    speed=self.speed, link=self.link, latency=self.latency, public=shown[0], public_rows=shown[1], public_shape=shown[2],
-                    tested_on="common" if self.common is not None else "own")
+            shown = (
+                (fingerprint(public), len(public), str(public.shape))
+                if public is not None
+                else (None, 0, "")
+            )
+        except Exception as error:  # what a dataset may raise is open
+            raise ValueError(
+                f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})"
+            ) from error
+        return ClientInfo(
+            id=self.id,
+            model=named,
+            task=self.task.name,
+            metric=self.task.metric,
+            labels=self.task.labels,
+            samples=len(self.train),
+            capacity=self.capacity,
+            modalities=tuple(name for name in shape if not name.endswith(MARK))
+            if isinstance(shape, dict)
+            else ("x",),
+            speed=self.speed,
+            link=self.link,
+            latency=self.latency,
+            public=shown[0],
+            public_rows=shown[1],
+            public_shape=shown[2],
+            tested_on="common" if self.common is not None else "own",
+        )
 
     def _model_name(self) -> str:
         """A module's class, or the function that makes it; a lambda has no name, what it makes has."""
@@ -187,20 +247,31 @@ class Client:
         return self._shrunk(value)
 
     def _shrunk(self, value: Tensor, key: str = "") -> Tensor:
-        own = self.train.shape.get(key, ()) if isinstance(self.train.shape, dict) else self.train.shape
+        own = (
+            self.train.shape.get(key, ())
+            if isinstance(self.train.shape, dict)
+            else self.train.shape
+        )
         if value.dim() == 4 and len(own) == 3 and value.shape[1] == own[0]:
-            value = sized(value, [min(programs) for programs in zip(value.shape[2:], own[1:], strict=True)])
+            value = sized(
+                value, [min(programs) for programs in zip(value.shape[2:], own[1:], strict=True)]
+            )
         return self.to_device(value)
 
 
 def unlabelled(given: Any) -> Samples:
     """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
     data = samples((given, None) if isinstance(given, Tensor | dict) else given)
-    if data is not given and isinstance(data, Tensors) and (wrong := nonfinite_problem(data)) is not None:
+    if (
+        data is not given
+        and isinstance(data, Tensors)
+        and (wrong := nonfinite_problem(data)) is not None
+    ):
         raise ValueError(f"in the public set {wrong}")
     return data
 
 
 def _clone(module: nn.Module) -> nn.Module:
     import copy
+
     return copy.deepcopy(module)

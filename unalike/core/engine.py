@@ -32,18 +32,19 @@ class Arrival:
 class Engine(Protocol):
     """What carries calls. Every message is answered: who does not within the engine's own time limit is answered for, with a failure."""
 
-    repeated: list[tuple[str, str]]                                                    # clients and operations that had to be done again
+    repeated: list[tuple[str, str]]  # clients and operations that had to be done again
 
     @property
-    def now(self) -> float: ...                                                        # seconds, simulated or real
-    def back(self, at: float) -> None: ...                                             # nobody waited longer; a real clock goes on
+    def now(self) -> float: ...  # seconds, simulated or real
+    def back(self, at: float) -> None: ...  # nobody waited longer; a real clock goes on
     def infos(self) -> dict[str, ClientInfo]: ...
-    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...      # sizes in bytes
+    def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]: ...  # sizes in bytes
     def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
         """Replies to these messages: all of the next instant, or, on a real clock, what is there. None once `now` is past `until`
         (a simulated clock needs no such limit), or if nothing is under way."""
-    def drop(self, numbers: set[int]) -> None: ...                                     # nobody waits for these replies any more
-    def pending(self) -> list[dict[str, Any]]: ...                                     # replies computed but not delivered
+
+    def drop(self, numbers: set[int]) -> None: ...  # nobody waits for these replies any more
+    def pending(self) -> list[dict[str, Any]]: ...  # replies computed but not delivered
     def save(self, round: int) -> None: ...
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...

@@ -12,14 +12,14 @@ from unalike.base.message import Value, broken
 from unalike.base.randomness import stream
 from unalike.core.client import VERSION
 from unalike.core.engine import Arrival, Engine, Sent
-from unalike.core.participation import Failure, QuorumError, Replies, FederationConfig
+from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
 from unalike.core.replay import Replay
-from unalike.core.signatures import Declared, tensor_spec, spec_mismatch
+from unalike.core.signatures import Declared, spec_mismatch, tensor_spec
 from unalike.data.public import PublicOrder
 from unalike.training.loop import Training
 
 Messages = dict[str, dict[str, Value]]
-Ask = tuple[str, dict[str, Value]]              # an operation and what goes with it
+Ask = tuple[str, dict[str, Value]]  # an operation and what goes with it
 
 
 @dataclass
@@ -32,48 +32,82 @@ class Federation:
     seed: int = 0
     log_event: Callable[..., None] = lambda event, **facts: None
     evaluator: Callable[["Federation"], Replies] | None = None
-    figures: Callable[["Federation", dict], dict[str, Any]] | None = None      # of everyone, from each client's metrics
-    guarded: bool = False           # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
-    archive: Any = field(default_factory=dict)      # large things the server keeps, by name: in a run they are on disk, not in memory
-    counts: Callable[[str, Value], int] | None = None       # with privacy: how many releases a reply to an operation is
-    replay: Replay | None = None    # in `drive`: an earlier run whose order of arrivals is to be kept
-    declared: Callable[[str], Declared] | None = None       # what the method says of an operation; a reply that is not so stays outside
-    lengths: Mapping[str, int] = field(default_factory=dict)      # what axes in that are called, and how long they are
-    unasked: frozenset[str] = frozenset()     # operations that nobody would answer: there are no replies to them
-    server: Any = None              # the side of a model that the server trains itself, where the method and the run have one
+    figures: Callable[["Federation", dict], dict[str, Any]] | None = (
+        None  # of everyone, from each client's metrics
+    )
+    guarded: bool = False  # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
+    archive: Any = field(
+        default_factory=dict
+    )  # large things the server keeps, by name: in a run they are on disk, not in memory
+    counts: Callable[[str, Value], int] | None = (
+        None  # with privacy: how many releases a reply to an operation is
+    )
+    replay: Replay | None = None  # in `drive`: an earlier run whose order of arrivals is to be kept
+    declared: Callable[[str], Declared] | None = (
+        None  # what the method says of an operation; a reply that is not so stays outside
+    )
+    lengths: Mapping[str, int] = field(
+        default_factory=dict
+    )  # what axes in that are called, and how long they are
+    unasked: frozenset[str] = (
+        frozenset()
+    )  # operations that nobody would answer: there are no replies to them
+    server: Any = None  # the side of a model that the server trains itself, where the method and the run have one
 
     def __post_init__(self) -> None:
         self.infos = self.engine.infos()
         for info in self.infos.values():
             if info.version != VERSION:
-                raise ValueError(f"client {info.id} speaks version {info.version} of the protocol, this server {VERSION}")
-        rows = {info.id: info.public_rows for info in self.infos.values() if info.public is not None}
+                raise ValueError(
+                    f"client {info.id} speaks version {info.version} of the protocol, this server {VERSION}"
+                )
+        rows = {
+            info.id: info.public_rows for info in self.infos.values() if info.public is not None
+        }
         if len(set(rows.values())) > 1:
-            raise ValueError(f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone")
+            raise ValueError(
+                f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone"
+            )
         prints: dict[tuple, str] = {}
         for info in self.infos.values():
-            if info.public is not None and prints.setdefault((info.modalities, info.public_shape), info.public) != info.public:
-                raise ValueError(f"client {info.id} holds another public set than others of its kind; row i must be the same for everyone")
+            if (
+                info.public is not None
+                and prints.setdefault((info.modalities, info.public_shape), info.public)
+                != info.public
+            ):
+                raise ValueError(
+                    f"client {info.id} holds another public set than others of its kind; row i must be the same for everyone"
+                )
         self.public_rows = next(iter(rows.values()), 0)
         self.state: dict[str, Any] = {}
-        self.scratch: dict[str, Any] = {}           # what can be found again: gone when the server starts anew
+        self.scratch: dict[
+            str, Any
+        ] = {}  # what can be found again: gone when the server starts anew
         self.ledger = Ledger()
-        self.released: dict[str, int] = {c: 0 for c in self.infos}      # how often each client's data were spoken of, whatever came of it
-        self.round = 0                              # the round under way; 0 before the first
-        self.finished = 0                           # the last finished one
-        self.clock = 0.0                            # simulated seconds
-        self.numbered = 0                           # messages sent so far
-        self.in_flight: dict[int, Sent] = {}           # those not yet answered, by number
-        self.overdue: dict[int, Sent] = {}          # those nobody waits for any more; what comes is counted, then dropped
-        self.turns: dict[tuple[int, str, str], int] = {}      # how often a client was sent an operation this round: names its randomness
-        self.quarantined: dict[str, Failure] = {}   # out for the rest of the run
+        self.released: dict[str, int] = {
+            c: 0 for c in self.infos
+        }  # how often each client's data were spoken of, whatever came of it
+        self.round = 0  # the round under way; 0 before the first
+        self.finished = 0  # the last finished one
+        self.clock = 0.0  # simulated seconds
+        self.numbered = 0  # messages sent so far
+        self.in_flight: dict[int, Sent] = {}  # those not yet answered, by number
+        self.overdue: dict[
+            int, Sent
+        ] = {}  # those nobody waits for any more; what comes is counted, then dropped
+        self.turns: dict[
+            tuple[int, str, str], int
+        ] = {}  # how often a client was sent an operation this round: names its randomness
+        self.quarantined: dict[str, Failure] = {}  # out for the rest of the run
         self.failures: list[Failure] = []
-        self.failed_rounds: list[int] = []                   # rounds that ended early, for want of clients that were only away
-        self.absent: set[str] = set()               # out for this round
+        self.failed_rounds: list[
+            int
+        ] = []  # rounds that ended early, for want of clients that were only away
+        self.absent: set[str] = set()  # out for this round
         self.drawn: list[str] = list(self.infos)
-        self.visits: dict[str, int] = {}            # in `drive`: how many each client has had
-        self.waiting: list[str] = []                # in `drive`: whose next visit may begin
-        self.instants = 0                           # in `drive`: how often somebody arrived
+        self.visits: dict[str, int] = {}  # in `drive`: how many each client has had
+        self.waiting: list[str] = []  # in `drive`: whose next visit may begin
+        self.instants = 0  # in `drive`: how often somebody arrived
 
     # who is there
 
@@ -105,12 +139,27 @@ class Federation:
     def require_clients(self) -> None:
         """Where nobody is left nothing that comes of it is a result, unless a quorum of 0 says so."""
         if not self.clients and self.federation.quorum:
-            raise QuorumError(f"after round {self.finished}", 0, len(self.infos), 1, list(self.quarantined.values()))
+            raise QuorumError(
+                f"after round {self.finished}",
+                0,
+                len(self.infos),
+                1,
+                list(self.quarantined.values()),
+            )
 
     # calling them
 
-    def call(self, operation: str, *, each: Messages | None = None, clients: list[str] | None = None, quorum: float | None = None,
-             sizes: Mapping[str, int] | None = None, other: Mapping[str, str] | None = None, **same: Value) -> Replies:
+    def call(
+        self,
+        operation: str,
+        *,
+        each: Messages | None = None,
+        clients: list[str] | None = None,
+        quorum: float | None = None,
+        sizes: Mapping[str, int] | None = None,
+        other: Mapping[str, str] | None = None,
+        **same: Value,
+    ) -> Replies:
         """One operation on many clients, an `other` on some: `same` for all, `each` what differs. Replies come in the order of the cards.
 
         Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
@@ -118,16 +167,32 @@ class Federation:
         """
         if operation in self.unasked:
             return Replies({}, {})
-        chosen = clients if clients is not None else self.active if each is None else [c for c in each if c in set(self.active)]
+        chosen = (
+            clients
+            if clients is not None
+            else self.active
+            if each is None
+            else [c for c in each if c in set(self.active)]
+        )
         chosen = [c for c in chosen if c not in self.quarantined]
         asked = {c: (other or {}).get(c, operation) for c in chosen}
-        failures = {c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
-                    for c in chosen if clients is None and self.federation.drops(c, self.seed, self.round)}
+        failures = {
+            c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
+            for c in chosen
+            if clients is None and self.federation.drops(c, self.seed, self.round)
+        }
         chosen = [c for c in chosen if c not in failures]
         start = self.engine.now
         replies: dict[str, Value] = {}
-        awaited = self._send({c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen}, {c: self.round for c in chosen})
-        limit = math.inf if operation in FREE or self.federation.deadline is None else self.federation.deadline
+        awaited = self._send(
+            {c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen},
+            {c: self.round for c in chosen},
+        )
+        limit = (
+            math.inf
+            if operation in FREE or self.federation.deadline is None
+            else self.federation.deadline
+        )
         while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
             for arrival in arrivals:
                 awaited.discard(arrival.reply["number"])
@@ -138,13 +203,21 @@ class Federation:
                     replies[arrival.client] = got
         for number in awaited:
             sent = self.overdue[number] = self.in_flight.pop(number)
-            reason = f"late: the deadline is {limit:g} s" if math.isfinite(limit) else "the engine lost what it was asked"
-            failures[sent.client] = Failure(sent.client, sent.operation, sent.round, reason, lasting=False)
+            reason = (
+                f"late: the deadline is {limit:g} s"
+                if math.isfinite(limit)
+                else "the engine lost what it was asked"
+            )
+            failures[sent.client] = Failure(
+                sent.client, sent.operation, sent.round, reason, lasting=False
+            )
         self.engine.back(start + (0.0 if operation in FREE else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        self._settle(operation, len(replies), failures, self.federation.quorum if quorum is None else quorum)
+        self._settle(
+            operation, len(replies), failures, self.federation.quorum if quorum is None else quorum
+        )
         return Replies({c: replies[c] for c in self.infos if c in replies}, failures)
 
     def relay(self, operation: str, clients: list[str]) -> Value:
@@ -158,12 +231,21 @@ class Federation:
         self._settle(operation, len(clients) - len(failures), failures, self.federation.quorum)
         return given
 
-    def _settle(self, operation: str, there: int, failures: dict[str, Failure], quorum: float) -> None:
+    def _settle(
+        self, operation: str, there: int, failures: dict[str, Failure], quorum: float
+    ) -> None:
         asked = there + len(failures)
         if there < (needed := math.ceil(quorum * asked - 1e-9)):
-            raise QuorumError(f"{operation}, round {self.round}", there, asked, needed, list(failures.values()))
+            raise QuorumError(
+                f"{operation}, round {self.round}", there, asked, needed, list(failures.values())
+            )
 
-    def run_async(self, invite: Callable[[str], Ask], take: Callable[[Replies], dict[str, Ask]], rest: bool = True) -> Iterator[int]:
+    def run_async(
+        self,
+        invite: Callable[[str], Ask],
+        take: Callable[[Replies], dict[str, Ask]],
+        rest: bool = True,
+    ) -> Iterator[int]:
         """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies
         of one instant and says what is asked next in these visits. A visit ends where nothing more is asked, and the next begins.
 
@@ -176,7 +258,11 @@ class Federation:
         if not self.visits:
             order = torch.randperm(len(self.infos), generator=stream(self.seed, "participation"))
             self.visits = {c: 0 for c in self.infos}
-            self.waiting = [list(self.infos)[i] for i in order] if self.federation.participation < 1 else list(self.infos)
+            self.waiting = (
+                [list(self.infos)[i] for i in order]
+                if self.federation.participation < 1
+                else list(self.infos)
+            )
         while True:
             self._send(*self._invitations(invite, rest))
             arrivals, past = self._next() if self.in_flight else ([], {})
@@ -185,21 +271,46 @@ class Federation:
             for arrival in arrivals:
                 sent = self.in_flight[arrival.reply["number"]]
                 got[sent.client] = opened = self._open(arrival, past.get(sent.client))
-                why = {"reason": opened.reason, "lasting": opened.lasting} if isinstance(opened, Failure) else {}
-                self.log_event("arrival", at=self.clock, instant=self.instants, client=sent.client, round=sent.round,
-                            operation=sent.operation, **why)
+                why = (
+                    {"reason": opened.reason, "lasting": opened.lasting}
+                    if isinstance(opened, Failure)
+                    else {}
+                )
+                self.log_event(
+                    "arrival",
+                    at=self.clock,
+                    instant=self.instants,
+                    client=sent.client,
+                    round=sent.round,
+                    operation=sent.operation,
+                    **why,
+                )
             failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
             for failure in failures.values():
                 self._fail(failure)
-            onward = take(Replies({c: got[c] for c in self.infos if c in got and c not in failures}, failures)) if got else {}
+            onward = (
+                take(
+                    Replies(
+                        {c: got[c] for c in self.infos if c in got and c not in failures}, failures
+                    )
+                )
+                if got
+                else {}
+            )
             onward = {c: onward[c] for c in got if c in onward and c not in failures}
             self._send(onward, {c: self.visits[c] + 1 for c in onward})
             for client in (c for c in got if c not in onward):
                 self._ended(client)
-            if len(self.clients) < (needed := math.ceil(self.federation.quorum * len(self.infos) - 1e-9)):
+            if len(self.clients) < (
+                needed := math.ceil(self.federation.quorum * len(self.infos) - 1e-9)
+            ):
                 gone = list(self.quarantined.values())
-                raise QuorumError(f"visit {self.finished + 1}", len(self.clients), len(self.infos), needed, gone)
-            if (done := sum(self.visits[c] for c in self.clients) // max(len(self.clients), 1)) > self.finished:
+                raise QuorumError(
+                    f"visit {self.finished + 1}", len(self.clients), len(self.infos), needed, gone
+                )
+            if (
+                done := sum(self.visits[c] for c in self.clients) // max(len(self.clients), 1)
+            ) > self.finished:
                 self.round = done
                 yield done
             if not self.in_flight and not self.waiting:
@@ -211,18 +322,28 @@ class Federation:
         if self.replay is not None:
             return self.replay.next(self.instants, set(self.in_flight), self.engine.receive)
         if not (arrivals := self.engine.receive(set(self.in_flight))):
-            raise RuntimeError(f"the engine lost what {', '.join(sent.client for sent in self.in_flight.values())} were asked; resume the run")
+            raise RuntimeError(
+                f"the engine lost what {', '.join(sent.client for sent in self.in_flight.values())} were asked; resume the run"
+            )
         return arrivals, {}
 
-    def _invitations(self, invite: Callable[[str], Ask], rest: bool) -> tuple[dict[str, Ask], dict[str, int]]:
+    def _invitations(
+        self, invite: Callable[[str], Ask], rest: bool
+    ) -> tuple[dict[str, Ask], dict[str, int]]:
         """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
-        places = self.federation.places(len(self.infos)) - len({sent.client for sent in self.in_flight.values()})
+        places = self.federation.places(len(self.infos)) - len(
+            {sent.client for sent in self.in_flight.values()}
+        )
         asks: dict[str, Ask] = {}
-        behind = lambda: min((self.visits[c] for c in self.clients), default=0) < self.training.rounds
+        behind = lambda: (
+            min((self.visits[c] for c in self.clients), default=0) < self.training.rounds
+        )
         while self.waiting and len(asks) < places:
             client = self.waiting.pop(0)
             number = self.visits[client] + 1
-            if client in self.quarantined or not (number <= self.training.rounds or (not rest and behind())):
+            if client in self.quarantined or not (
+                number <= self.training.rounds or (not rest and behind())
+            ):
                 continue
             if self.federation.drops(client, self.seed, number):
                 self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
@@ -240,16 +361,30 @@ class Federation:
     def evaluate(self, when: str = "end") -> Replies | None:
         """Everyone's metrics, recorded; only in the rounds that are to be points of the learning curves."""
         every = max(1, self.training.rounds // self.federation.evaluations)
-        if self.evaluator is None or (self.round % every and self.round != self.training.rounds and self.round != 1):
+        if self.evaluator is None or (
+            self.round % every and self.round != self.training.rounds and self.round != 1
+        ):
             return None
         replies = self.evaluator(self)
         figures = {"figures": self.figures(self, dict(replies))} if self.figures else {}
-        self.log_event("evaluation", round=self.round, when=when, who="together", values=dict(replies), **figures)
+        self.log_event(
+            "evaluation",
+            round=self.round,
+            when=when,
+            who="together",
+            values=dict(replies),
+            **figures,
+        )
         return replies
 
     def log_metrics(self, name: str, values: Mapping[str, float | None]) -> None:
         """A figure per client for the curves in the report, e.g. a method's own loss."""
-        self.log_event("note", round=self.round, name=name, values={c: value for c, value in values.items() if value is not None})
+        self.log_event(
+            "note",
+            round=self.round,
+            name=name,
+            values={c: value for c, value in values.items() if value is not None},
+        )
 
     def log_figure(self, name: str, **material: Any) -> None:
         """What a picture in the report is made of, as it is now: `points` (n, width) and their `classes` (n,), drawn at a few moments of
@@ -268,19 +403,36 @@ class Federation:
             self.numbered += 1
             key = (rounds[client], client, operation)
             turn = self.turns[key] = self.turns.get(key, -1) + 1
-            messages[client] = {"operation": operation, "number": self.numbered, "round": rounds[client], "turn": turn, "body": body}
-            self.in_flight[self.numbered] = Sent(client, operation, rounds[client], self.engine.now, tensor_spec(body) or {})
+            messages[client] = {
+                "operation": operation,
+                "number": self.numbered,
+                "round": rounds[client],
+                "turn": turn,
+                "body": body,
+            }
+            self.in_flight[self.numbered] = Sent(
+                client, operation, rounds[client], self.engine.now, tensor_spec(body) or {}
+            )
         for client, size in self.engine.send(messages).items():
             self.ledger.add(rounds[client], client, "down", asks[client][0], size)
         return set(range(before + 1, self.numbered + 1))
 
-    def _open(self, arrival: Arrival, past: dict[str, Any] | None = None, sizes: Mapping[str, int] | None = None) -> Value | Failure:
+    def _open(
+        self,
+        arrival: Arrival,
+        past: dict[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Value | Failure:
         """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
         sent = self.in_flight.pop(arrival.reply["number"])
         self._count(sent, arrival.size, arrival.reply)
 
-        def fail(reason: str, lasting: bool = sent.operation not in FREE) -> Failure:      # what cannot be measured can still take part
-            return Failure(sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting)
+        def fail(
+            reason: str, lasting: bool = sent.operation not in FREE
+        ) -> Failure:  # what cannot be measured can still take part
+            return Failure(
+                sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting
+            )
 
         if past:
             return fail(**past)
@@ -291,8 +443,13 @@ class Federation:
         deadline = self.federation.deadline if sent.operation not in FREE and past is None else None
         if deadline is not None and (took := arrival.at - sent.at) > deadline:
             return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
-        if (quota := self.federation.round_bytes) is not None and (told := self.ledger.sent(sent.round, sent.client)) > quota:
-            return fail(f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)", lasting=True)
+        if (quota := self.federation.round_bytes) is not None and (
+            told := self.ledger.sent(sent.round, sent.client)
+        ) > quota:
+            return fail(
+                f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)",
+                lasting=True,
+            )
         reply = arrival.reply["body"]
         if wrong := self._strange(sent, reply, sizes):
             return fail(wrong)
@@ -305,13 +462,23 @@ class Federation:
         if self.declared is None:
             return None
         info, declared = self.infos[sent.client], self.declared(sent.operation)
-        known = {**self.lengths, "clients": len(self.infos), "samples": info.samples, "labels": len(info.labels),
-                 "public_rows": self.public_rows, **(sizes or {})}
-        whole = self.counts is None or (sent.operation in FREE and not self.unasked)       # seeded noise hides nothing of what is measured
-        return (declared.reply if whole else declared.hidden)(reply, known, "its reply") or spec_mismatch(reply, sent.like)
+        known = {
+            **self.lengths,
+            "clients": len(self.infos),
+            "samples": info.samples,
+            "labels": len(info.labels),
+            "public_rows": self.public_rows,
+            **(sizes or {}),
+        }
+        whole = self.counts is None or (
+            sent.operation in FREE and not self.unasked
+        )  # seeded noise hides nothing of what is measured
+        return (declared.reply if whole else declared.hidden)(
+            reply, known, "its reply"
+        ) or spec_mismatch(reply, sent.like)
 
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
-        if size:                                    # the engine's own word on a client that never answered has none
+        if size:  # the engine's own word on a client that never answered has none
             self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
         if self.counts is not None and (count := self.counts(sent.operation, reply.get("body"))):
             self.release(sent.client, count)
@@ -323,7 +490,10 @@ class Federation:
 
     def _pending(self) -> list[dict[str, Any]]:
         """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""
-        told = {p["reply"]["number"]: p for p in [*(self.replay.pending() if self.replay else []), *self.engine.pending()]}
+        told = {
+            p["reply"]["number"]: p
+            for p in [*(self.replay.pending() if self.replay else []), *self.engine.pending()]
+        }
         for number, sent in self.overdue.items():
             if (late := told.pop(number, None)) is not None:
                 self._count(sent, late["size"], late["reply"])
@@ -340,19 +510,36 @@ class Federation:
             self.quarantined[failure.client] = failure
         self.absent.add(failure.client)
         self.failures.append(failure)
-        self.log_event("failure", round=failure.round, client=failure.client, operation=failure.operation, reason=failure.reason,
-                    lasting=failure.lasting)
+        self.log_event(
+            "failure",
+            round=failure.round,
+            client=failure.client,
+            operation=failure.operation,
+            reason=failure.reason,
+            lasting=failure.lasting,
+        )
 
     # what is saved after a round
 
     def memory(self) -> dict[str, Any]:
         pending = self._pending()
-        return {"state": self.state, "finished": self.finished, "clock": self.clock, "numbered": self.numbered, "pending": pending,
-                "lost": self.failed_rounds, "released": self.released,
-                "visits": self.visits, "waiting": self.waiting, "instants": self.instants,
-                "flying": [[number, *astuple(sent)] for number, sent in self.in_flight.items()],
-                "turns": [[*key, turn] for key, turn in self.turns.items()] if self.in_flight else [],
-                "failures": [[f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures]}
+        return {
+            "state": self.state,
+            "finished": self.finished,
+            "clock": self.clock,
+            "numbered": self.numbered,
+            "pending": pending,
+            "lost": self.failed_rounds,
+            "released": self.released,
+            "visits": self.visits,
+            "waiting": self.waiting,
+            "instants": self.instants,
+            "flying": [[number, *astuple(sent)] for number, sent in self.in_flight.items()],
+            "turns": [[*key, turn] for key, turn in self.turns.items()] if self.in_flight else [],
+            "failures": [
+                [f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures
+            ],
+        }
 
     def remember(self, saved: dict[str, Any]) -> None:
         self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
@@ -360,7 +547,9 @@ class Federation:
         self.visits, self.waiting = saved["visits"], saved["waiting"]
         self.released, self.instants = saved["released"], saved["instants"]
         self.in_flight = {number: Sent(*sent) for number, *sent in saved["flying"]}
-        self.turns = {(round, client, operation): turn for round, client, operation, turn in saved["turns"]}
+        self.turns = {
+            (round, client, operation): turn for round, client, operation, turn in saved["turns"]
+        }
         self.failures = [Failure(*f) for f in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
         self.engine.load(self.finished, self.clock, saved["pending"])

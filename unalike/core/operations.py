@@ -55,7 +55,9 @@ def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset
 def check_answerable(program: Any, name: str) -> None:
     """Raises where an operation would tell what a client's noise does not cover."""
     if name in unanswered_measurements(type(program), program.privacy):
-        raise ValueError(f"{name} tells of a client's data as they are: with secret noise this client does not answer it")
+        raise ValueError(
+            f"{name} tells of a client's data as they are: with secret noise this client does not answer it"
+        )
 
 
 def graph_safe(loss: Any) -> Any:

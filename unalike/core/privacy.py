@@ -19,8 +19,8 @@ from unalike.base.randomness import stream
 from unalike.base.settings import Settings
 
 Parameters = dict[str, Tensor]
-Draw = Callable[[torch.Size], Tensor]       # standard normal values of a shape, in float64
-Sends = str | dict[str, str]                # the kind of a whole reply, or of the parts of it that may leave
+Draw = Callable[[torch.Size], Tensor]  # standard normal values of a shape, in float64
+Sends = str | dict[str, str]  # the kind of a whole reply, or of the parts of it that may leave
 
 KINDS = ("parameters", "rows", "first", "open")
 PROTECTED = ("parameters", "rows")
@@ -29,33 +29,58 @@ PROTECTED = ("parameters", "rows")
 class Privacy(Settings):
     """How what is made from private data is protected before it leaves a client; `privacy:` in a scenario."""
 
-    noise: Annotated[float, Field(ge=0)]                      # standard deviation of the noise, in bounds; 0 protects nothing
-    bound: Annotated[float, Field(gt=0)] = 1.0                # L2 norm that an update, or a row, is clipped to
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5         # the chance with which epsilon need not hold
-    entropy: Literal["seed", "secret"] = "seed"               # where noise comes from: the run's seed repeats; a secret nobody can repeat
+    noise: Annotated[
+        float, Field(ge=0)
+    ]  # standard deviation of the noise, in bounds; 0 protects nothing
+    bound: Annotated[float, Field(gt=0)] = 1.0  # L2 norm that an update, or a row, is clipped to
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the chance with which epsilon need not hold
+    entropy: Literal["seed", "secret"] = (
+        "seed"  # where noise comes from: the run's seed repeats; a secret nobody can repeat
+    )
 
-    def protect(self, reply: Value, sends: Sends, base: Callable[[Any], Parameters], draw: Draw) -> Value:
+    def protect(
+        self, reply: Value, sends: Sends, base: Callable[[Any], Parameters], draw: Draw
+    ) -> Value:
         """The reply as it may leave: what is declared, protected as its kind asks for; all else is None. `base(sent)` gives, by name,
         what the server knows of the parameters sent."""
         if isinstance(sends, dict):
             parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
-            return {key: self.protect(part, sends[key], base, draw) if key in sends else None for key, part in parts.items()} or None
+            return {
+                key: self.protect(part, sends[key], base, draw) if key in sends else None
+                for key, part in parts.items()
+            } or None
         if reply is None or sends not in PROTECTED:
             return reply
         made: Any = reply
-        return self.parameters(made, base(made), draw) if sends == "parameters" else self.rows(made, draw)
+        return (
+            self.parameters(made, base(made), draw)
+            if sends == "parameters"
+            else self.rows(made, draw)
+        )
 
     def parameters(self, sent: Parameters, base: Parameters, draw: Draw) -> Parameters:
         """The update from `base`, clipped as one vector, with noise. Whole numbers stay as they were in `base`."""
         given = {name: base[name].to(tensor.device, tensor.dtype) for name, tensor in sent.items()}
         real = [name for name, tensor in sent.items() if tensor.is_floating_point()]
-        norm = math.sqrt(sum(float((sent[name].double() - given[name].double()).square().sum()) for name in real))
+        norm = math.sqrt(
+            sum(float((sent[name].double() - given[name].double()).square().sum()) for name in real)
+        )
         if not norm <= self.bound:
-            sent = {name: given[name] + (tensor - given[name]) * (self.bound / norm) if name in real else tensor
-                    for name, tensor in sent.items()}
-        noisy = {name: self._noisy(tensor, draw) if name in real else given[name] for name, tensor in sent.items()}
+            sent = {
+                name: given[name] + (tensor - given[name]) * (self.bound / norm)
+                if name in real
+                else tensor
+                for name, tensor in sent.items()
+            }
+        noisy = {
+            name: self._noisy(tensor, draw) if name in real else given[name]
+            for name, tensor in sent.items()
+        }
         # a statistic of batch norm that noise made impossible; mending it costs no privacy
-        return {name: tensor.clamp_min(0) if name.endswith("running_var") else tensor for name, tensor in noisy.items()}
+        return {
+            name: tensor.clamp_min(0) if name.endswith("running_var") else tensor
+            for name, tensor in noisy.items()
+        }
 
     def rows(self, z: Tensor, draw: Draw) -> Tensor:
         """(n, ...): each row clipped, with noise, and clipped again, which costs no privacy and keeps its length what it was."""
@@ -66,7 +91,11 @@ class Privacy(Settings):
         return torch.where(norms > self.bound, z * (self.bound / norms), z)
 
     def _noisy(self, tensor: Tensor, draw: Draw) -> Tensor:
-        return tensor + (self.noise * self.bound * draw(tensor.shape)).to(tensor) if self.noise else tensor.clone()
+        return (
+            tensor + (self.noise * self.bound * draw(tensor.shape)).to(tensor)
+            if self.noise
+            else tensor.clone()
+        )
 
     def draws(self, seed: int, *names: str | int) -> Draw:
         """The noise of one reply. A secret is the operating system's: the server knows the seed, and could take seeded noise off again."""
@@ -77,15 +106,25 @@ class Privacy(Settings):
 
     def unmet(self, given: "Privacy | None") -> str | None:
         """Why a client that asks for no less than this does not take part in a run with what is given; None: it does."""
-        if given is not None and given.noise >= self.noise and (given.entropy == "secret" or self.entropy == "seed"):
+        if (
+            given is not None
+            and given.noise >= self.noise
+            and (given.entropy == "secret" or self.entropy == "seed")
+        ):
             return None
         secret = ", entropy: secret" if self.entropy == "secret" else ""
-        return (f"it takes part only with privacy: {{noise: {self.noise:g}{secret}}} or more noise; what it would do alone, to be "
-                "compared, has none, so alone: false too")
+        return (
+            f"it takes part only with privacy: {{noise: {self.noise:g}{secret}}} or more noise; what it would do alone, to be "
+            "compared, has none, so alone: false too"
+        )
 
     def spent(self, releases: int) -> dict[str, float | int | None]:
         """What so many releases cost one client; epsilon is None where nothing bounds it."""
-        return {"epsilon": epsilon(self.noise, releases, self.delta), "delta": self.delta, "releases": releases}
+        return {
+            "epsilon": epsilon(self.noise, releases, self.delta),
+            "delta": self.delta,
+            "releases": releases,
+        }
 
 
 def releases(reply: Value, sends: Sends) -> int:
@@ -95,7 +134,11 @@ def releases(reply: Value, sends: Sends) -> int:
     (1, 5)
     """
     if isinstance(sends, dict):
-        return sum(releases(part, sends[key]) for key, part in reply.items() if key in sends) if isinstance(reply, dict) else 0
+        return (
+            sum(releases(part, sends[key]) for key, part in reply.items() if key in sends)
+            if isinstance(reply, dict)
+            else 0
+        )
     if reply is None or sends not in PROTECTED:
         return 0
     return len(reply) if sends == "rows" and isinstance(reply, Tensor) and reply.dim() else 1
@@ -111,7 +154,11 @@ def epsilon(noise: float, releases: int, delta: float) -> float | None:
     """
     if not releases:
         return 0.0
-    return float(accounting().get_epsilon_gaussian(noise / 2 / math.sqrt(releases), delta)) if noise else None
+    return (
+        float(accounting().get_epsilon_gaussian(noise / 2 / math.sqrt(releases), delta))
+        if noise
+        else None
+    )
 
 
 def noise_for(epsilon: float, releases: int, delta: float) -> float:
@@ -124,7 +171,9 @@ def accounting() -> Any:
     try:
         import dp_accounting
     except ImportError:
-        raise UserError("privacy needs the package dp-accounting to count epsilon: pip install 'unalike[privacy]'") from None
+        raise UserError(
+            "privacy needs the package dp-accounting to count epsilon: pip install 'unalike[privacy]'"
+        ) from None
     return dp_accounting
 
 
@@ -139,5 +188,7 @@ def uncounted() -> str | None:
 
 def secret_normal(shape: torch.Size) -> Tensor:
     """Standard normal values that nobody can draw again: bits of the operating system through the inverse distribution function."""
-    bits = torch.frombuffer(bytearray(os.urandom(8 * max(shape.numel(), 1))), dtype=torch.int64)[:shape.numel()]
+    bits = torch.frombuffer(bytearray(os.urandom(8 * max(shape.numel(), 1))), dtype=torch.int64)[
+        : shape.numel()
+    ]
     return torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2.0**-52).view(shape)

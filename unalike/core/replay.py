@@ -14,7 +14,7 @@ class Replay:
 
     def __init__(self, instants: list[dict[str, dict[str, Any]]]):
         self.instants = instants
-        self.held: dict[str, Arrival] = {}          # arrivals before their turn
+        self.held: dict[str, Arrival] = {}  # arrivals before their turn
 
     @classmethod
     def read(cls, run: Path) -> "Replay":
@@ -22,42 +22,63 @@ class Replay:
         try:
             lines = (Path(run) / "events.jsonl").read_text().splitlines()
         except OSError as error:
-            raise UserError(f"the run to replay, {run}, cannot be read: {error.strerror or error}") from None
+            raise UserError(
+                f"the run to replay, {run}, cannot be read: {error.strerror or error}"
+            ) from None
         instants: list[dict[str, dict[str, Any]]] = []
-        again = True                            # begun or resumed, and nobody heard since
+        again = True  # begun or resumed, and nobody heard since
         for line in lines:
             try:
                 told = json.loads(line)
-            except ValueError:                  # half a line of a killed run
+            except ValueError:  # half a line of a killed run
                 continue
             again = again or told.get("event") in ("start", "resume")
             if told.get("event") == "arrival" and "instant" in told:
                 if again:
-                    del instants[told["instant"] - 1:]
+                    del instants[told["instant"] - 1 :]
                 if again or told["instant"] > len(instants):
                     instants.append({})
                 again = False
-                instants[-1][told["client"]] = {key: told[key] for key in ("reason", "lasting") if key in told}
+                instants[-1][told["client"]] = {
+                    key: told[key] for key in ("reason", "lasting") if key in told
+                }
         if not instants:
-            raise UserError(f"{run} has no order of arrivals to replay; only runs of asynchronous methods, such as afmcc, have one")
+            raise UserError(
+                f"{run} has no order of arrivals to replay; only runs of asynchronous methods, such as afmcc, have one"
+            )
         return cls(instants)
 
-    def next(self, instant: int, numbers: set[int], receive: Callable[[set[int]], list[Arrival]]
-             ) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
+    def next(
+        self, instant: int, numbers: set[int], receive: Callable[[set[int]], list[Arrival]]
+    ) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
         """Arrivals of the instant of that number, from 1, and what becomes of each; `numbers` are the messages under way."""
         turns = self.instants[instant - 1] if instant <= len(self.instants) else {}
         while missing := turns.keys() - self.held.keys():
-            arrivals = receive(numbers - {arrival.reply["number"] for arrival in self.held.values()})
+            arrivals = receive(
+                numbers - {arrival.reply["number"] for arrival in self.held.values()}
+            )
             self.held |= {arrival.client: arrival for arrival in arrivals}
             if not arrivals:
-                raise UserError(f"the run to replay heard {', '.join(sorted(missing))} at instant {instant}, and nothing was asked of them "
-                                "here: replay it with the same scenario, method and seed")
+                raise UserError(
+                    f"the run to replay heard {', '.join(sorted(missing))} at instant {instant}, and nothing was asked of them "
+                    "here: replay it with the same scenario, method and seed"
+                )
         if not turns:
-            raise UserError(f"the run to replay ended after {len(self.instants)} instants, and this one goes on: "
-                            "replay it with the same scenario, method and seed")
+            raise UserError(
+                f"the run to replay ended after {len(self.instants)} instants, and this one goes on: "
+                "replay it with the same scenario, method and seed"
+            )
         return [self.held.pop(client) for client in turns], turns
 
     def pending(self) -> list[dict[str, Any]]:
         """What waits for its turn, to be saved with what the engine has under way."""
-        return [{"at": held.at, "order": i - len(self.held), "client": held.client, "size": held.size, "reply": held.reply}
-                for i, held in enumerate(self.held.values())]
+        return [
+            {
+                "at": held.at,
+                "order": i - len(self.held),
+                "client": held.client,
+                "size": held.size,
+                "reply": held.reply,
+            }
+            for i, held in enumerate(self.held.values())
+        ]

@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from unalike.core.algorithm import ClientProgram
 
 FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
-UNJUDGED = "unjudged"      # in a side's memory: something came down that was made from its own labels, which shadows must not know. In the
-                           # server's state: to whom
+UNJUDGED = "unjudged"  # in a side's memory: something came down that was made from its own labels, which shadows must not know. In the
+# server's state: to whom
 FOLDS = 3
-BLOCKS = 20        # of a fold at most, whose losses are compared
-MARGIN = 1.5       # standard errors by which together must be better
+BLOCKS = 20  # of a fold at most, whose losses are compared
+MARGIN = 1.5  # standard errors by which together must be better
 
 
 @dataclass(frozen=True)
 class Decision:
     name: Literal["together", "alone"]
     state: dict[str, Tensor]
-    log_loss: dict[str, float]         # cross-validated, and the standard error of their difference; empty: it was not judged by them
+    log_loss: dict[
+        str, float
+    ]  # cross-validated, and the standard error of their difference; empty: it was not judged by them
 
 
 def unjudge(state: dict, clients: Iterable[str]) -> None:
@@ -63,12 +65,22 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
     Who cannot be judged keeps what was learnt together."""
     if program.memory.get(UNJUDGED):
         return Decision("together", copy.deepcopy(program.model.state_dict()), {})
-    alone = train_alone(type(program)(program.client, program.algorithm, program.training, program.seed), rounds)
+    alone = train_alone(
+        type(program)(program.client, program.algorithm, program.training, program.seed), rounds
+    )
     candidates, scores = {"alone": alone.model, "together": program.model}, {}
     best: Literal["together", "alone"] = "alone"
     if program.fold_replicas:
-        losses = {"alone": judge(program, [train_alone(shadow, rounds) for shadow in build_fold_replicas(program, len(program.fold_replicas))]),
-                  "together": judge(program, program.fold_replicas)}
+        losses = {
+            "alone": judge(
+                program,
+                [
+                    train_alone(shadow, rounds)
+                    for shadow in build_fold_replicas(program, len(program.fold_replicas))
+                ],
+            ),
+            "together": judge(program, program.fold_replicas),
+        }
         better = losses["alone"] - losses["together"]
         doubt = float(better.std() / len(better) ** 0.5)
         if math.isfinite(float(better.sum())) and math.isfinite(doubt):
@@ -97,6 +109,14 @@ def judge(program: "ClientProgram", judged: list["ClientProgram"]) -> Tensor:
                 labels.append(program.client.to_device(y).cpu())
 
     def scaled(scale: float) -> Tensor:
-        return torch.stack([program.client.task.loss(output * scale, y) for output, y in zip(outputs, labels, strict=True)])
+        return torch.stack(
+            [
+                program.client.task.loss(output * scale, y)
+                for output, y in zip(outputs, labels, strict=True)
+            ]
+        )
 
-    return min((scaled(2.0 ** (power / 2)) for power in range(-10, 3)), key=lambda losses: float(losses.mean()))
+    return min(
+        (scaled(2.0 ** (power / 2)) for power in range(-10, 3)),
+        key=lambda losses: float(losses.mean()),
+    )

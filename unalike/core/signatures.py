@@ -11,14 +11,27 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from torch import Tensor
 
 from unalike.base.message import MessageError, Value, broken, leaves
 
 Sizes = Mapping[str, int]
-Validator = Callable[[Any, Sizes, str], str | None]      # value, sizes of axes, path: what is wrong with it
+Validator = Callable[
+    [Any, Sizes, str], str | None
+]  # value, sizes of axes, path: what is wrong with it
 
 
 class Shape:
@@ -31,10 +44,16 @@ class Shape:
     def look(self, value: Any, sizes: Sizes, path: str) -> str | None:
         there = (len(value),) if isinstance(value, list) else tuple(value.shape)
         if unknown := [axis for axis in self.axes if isinstance(axis, str) and axis not in sizes]:
-            raise ValueError(f"nothing says how long the axis {unknown[0]} is; give it to the call: sizes={{'{unknown[0]}': ...}}")
+            raise ValueError(
+                f"nothing says how long the axis {unknown[0]} is; give it to the call: sizes={{'{unknown[0]}': ...}}"
+            )
         wanted = [sizes[axis] if isinstance(axis, str) else axis for axis in self.axes]
         kind = isinstance(value, list) or value.is_floating_point() is not self.whole
-        if kind and len(there) == len(wanted) and all(want in (None, got) for want, got in zip(wanted, there, strict=True)):
+        if (
+            kind
+            and len(there) == len(wanted)
+            and all(want in (None, got) for want, got in zip(wanted, there, strict=True))
+        ):
             return None
         shape = ", ".join("any" if want is None else str(want) for want in wanted)
         return f"{path} is {shown(value)}, and must be {'whole' if self.whole else 'real'} numbers of shape ({shape})"
@@ -43,14 +62,31 @@ class Shape:
 def shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {tuple(value.shape)}"
-    return {"NoneType": "None", "int": "a whole number", "float": "a number", "str": "a word", "bool": "true or false"}.get(
-        type(value).__name__, f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else type(value).__name__)
+    return {
+        "NoneType": "None",
+        "int": "a whole number",
+        "float": "a number",
+        "str": "a word",
+        "bool": "true or false",
+    }.get(
+        type(value).__name__,
+        f"a {type(value).__name__} of {len(value)}"
+        if isinstance(value, list | dict)
+        else type(value).__name__,
+    )
 
 
 PLAIN: dict[Any, Callable[[Any], bool]] = {
-    None: lambda v: v is None, types.NoneType: lambda v: v is None, bool: lambda v: isinstance(v, bool), str: lambda v: isinstance(v, str),
-    int: lambda v: isinstance(v, int) and not isinstance(v, bool), float: lambda v: isinstance(v, int | float) and not isinstance(v, bool),
-    Tensor: lambda v: isinstance(v, Tensor), dict: lambda v: isinstance(v, dict), list: lambda v: isinstance(v, list)}
+    None: lambda v: v is None,
+    types.NoneType: lambda v: v is None,
+    bool: lambda v: isinstance(v, bool),
+    str: lambda v: isinstance(v, str),
+    int: lambda v: isinstance(v, int) and not isinstance(v, bool),
+    float: lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    Tensor: lambda v: isinstance(v, Tensor),
+    dict: lambda v: isinstance(v, dict),
+    list: lambda v: isinstance(v, list),
+}
 
 
 @cache
@@ -59,21 +95,38 @@ def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) ->
     part of it that has a name and is not `sent`, may be None instead."""
     origin, inside = get_origin(hint), get_args(hint)
     if hidden and not is_typeddict(hint):
-        return look(Any) if isinstance(hint, str) else look(hint | None) if hint is not None else look(None)
+        return (
+            look(Any)
+            if isinstance(hint, str)
+            else look(hint | None)
+            if hint is not None
+            else look(None)
+        )
     if hint in PLAIN:
         fine, word = PLAIN[hint], getattr(hint, "__name__", "None").replace("NoneType", "None")
-        return lambda value, sizes, path: None if fine(value) else f"{path} is {shown(value)}, and must be a {word}"
+        return lambda value, sizes, path: (
+            None if fine(value) else f"{path} is {shown(value)}, and must be a {word}"
+        )
     if origin in (Required, NotRequired):
         return look(inside[0])
     if origin is Annotated:
-        looks = [look(inside[0]), *(told.look for told in inside[1:] if isinstance(told, Shape)),
-                 *(_bounded(told.metadata) for told in inside[1:] if hasattr(told, "metadata"))]
-        return lambda value, sizes, path: next((wrong for each in looks if (wrong := each(value, sizes, path))), None)
+        looks = [
+            look(inside[0]),
+            *(told.look for told in inside[1:] if isinstance(told, Shape)),
+            *(_bounded(told.metadata) for told in inside[1:] if hasattr(told, "metadata")),
+        ]
+        return lambda value, sizes, path: next(
+            (wrong for each in looks if (wrong := each(value, sizes, path))), None
+        )
     if origin is Literal:
-        return lambda value, sizes, path: None if value in inside else f"{path} is {str(value)[:40]}, and must be one of {inside}"
+        return lambda value, sizes, path: (
+            None if value in inside else f"{path} is {str(value)[:40]}, and must be one of {inside}"
+        )
     if origin in (Union, types.UnionType):
         either = [look(one) for one in inside]
-        return lambda value, sizes, path: either[0](value, sizes, path) if all(e(value, sizes, path) for e in either) else None
+        return lambda value, sizes, path: (
+            either[0](value, sizes, path) if all(e(value, sizes, path) for e in either) else None
+        )
     if is_typeddict(hint):
         parts = {key: look(told) for key, told in get_type_hints(hint, include_extras=True).items()}
         return _exactly(parts, hint.__required_keys__, hidden, sent)
@@ -87,19 +140,44 @@ def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) ->
 def _bounded(bounds: list[Any]) -> Validator:
     """Of a number with bounds, as pydantic has them."""
     fine = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
-    held = [(fine[name], getattr(bound, name)) for bound in bounds for name in fine if hasattr(bound, name)]
-    return lambda value, sizes, path: None if all(test(value, end) for test, end in held) else f"{path} is {value}, which is out of bounds"
+    held = [
+        (fine[name], getattr(bound, name))
+        for bound in bounds
+        for name in fine
+        if hasattr(bound, name)
+    ]
+    return lambda value, sizes, path: (
+        None
+        if all(test(value, end) for test, end in held)
+        else f"{path} is {value}, which is out of bounds"
+    )
 
 
-def _exactly(parts: dict[str, Validator], required: frozenset[str], hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
+def _exactly(
+    parts: dict[str, Validator],
+    required: frozenset[str],
+    hidden: bool = False,
+    sent: frozenset[str] = frozenset(),
+) -> Validator:
     def among(value: Any, sizes: Sizes, path: str) -> str | None:
         if hidden and value is None and not sent:
             return None
         if not isinstance(value, dict) or not required <= value.keys() <= parts.keys():
-            got = f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}" if isinstance(value, dict) else f"is {shown(value)}"
+            got = (
+                f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}"
+                if isinstance(value, dict)
+                else f"is {shown(value)}"
+            )
             return f"{path} {got}, and must hold {', '.join(parts) or 'nothing'}"
-        return next((wrong for key, part in value.items() if not (hidden and part is None and key not in sent)
-                     and (wrong := parts[key](part, sizes, f"{path}.{key}"))), None)
+        return next(
+            (
+                wrong
+                for key, part in value.items()
+                if not (hidden and part is None and key not in sent)
+                and (wrong := parts[key](part, sizes, f"{path}.{key}"))
+            ),
+            None,
+        )
 
     return among
 
@@ -108,7 +186,10 @@ def _all(kind: type, each: Validator, items: Callable[[Any], Any]) -> Validator:
     def every(value: Any, sizes: Sizes, path: str) -> str | None:
         if not isinstance(value, kind):
             return f"{path} is {shown(value)}, and must be a {kind.__name__}"
-        return next((wrong for key, item in items(value) if (wrong := each(item, sizes, f"{path}.{key}"))), None)
+        return next(
+            (wrong for key, item in items(value) if (wrong := each(item, sizes, f"{path}.{key}"))),
+            None,
+        )
 
     return every
 
@@ -128,7 +209,10 @@ def declared(method: Any) -> Declared:
     if (known := method.__dict__.get("declared")) is None:
         try:
             hints = get_type_hints(method, include_extras=True)
-        except (NameError, TypeError):                      # names that are for the type checker only: nothing is declared
+        except (
+            NameError,
+            TypeError,
+        ):  # names that are for the type checker only: nothing is declared
             hints = {}
         one = lambda hint: (get_args(hint) or (Any,))[0] if hasattr(method, "together") else hint
         _, *arguments = inspect.signature(method).parameters.values()
@@ -138,7 +222,11 @@ def declared(method: Any) -> Declared:
             request = look(dict)
         reply = one(hints.get("return", Any))
         sends = getattr(method, "sends", {})
-        hidden = look(reply) if isinstance(sends, str) else look(reply, hidden=True, sent=frozenset(sends))
+        hidden = (
+            look(reply)
+            if isinstance(sends, str)
+            else look(reply, hidden=True, sent=frozenset(sends))
+        )
         known = method.declared = Declared(request, look(reply), hidden)
     return known
 
@@ -162,7 +250,9 @@ def tensor_spec(value: Value) -> Any:
     if isinstance(value, Tensor):
         return ["real" if value.is_floating_point() else "whole", *value.shape]
     if isinstance(value, dict):
-        return {key: told for key, item in value.items() if (told := tensor_spec(item)) is not None} or None
+        return {
+            key: told for key, item in value.items() if (told := tensor_spec(item)) is not None
+        } or None
     if isinstance(value, list | tuple):
         return [told for item in value if (told := tensor_spec(item)) is not None] or None
     return None
@@ -173,13 +263,27 @@ def spec_mismatch(reply: Value, sent: dict[str, Any]) -> str | None:
     parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
     for key in sent.keys() & parts.keys():
         if (got := tensor_spec(parts[key])) != sent[key] and parts[key] is not None:
-            at = next((name for name in [*sent[key], *(got or ())] if (got or {}).get(name) != sent[key].get(name)), "") \
-                if isinstance(sent[key], dict) and isinstance(got, dict | None) else ""
+            at = (
+                next(
+                    (
+                        name
+                        for name in [*sent[key], *(got or ())]
+                        if (got or {}).get(name) != sent[key].get(name)
+                    ),
+                    "",
+                )
+                if isinstance(sent[key], dict) and isinstance(got, dict | None)
+                else ""
+            )
             return f"its {key} have other names or shapes than those it was sent{f' ({str(at)[:80]})' if at else ''}"
     return None
 
 
 def described(value: Value) -> list[tuple[str, str, list[int]]]:
     """Path, dtype and shape of all that a value holds; numbers and words have no shape."""
-    return [(path, str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) if isinstance(leaf, Tensor)
-            else (path, "nothing" if leaf is None else type(leaf).__name__, []) for path, leaf in leaves(value)]
+    return [
+        (path, str(leaf.dtype).removeprefix("torch."), list(leaf.shape))
+        if isinstance(leaf, Tensor)
+        else (path, "nothing" if leaf is None else type(leaf).__name__, [])
+        for path, leaf in leaves(value)
+    ]

@@ -22,7 +22,7 @@ from unalike.engines.host import Host
 from unalike.engines.store import Store, quote
 from unalike.training.loop import Training
 
-PLACES = ("clients", "alone")          # with the others, and for comparison without them
+PLACES = ("clients", "alone")  # with the others, and for comparison without them
 
 
 class ClientEndpoint:
@@ -32,54 +32,90 @@ class ClientEndpoint:
     that the client goes to disk after each.
     """
 
-    def __init__(self, file: str | Path, name: str | None = None, resident: bool = True, limit: int = LIMIT):
-        self.file, self.name, self.resident, self.limit = Path(file).resolve(), name, resident, limit
+    def __init__(
+        self, file: str | Path, name: str | None = None, resident: bool = True, limit: int = LIMIT
+    ):
+        self.file, self.name, self.resident, self.limit = (
+            Path(file).resolve(),
+            name,
+            resident,
+            limit,
+        )
         self.folder = self.file.parent / "unalike"
-        self.made: tuple[Any, Client] | None = None            # for which run, and the client
-        self.open: tuple[str, str, Host] | None = None         # run, place, and the host there
+        self.made: tuple[Any, Client] | None = None  # for which run, and the client
+        self.open: tuple[str, str, Host] | None = None  # run, place, and the host there
 
-    def answer(self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None) -> bytes:
+    def answer(
+        self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None
+    ) -> bytes:
         """What the client answers, whatever comes."""
         try:
             if place not in PLACES:
-                raise UserError(f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}")
+                raise UserError(
+                    f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}"
+                )
             if do == "call":
                 host = self.host(run, place)
-                client, = host.clients
+                (client,) = host.clients
                 reply = host.answer(client, data, self.limit, rest)
                 if not self.resident:
                     host.keep(client)
                 return bytes(reply)
-            asked: dict[str, Callable[..., dict[str, Any]]] = {"hello": self.hello, "begin": self.begin, "save": self.save}
+            asked: dict[str, Callable[..., dict[str, Any]]] = {
+                "hello": self.hello,
+                "begin": self.begin,
+                "save": self.save,
+            }
             if do not in asked:
-                raise UserError(f"a client can be asked {', '.join(asked)} and call, got {str(do)[:40]!r}")
-            return bytes(encode(asked[do](run=run, place=place, **mapping(decode(data, self.limit)))))
+                raise UserError(
+                    f"a client can be asked {', '.join(asked)} and call, got {str(do)[:40]!r}"
+                )
+            return bytes(
+                encode(asked[do](run=run, place=place, **mapping(decode(data, self.limit))))
+            )
         except Exception as error:
             return bytes(encode({"failure": reason(error)}))
 
     def hello(self, run: str, place: str, version: int, about: dict[str, Any]) -> dict[str, Any]:
         """Who is here. A server of another version is refused before anything else is read."""
         if version != VERSION:
-            raise UserError(f"this client speaks version {VERSION} of the protocol, the server {version}: install the same unalike")
+            raise UserError(
+                f"this client speaks version {VERSION} of the protocol, the server {version}: install the same unalike"
+            )
         client = self.client(about)
         if self.name is not None and client.id != self.name:
-            raise UserError(f'{self.file} describes client "{client.id}", but this site is known as "{self.name}": its id must be that')
+            raise UserError(
+                f'{self.file} describes client "{client.id}", but this site is known as "{self.name}": its id must be that'
+            )
         return {"version": VERSION, "card": client.info().as_dict()}
 
-    def begin(self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int) -> dict[str, Any]:
+    def begin(
+        self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int
+    ) -> dict[str, Any]:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
         from unalike.runs.compatibility import compatibility_problems
+
         made, client = agreed(terms), self.client(about)
         if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
             raise UserError(why)
-        if problems := compatibility_problems(made["algorithm"], [replace(client, privacy=None)], made["training"], made["seed"], made["guarded"]):
+        if problems := compatibility_problems(
+            made["algorithm"],
+            [replace(client, privacy=None)],
+            made["training"],
+            made["seed"],
+            made["guarded"],
+        ):
             raise Problems(str(self.file), problems)
         here = self.folder / quote(run)
         here.mkdir(parents=True, exist_ok=True)
         (here / f"{place}.json").write_text(json.dumps({"about": about, "terms": terms}))
         if place == "clients":
             shutil.rmtree(here / "checkpoints" / "alone", ignore_errors=True)
-            (here / "config.yaml").write_text(yaml.safe_dump({"name": run, "client_file": str(self.file), "about": about, **terms}))
+            (here / "config.yaml").write_text(
+                yaml.safe_dump(
+                    {"name": run, "client_file": str(self.file), "about": about, **terms}
+                )
+            )
         self.open = None
         self.host(run, place).store.rewind(round)
         return {}
@@ -93,6 +129,7 @@ class ClientEndpoint:
 
     def client(self, about: dict[str, Any]) -> Client:
         from unalike.scenarios.client_config import member
+
         if self.made is None or self.made[0] != about:
             self.made = about, member(self.file, about)
         return self.made[1]
@@ -104,28 +141,67 @@ class ClientEndpoint:
             try:
                 told = json.loads((here / f"{place}.json").read_text())
             except OSError:
-                raise UserError(f"this client knows nothing of the run {run!r}: begin it first") from None
+                raise UserError(
+                    f"this client knows nothing of the run {run!r}: begin it first"
+                ) from None
             program = partial(build_program, agreed(told["terms"]))
-            self.open = run, place, Host([self.client(told["about"])], program, Store(here / "checkpoints" / place, keeps=3))
+            self.open = (
+                run,
+                place,
+                Host(
+                    [self.client(told["about"])],
+                    program,
+                    Store(here / "checkpoints" / place, keeps=3),
+                ),
+            )
         return self.open[2]
 
 
 def build_program(agreed: dict[str, Any], client: Client) -> Any:
     from unalike.runs.run import build_program as make
-    return make(agreed["algorithm"], agreed["training"], agreed["seed"], agreed["guarded"], agreed["privacy"], client)
+
+    return make(
+        agreed["algorithm"],
+        agreed["training"],
+        agreed["seed"],
+        agreed["guarded"],
+        agreed["privacy"],
+        client,
+    )
 
 
-def terms(algorithm: Algorithm, method: str, training: Training, seed: int, guarded: bool, privacy: Privacy | None) -> dict[str, Any]:
+def terms(
+    algorithm: Algorithm,
+    method: str,
+    training: Training,
+    seed: int,
+    guarded: bool,
+    privacy: Privacy | None,
+) -> dict[str, Any]:
     """What both ends must agree on, as plain values: nothing else is needed to make a client's half, and no code travels."""
-    return {"algorithm": {"name": method, **{f.name: getattr(algorithm, f.name) for f in fields(algorithm)}}, "seed": seed,
-            "training": training.model_dump(), "guarded": guarded, "privacy": privacy.model_dump() if privacy is not None else None}
+    return {
+        "algorithm": {
+            "name": method,
+            **{f.name: getattr(algorithm, f.name) for f in fields(algorithm)},
+        },
+        "seed": seed,
+        "training": training.model_dump(),
+        "guarded": guarded,
+        "privacy": privacy.model_dump() if privacy is not None else None,
+    }
 
 
 def agreed(terms: dict[str, Any]) -> dict[str, Any]:
     """Undo `terms`."""
     from unalike.scenarios.reading import read_algorithm
+
     algorithm, problems, _ = read_algorithm(terms["algorithm"])
     if algorithm is None or problems:
         raise Problems("what the server wants to run", problems)
-    return {"algorithm": algorithm, "training": Training(**terms["training"]), "seed": int(terms["seed"]),
-            "guarded": bool(terms["guarded"]), "privacy": Privacy(**terms["privacy"]) if terms["privacy"] else None}
+    return {
+        "algorithm": algorithm,
+        "training": Training(**terms["training"]),
+        "seed": int(terms["seed"]),
+        "guarded": bool(terms["guarded"]),
+        "privacy": Privacy(**terms["privacy"]) if terms["privacy"] else None,
+    }

@@ -29,8 +29,8 @@ from unalike.cross_silo.flare_kits import ALLOWED, Local
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
 
-START = 60.0                 # seconds a server may take until it can be talked to
-REACH = 30.0                 # and a site may be silent
+START = 60.0  # seconds a server may take until it can be talked to
+REACH = 30.0  # and a site may be silent
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -41,13 +41,27 @@ class FlareEngine:
     It begins once `clients` sites are there (all of the scenario's, or one). One that does not answer within `timeout` s has failed.
     """
 
-    def __init__(self, folder: Any, *, kit: str | None = None, clients: Annotated[int, Field(ge=1)] | None = None,
-                 timeout: Positive = 600.0):
+    def __init__(
+        self,
+        folder: Any,
+        *,
+        kit: str | None = None,
+        clients: Annotated[int, Field(ge=1)] | None = None,
+        timeout: Positive = 600.0,
+    ):
         ids, path = members(folder.config), folder.path.resolve()
         if kit is None and not ids:
-            raise UserError("this run has no clients of its own: give the administrator's startup kit of the federation, engine.kit=FOLDER")
-        self.job = Job(ALLOWED["server"][1], {"folders": [str(path)], "timeout": timeout}, clients or len(ids) or 1)
-        self.session = Session(Path(kit) if kit is not None else Local(path / "flare", ids, path / "config.yaml"))
+            raise UserError(
+                "this run has no clients of its own: give the administrator's startup kit of the federation, engine.kit=FOLDER"
+            )
+        self.job = Job(
+            ALLOWED["server"][1],
+            {"folders": [str(path)], "timeout": timeout},
+            clients or len(ids) or 1,
+        )
+        self.session = Session(
+            Path(kit) if kit is not None else Local(path / "flare", ids, path / "config.yaml")
+        )
 
     @classmethod
     def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
@@ -83,16 +97,36 @@ class Job:
     def write(self, to: Path) -> None:
         """As FLARE takes it: a class for the server and one for the clients, by name; no code."""
         part = lambda path, **args: {"path": path, "args": args}
-        server = {"format_version": 2, "task_data_filters": [], "task_result_filters": [],
-                  "workflows": [{"id": "controller", **part(ALLOWED["server"][0], server_obj_id="program")}],
-                  "components": [{"id": "program", **part(self.program, **self.args)}]}
-        client = {"format_version": 2, "task_data_filters": [], "task_result_filters": [],
-                  "executors": [{"tasks": ["*"], "executor": part(ALLOWED["client"][0], client_obj_id="organisation")}],
-                  "components": [{"id": "organisation", **part(ALLOWED["client"][1])}]}
+        server = {
+            "format_version": 2,
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "workflows": [
+                {"id": "controller", **part(ALLOWED["server"][0], server_obj_id="program")}
+            ],
+            "components": [{"id": "program", **part(self.program, **self.args)}],
+        }
+        client = {
+            "format_version": 2,
+            "task_data_filters": [],
+            "task_result_filters": [],
+            "executors": [
+                {
+                    "tasks": ["*"],
+                    "executor": part(ALLOWED["client"][0], client_obj_id="organisation"),
+                }
+            ],
+            "components": [{"id": "organisation", **part(ALLOWED["client"][1])}],
+        }
         (to / "app" / "config").mkdir(parents=True)
         for name, told in (("config_fed_server", server), ("config_fed_client", client)):
             (to / "app" / "config" / f"{name}.json").write_text(json.dumps(told))
-        about = {"name": "unalike", "resource_spec": {}, "min_clients": self.least, "deploy_map": {"app": ["@ALL"]}}
+        about = {
+            "name": "unalike",
+            "resource_spec": {},
+            "min_clients": self.least,
+            "deploy_map": {"app": ["@ALL"]},
+        }
         (to / "meta.json").write_text(json.dumps(about))
 
 
@@ -103,8 +137,8 @@ class Session:
         self.here = where if isinstance(where, Local) else None
         self.kit = where.kit if isinstance(where, Local) else where.resolve()
         self.known: Any = None
-        self.number: Any = None                      # of the last job
-        self.died: set[str] = set()                  # whose process had to be started since it was submitted
+        self.number: Any = None  # of the last job
+        self.died: set[str] = set()  # whose process had to be started since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
         """Start a job; what is returned tells how it ended, None while it goes on."""
@@ -112,18 +146,18 @@ class Session:
             job.write(Path(place))
             self.number = number = self._submitted(place)
         if self.here is None:
-            job.least = 1                            # should it end early, the next is for those who are still there
+            job.least = 1  # should it end early, the next is for those who are still there
 
         def ended() -> str | None:
             self._revive()
-            if died := sorted(self.died):            # and are started again, but know nothing of the job
+            if died := sorted(self.died):  # and are started again, but know nothing of the job
                 self.abort()
                 return f"the process of {', '.join(died)} died"
             try:
                 status = str(self._session().get_job_status(number))
             except EngineError:
                 raise
-            except Exception:                        # the server may be starting again
+            except Exception:  # the server may be starting again
                 self._forget()
                 return None
             return f"FLARE says {status}" if status.startswith("FINISHED") else None
@@ -158,12 +192,15 @@ class Session:
 
     def _session(self) -> Any:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
+
         begun = time.monotonic()
         while self.known is None:
-            self._revive()                           # the server may die while it is knocked at
+            self._revive()  # the server may die while it is knocked at
             try:
-                with redirect_stdout(io.StringIO()):                     # that is for results
-                    self.known = new_secure_session(username=self._admin(), startup_kit_location=str(self.kit), timeout=5.0)
+                with redirect_stdout(io.StringIO()):  # that is for results
+                    self.known = new_secure_session(
+                        username=self._admin(), startup_kit_location=str(self.kit), timeout=5.0
+                    )
             except Exception as error:
                 if isinstance(error, UserError):
                     raise
@@ -176,7 +213,9 @@ class Session:
         try:
             told = json.loads((self.kit / "startup" / "fed_admin.json").read_text())["admin"]
         except (OSError, ValueError, KeyError):
-            raise UserError(f"{self.kit} is no administrator's startup kit: it has no startup/fed_admin.json") from None
+            raise UserError(
+                f"{self.kit} is no administrator's startup kit: it has no startup/fed_admin.json"
+            ) from None
         return told.get("username") or self.kit.name
 
     def _forget(self) -> None:
@@ -204,6 +243,7 @@ class Program:
     @collab.main
     def main(self) -> None:
         from unalike.cross_silo.remote_run import serve
+
         line = job_line()
         for folder in self.folders:
             serve(Path(folder), line, self.timeout)
@@ -222,12 +262,18 @@ class Organisation:
         return True
 
     @collab.publish
-    def answer(self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None) -> bytes:
+    def answer(
+        self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None
+    ) -> bytes:
         with self.lock:
             if self.site is None:
                 import torch
+
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-                file = os.environ.get("UNALIKE_CLIENT") or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
+                file = (
+                    os.environ.get("UNALIKE_CLIENT")
+                    or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
+                )
                 self.site = ClientEndpoint(file, collab.site_name)
             return self.site.answer(do, data, run, place, rest)
 
@@ -235,7 +281,9 @@ class Organisation:
 def job_line() -> "FlareLine":
     """The line to the sites of the job this runs in."""
     context = collab.context
-    logging.getLogger("nvflare.collab").setLevel(logging.WARNING)        # or there are two lines for every message
+    logging.getLogger("nvflare.collab").setLevel(
+        logging.WARNING
+    )  # or there are two lines for every message
     return FlareLine(list(collab.clients), context.is_aborted)
 
 
@@ -244,9 +292,15 @@ class FlareLine:
     whether it is there, and has failed once it says nothing for `reach` seconds."""
 
     def __init__(self, proxies: list[Any], aborted: Callable[[], bool], reach: float = REACH):
-        self.proxies, self.aborted, self.reach = {proxy.name: proxy for proxy in proxies}, aborted, reach
+        self.proxies, self.aborted, self.reach = (
+            {proxy.name: proxy for proxy in proxies},
+            aborted,
+            reach,
+        )
         self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="line")
-        self.waiting: dict[str, Future[bytes]] = {}          # answers that are not there yet: what is there may be large, and is not kept
+        self.waiting: dict[
+            str, Future[bytes]
+        ] = {}  # answers that are not there yet: what is there may be large, and is not kept
         self.lock = threading.Lock()
         self.heard = dict.fromkeys(self.proxies, 0.0)
         self.gone: dict[str, EngineError] = {}
@@ -258,11 +312,27 @@ class FlareLine:
 
     def admit(self, name: str, id: str) -> None:
         if name != id:
-            raise ValueError(f'the site {name} says it is "{id}", which is not the name on its certificate')
+            raise ValueError(
+                f'the site {name} says it is "{id}", which is not the name on its certificate'
+            )
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
-            rest: bytearray | None = None) -> "Future[bytes]":
-        what = {"do": do, "data": data, "run": run, "place": place, **({"rest": rest} if rest is not None else {})}
+    def ask(
+        self,
+        client: str,
+        do: str,
+        data: bytes,
+        run: str,
+        place: str,
+        timeout: float,
+        rest: bytearray | None = None,
+    ) -> "Future[bytes]":
+        what = {
+            "do": do,
+            "data": data,
+            "run": run,
+            "place": place,
+            **({"rest": rest} if rest is not None else {}),
+        }
         answer: Future[bytes] = Future()
         if client in self.gone:
             answer.set_exception(self.gone[client])
@@ -273,17 +343,21 @@ class FlareLine:
             self.pool.submit(self._ask, client, timeout, what, answer)
         return answer
 
-    def _ask(self, client: str, timeout: float, what: dict[str, Any], answer: "Future[bytes]") -> None:
+    def _ask(
+        self, client: str, timeout: float, what: dict[str, Any], answer: "Future[bytes]"
+    ) -> None:
         try:
             told = self.proxies[client].call_func(CallOption(timeout=timeout), "answer", (), what)
             settle(answer, told)
         except Exception as error:
             late = isinstance(getattr(error, "cause", None) or error.__cause__, TimeoutError)
-            settle(answer, EngineError(f"did not answer within {timeout:g} s" if late else str(error)))
+            settle(
+                answer, EngineError(f"did not answer within {timeout:g} s" if late else str(error))
+            )
 
     def _answered(self, client: str, answer: "Future[bytes]") -> None:
         with self.lock:
-            if self.waiting.get(client) is answer:           # or the next was asked for already
+            if self.waiting.get(client) is answer:  # or the next was asked for already
                 del self.waiting[client]
 
     def _watch(self, client: str) -> None:
@@ -292,11 +366,18 @@ class FlareLine:
             if client not in self.waiting:
                 continue
             try:
-                self.proxies[client].call_func(CallOption(timeout=self.reach / 3), "present", (), {})
+                self.proxies[client].call_func(
+                    CallOption(timeout=self.reach / 3), "present", (), {}
+                )
                 self.heard[client] = time.monotonic()
             except Exception:
-                if time.monotonic() - self.heard[client] > self.reach and (asked := self.waiting.get(client)) is not None:
-                    self.gone[client] = EngineError(f"could not be reached for {self.reach:g} s: it left, or its network is cut")
+                if (
+                    time.monotonic() - self.heard[client] > self.reach
+                    and (asked := self.waiting.get(client)) is not None
+                ):
+                    self.gone[client] = EngineError(
+                        f"could not be reached for {self.reach:g} s: it left, or its network is cut"
+                    )
                     settle(asked, self.gone[client])
                     del asked
 

@@ -16,11 +16,28 @@ from unalike.cross_silo import prefork as nursery
 from unalike.cross_silo import supervisor as keeper
 
 ADMIN = "admin@unalike.org"
-ALLOWED = {"server": ["nvflare.collab.runtime.controller.CollabController", "unalike.cross_silo.flare.Program"],
-           "client": ["nvflare.collab.runtime.executor.CollabExecutor", "unalike.cross_silo.flare.Organisation"]}
-IMPORTS = ["nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process", "unalike.cross_silo.flare",
-           "unalike.cross_silo.remote_run", "unalike.scenarios.client_config", "unalike.runs.compatibility", "sklearn.datasets", "sklearn.metrics",
-           "sklearn.model_selection", "torch._dynamo"]                 # of processes of jobs; the last is what the first optimizer brings
+ALLOWED = {
+    "server": [
+        "nvflare.collab.runtime.controller.CollabController",
+        "unalike.cross_silo.flare.Program",
+    ],
+    "client": [
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "unalike.cross_silo.flare.Organisation",
+    ],
+}
+IMPORTS = [
+    "nvflare.private.fed.app.client.worker_process",
+    "nvflare.private.fed.app.server.runner_process",
+    "unalike.cross_silo.flare",
+    "unalike.cross_silo.remote_run",
+    "unalike.scenarios.client_config",
+    "unalike.runs.compatibility",
+    "sklearn.datasets",
+    "sklearn.metrics",
+    "sklearn.model_selection",
+    "torch._dynamo",
+]  # of processes of jobs; the last is what the first optimizer brings
 
 
 class Local:
@@ -33,26 +50,45 @@ class Local:
         self.processes: dict[str, subprocess.Popen] = {}
         self.nest = tempfile.TemporaryDirectory()
         if odd := [id for id in ids if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", id)]:
-            raise UserError(f'FLARE knows sites by letters, digits, "-", "_" and "."; "{odd[0]}" has others')
+            raise UserError(
+                f'FLARE knows sites by letters, digits, "-", "_" and "."; "{odd[0]}" has others'
+            )
         if not self.kit.exists():
             provision(folder, ids)
             for name in ["localhost", *ids]:
                 allow(self.kits / name, fast=True)
             for id in ids:
-                (self.kits / id / "local" / "client.yaml").write_text(json.dumps({"scenario": str(config), "client": id}))
+                (self.kits / id / "local" / "client.yaml").write_text(
+                    json.dumps({"scenario": str(config), "client": id})
+                )
 
     def start(self) -> list[str]:
         """Whoever is not running; who that was."""
         import torch
+
         running = {name for name, process in self.processes.items() if process.poll() is None}
-        gone = [name for name in [*(() if torch.cuda.is_available() else ["nursery"]), "localhost", *self.ids] if name not in running]
+        gone = [
+            name
+            for name in [
+                *(() if torch.cuda.is_available() else ["nursery"]),
+                "localhost",
+                *self.ids,
+            ]
+            if name not in running
+        ]
         place = Path(self.nest.name) / "nursery"
         for name in gone:
             if name == "nursery":
                 place.unlink(missing_ok=True)
-                command, log = [sys.executable, "-u", nursery.__file__, "nurse", str(place), *IMPORTS], self.kits / "nursery.out"
+                command, log = (
+                    [sys.executable, "-u", nursery.__file__, "nurse", str(place), *IMPORTS],
+                    self.kits / "nursery.out",
+                )
             else:
-                command, log = site_command(self.kits / name, name == "localhost"), self.kits / name / "log.out"
+                command, log = (
+                    site_command(self.kits / name, name == "localhost"),
+                    self.kits / name / "log.out",
+                )
             self.processes[name] = launch(command, log, UNALIKE_NURSERY=str(place))
         return gone
 
@@ -64,15 +100,21 @@ class Local:
 def join(kit: Path, client: Path | None) -> None:
     """Take part with a startup kit, the server's or that of a client with its file: this process becomes FLARE's."""
     from unalike.scenarios.client_config import member
+
     kit = kit.resolve()
     server = (kit / "startup" / "fed_server.json").exists()
     if not server and not (kit / "startup" / "fed_client.json").exists():
-        raise UserError(f"{kit} is no startup kit of a server or a client: it has no startup/fed_client.json")
+        raise UserError(
+            f"{kit} is no startup kit of a server or a client: it has no startup/fed_client.json"
+        )
     if server == (client is not None):
-        raise UserError(f"{kit} is the server's startup kit: leave the client's file out" if server else
-                        f"{kit} is a client's startup kit: say which client, unalike join {kit.name} client.yaml")
+        raise UserError(
+            f"{kit} is the server's startup kit: leave the client's file out"
+            if server
+            else f"{kit} is a client's startup kit: say which client, unalike join {kit.name} client.yaml"
+        )
     if client is not None:
-        with suppress(KeyError):                     # a factory may want to know of the run
+        with suppress(KeyError):  # a factory may want to know of the run
             member(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
     allow(kit)
@@ -85,31 +127,67 @@ def site_command(kit: Path, server: bool) -> list[str]:
     which = "server" if server else "client"
     named = re.findall(r"(?:org|uid)=\S+", (kit / "startup" / "sub_start.sh").read_text())
     settings = ["secure_train=true", "config_folder=config", *named]
-    return [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{which}.{which}_train", "-m", str(kit), "-s", f"fed_{which}.json",
-            "--set", *settings]
+    return [
+        sys.executable,
+        "-u",
+        "-m",
+        f"nvflare.private.fed.app.{which}.{which}_train",
+        "-m",
+        str(kit),
+        "-s",
+        f"fed_{which}.json",
+        "--set",
+        *settings,
+    ]
 
 
 def launch(command: list[str], log: Path, **more: str) -> subprocess.Popen:
     """A process that ends with this one, and all that it starts too; what it says is in the log."""
     source = str(Path(__file__).parents[2])
-    env = {**os.environ, **more, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    env = {
+        **os.environ,
+        **more,
+        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+    }
     with log.open("ab") as said:
-        return subprocess.Popen(keeper.command(command, os.getpid()), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env,
-                                start_new_session=True)
+        return subprocess.Popen(
+            keeper.command(command, os.getpid()),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=env,
+            start_new_session=True,
+        )
 
 
 def provision(folder: Path, ids: list[str]) -> None:
     """Certificates, keys and startup kits for a server on loopback, its sites and an administrator."""
     from nvflare.lighter.provision import prepare_builders, prepare_project
     from nvflare.lighter.provisioner import Provisioner
+
     builder = lambda name, **args: {"path": f"nvflare.lighter.impl.{name}", "args": args}
-    project = {"api_version": 3, "name": "unalike", "description": "unalike on this machine", "participants": [
-        {"name": "localhost", "type": "server", "org": "unalike", "fed_learn_port": free_port(), "host_names": ["127.0.0.1"]},
-        *({"name": id, "type": "client", "org": "unalike"} for id in ids),
-        {"name": ADMIN, "type": "admin", "org": "unalike", "role": "project_admin"}],
-        "builders": [builder("workspace.WorkspaceBuilder", template_file=["master_template.yml"]),
-                     builder("static_file.StaticFileBuilder", config_folder="config", scheme="grpc"), builder("cert.CertBuilder"),
-                     builder("signature.SignatureBuilder")]}
+    project = {
+        "api_version": 3,
+        "name": "unalike",
+        "description": "unalike on this machine",
+        "participants": [
+            {
+                "name": "localhost",
+                "type": "server",
+                "org": "unalike",
+                "fed_learn_port": free_port(),
+                "host_names": ["127.0.0.1"],
+            },
+            *({"name": id, "type": "client", "org": "unalike"} for id in ids),
+            {"name": ADMIN, "type": "admin", "org": "unalike", "role": "project_admin"},
+        ],
+        "builders": [
+            builder("workspace.WorkspaceBuilder", template_file=["master_template.yml"]),
+            builder("static_file.StaticFileBuilder", config_folder="config", scheme="grpc"),
+            builder("cert.CertBuilder"),
+            builder("signature.SignatureBuilder"),
+        ],
+    }
     folder.mkdir(parents=True, exist_ok=True)
     with redirect_stdout(io.StringIO()):
         Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
@@ -120,13 +198,23 @@ def allow(kit: Path, fast: bool = False) -> None:
     where nobody needs to be spared, jobs are looked for every second, and their processes are nursed."""
     which = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
     given = kit / "local" / "resources.json"
-    told = json.loads((given if given.exists() else given.with_name("resources.json.default")).read_text())
-    told["class_allow_list"] = [*dict.fromkeys([*told.get("class_allow_list", []), *ALLOWED[which]])]
+    told = json.loads(
+        (given if given.exists() else given.with_name("resources.json.default")).read_text()
+    )
+    told["class_allow_list"] = [
+        *dict.fromkeys([*told.get("class_allow_list", []), *ALLOWED[which]])
+    ]
     told["allow_log_streaming"] = False
-    told["components"] = [c for c in told["components"] if c["id"] != "site_log_streamer"]          # logs stay at home
+    told["components"] = [
+        c for c in told["components"] if c["id"] != "site_log_streamer"
+    ]  # logs stay at home
     for component in told["components"]:
         if fast and component["id"] == "job_scheduler":
-            component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 2.0, "max_schedule_count": 100}
+            component["args"] |= {
+                "min_schedule_interval": 1.0,
+                "max_schedule_interval": 2.0,
+                "max_schedule_count": 100,
+            }
         if fast and component["id"] == "process_launcher":
             component["path"] = f"unalike.cross_silo.flare_launcher.{which.title()}"
         if fast and component["id"] == "job_manager":
@@ -148,6 +236,8 @@ def job_processes(kit: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
-            if str(kit) in words and any("worker_process" in word or "runner_process" in word for word in words):
+            if str(kit) in words and any(
+                "worker_process" in word or "runner_process" in word for word in words
+            ):
                 found.append(int(path.parent.name))
     return found

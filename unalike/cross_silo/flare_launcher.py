@@ -14,7 +14,9 @@ from unalike.cross_silo import prefork as nursery
 def nursed(command: str) -> str:
     """The same, asked for where the environment says; what it runs is forked from a process that has made its imports."""
     _, *what = shlex.split(command)
-    return shlex.join([sys.executable, "-S", "-E", nursery.__file__, "ask", os.environ["UNALIKE_NURSERY"], *what])
+    return shlex.join(
+        [sys.executable, "-S", "-E", nursery.__file__, "ask", os.environ["UNALIKE_NURSERY"], *what]
+    )
 
 
 class Client(ClientProcessJobLauncher):

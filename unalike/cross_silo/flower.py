@@ -29,11 +29,11 @@ from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
 
-START = 60.0                 # seconds SuperLink and SuperNodes may take until they are there
-TRIES = 3                    # of a message whose process died
-POLL = 0.2                   # seconds between looks for replies
-REACH = 120.0                # and a SuperNode may be away, until its client has failed
-LOOK = 15.0                  # and whether the run still goes on: a command of Flower's takes seconds
+START = 60.0  # seconds SuperLink and SuperNodes may take until they are there
+TRIES = 3  # of a message whose process died
+POLL = 0.2  # seconds between looks for replies
+REACH = 120.0  # and a SuperNode may be away, until its client has failed
+LOOK = 15.0  # and whether the run still goes on: a command of Flower's takes seconds
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -45,23 +45,37 @@ class FlowerEngine:
     failed.
     """
 
-    def __init__(self, folder: Any, *, app: str | None = None, clients: Annotated[int, Field(ge=1)] | None = None,
-                 timeout: Positive = 600.0):
+    def __init__(
+        self,
+        folder: Any,
+        *,
+        app: str | None = None,
+        clients: Annotated[int, Field(ge=1)] | None = None,
+        timeout: Positive = 600.0,
+    ):
         from unalike.cross_silo.flower_deploy import deploy, ports
+
         self.folder, self.timeout, ids = folder, timeout, members(folder.config)
         if app is None and not ids:
-            raise UserError("this run has no clients of its own: deploy a federation and give its folder, engine.app=FOLDER")
+            raise UserError(
+                "this run has no clients of its own: deploy a federation and give its folder, engine.app=FOLDER"
+            )
         self.least = clients or len(ids) or 1
         self.place = Path(app).resolve() if app is not None else folder.path.resolve() / "flower"
         if app is None and not self.place.exists():
-            deploy(self.place, ids, folder.path.resolve() / "config.yaml", f"127.0.0.1:{ports(1)[0]}")
+            deploy(
+                self.place, ids, folder.path.resolve() / "config.yaml", f"127.0.0.1:{ports(1)[0]}"
+            )
         if not (self.place / "app" / "pyproject.toml").exists():
-            raise UserError(f"{self.place} is no deployed federation: write one with `unalike deploy flower SCENARIO --out FOLDER`")
+            raise UserError(
+                f"{self.place} is no deployed federation: write one with `unalike deploy flower SCENARIO --out FOLDER`"
+            )
         self.here = Local(self.place, ids) if app is None else None
 
     @classmethod
     def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
         from unalike.cross_silo.remote_run import follow
+
         there = cls(folder, **options)
         try:
             if there.here is not None:
@@ -73,9 +87,25 @@ class FlowerEngine:
 
     def submit(self) -> Callable[[], str | None]:
         """Start the ServerApp; what is returned tells how it ended, None while it goes on."""
-        told = {"folder": str(self.folder.path.resolve()), "clients": self.least, "timeout": self.timeout}
-        config = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in told.items())
-        run = words(self.place, "run", str(self.place / "app"), "unalike", "--run-config", config, "--format", "json")["run-id"]
+        told = {
+            "folder": str(self.folder.path.resolve()),
+            "clients": self.least,
+            "timeout": self.timeout,
+        }
+        config = " ".join(
+            f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
+            for key, value in told.items()
+        )
+        run = words(
+            self.place,
+            "run",
+            str(self.place / "app"),
+            "unalike",
+            "--run-config",
+            config,
+            "--format",
+            "json",
+        )["run-id"]
 
         asked = time.monotonic()
 
@@ -87,10 +117,16 @@ class FlowerEngine:
                 return None
             asked = time.monotonic()
             try:
-                listed = words(self.place, "ls", "unalike", "--run-id", str(run), "--format", "json")["runs"][0]
+                listed = words(
+                    self.place, "ls", "unalike", "--run-id", str(run), "--format", "json"
+                )["runs"][0]
             except EngineError:
                 return None
-            return f"Flower says {listed['status']}" if str(listed["status"]).startswith("finished") else None
+            return (
+                f"Flower says {listed['status']}"
+                if str(listed["status"]).startswith("finished")
+                else None
+            )
 
         return ended
 
@@ -98,9 +134,16 @@ class FlowerEngine:
 def words(place: Path, *command: str) -> dict[str, Any]:
     """What the command `flwr` answers."""
     import json
-    done = subprocess.run([tool("flwr"), *command], capture_output=True, text=True, timeout=120, env=environment(place))
+
+    done = subprocess.run(
+        [tool("flwr"), *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment(place),
+    )
     try:
-        told = json.loads(done.stdout[done.stdout.index("{"):done.stdout.rindex("}") + 1])
+        told = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
     except ValueError:
         told = {}
     if done.returncode or told.get("success") is False:
@@ -112,9 +155,14 @@ def words(place: Path, *command: str) -> dict[str, Any]:
 def environment(place: Path) -> dict[str, str]:
     """Where Flower's commands find their configuration, and each other; and they tell nobody of it."""
     source = str(Path(__file__).parents[2])
-    return {**os.environ, "FLWR_HOME": str(place / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    return {
+        **os.environ,
+        "FLWR_HOME": str(place / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 def tool(name: str) -> str:
@@ -130,6 +178,7 @@ server, client = ServerApp(), ClientApp()
 def main(grid: Grid, context: Context) -> None:
     """The server's program: one run."""
     from unalike.cross_silo.remote_run import serve
+
     timeout = float(str(context.run_config["timeout"]))
     line = FlowerLine(grid, int(str(context.run_config["clients"])))
     try:
@@ -142,6 +191,7 @@ def main(grid: Grid, context: Context) -> None:
 def answer(message: Message, context: Context) -> Message:
     """One message to the client that the SuperNode was started for, with --node-config 'client="FILE"'."""
     import torch
+
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     asked: Any = message.content["ask"]
     site = ClientEndpoint(str(context.node_config["client"]), resident=False)
@@ -149,7 +199,7 @@ def answer(message: Message, context: Context) -> Message:
     return Message(RecordDict({"reply": ConfigRecord({"data": data})}), reply_to=message)
 
 
-Came = tuple[int, str]       # a SuperNode's number, and when it came
+Came = tuple[int, str]  # a SuperNode's number, and when it came
 
 
 class Asked:
@@ -166,16 +216,16 @@ class FlowerLine:
 
     def __init__(self, grid: Grid, least: int):
         self.grid = grid
-        self.nodes: dict[str, int] = {}                      # of clients that were admitted
+        self.nodes: dict[str, int] = {}  # of clients that were admitted
         begun = time.monotonic()
         while len(there := newest(grid.get_nodes())) < least:
             if time.monotonic() - begun > START:
                 raise EngineError(f"{len(there)} of {least} SuperNodes are there after {START:g} s")
             time.sleep(POLL)
         self.names_by_node = {node.node_id: node.name for node in there}
-        self.seen = dict.fromkeys(self.names_by_node, time.monotonic())       # when each was last there
+        self.seen = dict.fromkeys(self.names_by_node, time.monotonic())  # when each was last there
         self.waiting: queue.Queue[Asked] = queue.Queue()
-        self.held: list[Asked] = []                          # for SuperNodes that are not there at the moment
+        self.held: list[Asked] = []  # for SuperNodes that are not there at the moment
         self.broken: Exception | None = None
         self.open = True
         threading.Thread(target=self._carry, daemon=True).start()
@@ -187,15 +237,30 @@ class FlowerLine:
         """A SuperNode whose key was registered under a name is the client of that name and no other."""
         known = self.names_by_node[int(name)]
         if known and known != id:
-            raise ValueError(f'the SuperNode of {known} says it is "{id}", which is not the name its key was registered under')
+            raise ValueError(
+                f'the SuperNode of {known} says it is "{id}", which is not the name its key was registered under'
+            )
         if id in self.nodes:
             raise ValueError(f'two SuperNodes say they are "{id}"; ids must differ')
         self.nodes[id] = int(name)
 
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
-            rest: bytearray | None = None) -> "Future[bytes]":
+    def ask(
+        self,
+        client: str,
+        do: str,
+        data: bytes,
+        run: str,
+        place: str,
+        timeout: float,
+        rest: bytearray | None = None,
+    ) -> "Future[bytes]":
         what = {"do": do, "data": data + (rest or b""), "run": run, "place": place}
-        asked = Asked(self.nodes[client] if client in self.nodes else int(client), what, time.monotonic() + timeout, Future())
+        asked = Asked(
+            self.nodes[client] if client in self.nodes else int(client),
+            what,
+            time.monotonic() + timeout,
+            Future(),
+        )
         self.waiting.put(asked)
         return asked.reply
 
@@ -229,8 +294,13 @@ class FlowerLine:
             self.held.append(asked)
             return
         asked.to = to
-        message = Message(RecordDict({"ask": ConfigRecord(asked.what)}), to[0], "query", ttl=max(1.0, asked.ends - time.monotonic()))
-        number, = self.grid.push_messages([message])
+        message = Message(
+            RecordDict({"ask": ConfigRecord(asked.what)}),
+            to[0],
+            "query",
+            ttl=max(1.0, asked.ends - time.monotonic()),
+        )
+        (number,) = self.grid.push_messages([message])
         if number is None:
             self.held.append(asked)
         else:
@@ -242,11 +312,15 @@ class FlowerLine:
             record: Any = message.content["reply"]
             asked.reply.set_result(record["data"])
         elif asked.node not in self._there():
-            self.held.append(asked)                          # until its SuperNode is started again
+            self.held.append(asked)  # until its SuperNode is started again
         elif asked.tries < TRIES and time.monotonic() < asked.ends:
-            self._push(asked, under_way)                     # its process died: another finds the client where it was
+            self._push(asked, under_way)  # its process died: another finds the client where it was
         else:
-            asked.reply.set_exception(EngineError(f"its process failed {asked.tries} times over this: {message.error.reason}"))
+            asked.reply.set_exception(
+                EngineError(
+                    f"its process failed {asked.tries} times over this: {message.error.reason}"
+                )
+            )
 
     def _look(self, under_way: dict[str, Asked]) -> None:
         """What a SuperNode was asked before it was started anew is asked again; who is late, or was not there for long, is given up."""
@@ -269,12 +343,20 @@ class FlowerLine:
     def _there(self) -> dict[int, Came]:
         """Where each SuperNode that is online is now, and since when."""
         first = {name: node for node, name in self.names_by_node.items() if name}
-        return {first.get(node.name, node.node_id): (node.node_id, node.last_activated_at) for node in newest(self.grid.get_nodes())}
+        return {
+            first.get(node.name, node.node_id): (node.node_id, node.last_activated_at)
+            for node in newest(self.grid.get_nodes())
+        }
 
 
 def newest(nodes: Iterable[Any]) -> list[Any]:
     """Of SuperNodes whose keys were registered under one name the one that came last: the SuperLink takes up to a minute to see one die."""
-    return list({node.name or node.node_id: node for node in sorted(nodes, key=lambda node: node.last_activated_at)}.values())
+    return list(
+        {
+            node.name or node.node_id: node
+            for node in sorted(nodes, key=lambda node: node.last_activated_at)
+        }.values()
+    )
 
 
 # a federation on this machine
@@ -291,6 +373,7 @@ class Local:
     def start(self) -> None:
         """Whoever is not running, from the commands that were deployed."""
         from unalike.cross_silo.flower_deploy import commands, make_key
+
         told = commands(self.place)
         for name in ["superlink", *self.ids]:
             if name in self.processes and self.processes[name].poll() is None:
@@ -301,8 +384,14 @@ class Local:
                 self._register(name)
             with (self.place / f"{name}.log").open("ab") as log:
                 command = [tool(told[name][0]), *told[name][1:]]
-                self.processes[name] = subprocess.Popen(keeper.command(command, os.getpid()), stdin=subprocess.DEVNULL, stdout=log,
-                                                        stderr=log, env=environment(self.place), start_new_session=True)
+                self.processes[name] = subprocess.Popen(
+                    keeper.command(command, os.getpid()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment(self.place),
+                    start_new_session=True,
+                )
 
     def _register(self, id: str) -> None:
         """A SuperNode's key, under its name, once the SuperLink is there."""
@@ -310,7 +399,17 @@ class Local:
         while True:
             try:
                 key = f"{self.place / 'keys' / id}.pub"
-                words(self.place, "supernode", "register", key, "unalike", "--name", id, "--format", "json")
+                words(
+                    self.place,
+                    "supernode",
+                    "register",
+                    key,
+                    "unalike",
+                    "--name",
+                    id,
+                    "--format",
+                    "json",
+                )
                 return
             except EngineError:
                 if time.monotonic() - begun > START:

@@ -13,7 +13,7 @@ import struct
 import sys
 from contextlib import suppress
 
-EVERY = 0.1                              # seconds between looks whether a process is over
+EVERY = 0.1  # seconds between looks whether a process is over
 LENGTH = struct.Struct("<Q")
 
 
@@ -27,7 +27,7 @@ def ask(place: str, what: list[str]) -> int:
             os.execv(sys.executable, [sys.executable, *what])
         told = json.dumps([what, dict(os.environ), os.getcwd()]).encode()
         data = LENGTH.pack(len(told)) + told
-        to.sendall(data[socket.send_fds(to, [data], [0, 1, 2]):])
+        to.sendall(data[socket.send_fds(to, [data], [0, 1, 2]) :])
         code = to.recv(1)
     return code[0] if code else 1
 
@@ -35,16 +35,17 @@ def ask(place: str, what: list[str]) -> int:
 def nurse(place: str, modules: list[str]) -> list[str]:
     """Returns in each process that was asked for, with the words of its program; the process that nurses them goes on for ever."""
     from importlib import import_module
+
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(place)
-    listening.listen(64)                 # who asks meanwhile waits
+    listening.listen(64)  # who asks meanwhile waits
     for name in modules:
         import_module(name)
-    given: dict[int, socket.socket] = {}                     # to whom each process was
+    given: dict[int, socket.socket] = {}  # to whom each process was
     while True:
         ready = select.select([listening, *given.values()], [], [], EVERY)[0]
         for pid, to in list(given.items()):
-            if to in ready:                                  # who asked is gone
+            if to in ready:  # who asked is gone
                 os.kill(pid, signal.SIGKILL)
             over, status = os.waitpid(pid, 0 if to in ready else os.WNOHANG)
             if over:
@@ -56,7 +57,7 @@ def nurse(place: str, modules: list[str]) -> list[str]:
         asked = listening.accept()[0]
         try:
             (what, environment, folder), files = received(asked)
-        except OSError:                                      # it died over it
+        except OSError:  # it died over it
             asked.close()
             continue
         if (pid := os.fork()) == 0:
@@ -82,12 +83,13 @@ def received(asked: socket.socket) -> tuple[list, list[int]]:
         if not (more := asked.recv(2**16)):
             raise ConnectionError("who asked is gone")
         data += more
-    return json.loads(data[LENGTH.size:]), files
+    return json.loads(data[LENGTH.size :]), files
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         sys.exit(ask(sys.argv[2], sys.argv[3:]))
     import runpy
+
     sys.argv = nurse(sys.argv[2], sys.argv[3:])[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

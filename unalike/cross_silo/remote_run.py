@@ -13,15 +13,15 @@ from unalike.base.errors import UserError
 from unalike.base.message import LIMIT
 from unalike.core.client import ClientInfo
 from unalike.core.engine import Engine
-from unalike.core.federation import Federation, QuorumError, FederationConfig
+from unalike.core.federation import Federation, FederationConfig, QuorumError
 from unalike.core.privacy import Privacy
 from unalike.cross_silo.client_endpoint import agreed, terms
 from unalike.engines.process import EngineError
-from unalike.engines.remote import RemoteEngine, Line, greet, members
+from unalike.engines.remote import Line, RemoteEngine, greet, members
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
 
-ATTEMPTS = 5           # in a row that finish no round, until it is given up
+ATTEMPTS = 5  # in a row that finish no round, until it is given up
 
 
 class RemoteRun(Run):
@@ -31,17 +31,45 @@ class RemoteRun(Run):
         config = folder.config
         method, seed, privacy = config["algorithm"]["name"], config["seed"], config.get("privacy")
         self.about = {"name": config["name"], "algorithm": method, "seed": seed}
-        self.line, self.timeout, self.id, self.attempt = line, timeout, identity(folder), folder.read_json("attempt.json")
+        self.line, self.timeout, self.id, self.attempt = (
+            line,
+            timeout,
+            identity(folder),
+            folder.read_json("attempt.json"),
+        )
         infos, refused = greet(line, self.about, timeout)
         for client, why in refused.items():
             folder.event("refused", client=client, reason=why)
         if not infos:
-            raise UserError("no client can take part: " + "; ".join(f"{client}: {why}" for client, why in refused.items()))
-        made = agreed({"algorithm": config["algorithm"], "training": config["training"], "seed": seed, "guarded": config["safeguard"],
-                       "privacy": privacy})
-        super().__init__(folder, made["algorithm"], [], made["training"], FederationConfig(**config["federation"]), name=config["name"], method=method,
-                         seed=seed, replay=config.get("replay"), alone=config["alone"], safeguard=made["guarded"],
-                         privacy=made["privacy"], checkpoint=config.get("checkpoint", 1), infos=ordered(infos, config))
+            raise UserError(
+                "no client can take part: "
+                + "; ".join(f"{client}: {why}" for client, why in refused.items())
+            )
+        made = agreed(
+            {
+                "algorithm": config["algorithm"],
+                "training": config["training"],
+                "seed": seed,
+                "guarded": config["safeguard"],
+                "privacy": privacy,
+            }
+        )
+        super().__init__(
+            folder,
+            made["algorithm"],
+            [],
+            made["training"],
+            FederationConfig(**config["federation"]),
+            name=config["name"],
+            method=method,
+            seed=seed,
+            replay=config.get("replay"),
+            alone=config["alone"],
+            safeguard=made["guarded"],
+            privacy=made["privacy"],
+            checkpoint=config.get("checkpoint", 1),
+            infos=ordered(infos, config),
+        )
 
     def saved(self) -> dict[str, Any] | None:
         saved = super().saved()
@@ -54,8 +82,15 @@ class RemoteRun(Run):
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         told = terms(self.algorithm, self.method, self.training, self.seed, guarded, privacy)
-        return RemoteEngine(self.line, self.id, place.name, self.infos, {"about": self.about, "terms": told},
-                          self.federation.message_bytes or LIMIT, self.timeout)
+        return RemoteEngine(
+            self.line,
+            self.id,
+            place.name,
+            self.infos,
+            {"about": self.about, "terms": told},
+            self.federation.message_bytes or LIMIT,
+            self.timeout,
+        )
 
 
 def present(saved: dict[str, Any], here: set[str], tell: Callable[..., None]) -> dict[str, Any]:
@@ -63,23 +98,40 @@ def present(saved: dict[str, Any], here: set[str], tell: Callable[..., None]) ->
     fed = saved["federation"]
     finished, known = fed["finished"], set(fed["released"])
     quarantined = {client for client, *_, lasting in fed["failures"] if lasting}
-    left = [[client, "join", finished, "left the federation", True] for client in sorted(known - here - quarantined)]
+    left = [
+        [client, "join", finished, "left the federation", True]
+        for client in sorted(known - here - quarantined)
+    ]
     for client, operation, round, reason, lasting in left:
-        tell("failure", round=round, client=client, operation=operation, reason=reason, lasting=lasting)
+        tell(
+            "failure",
+            round=round,
+            client=client,
+            operation=operation,
+            reason=reason,
+            lasting=lasting,
+        )
     came = sorted(here - known)
     for client in came:
         tell("joined", round=finished, client=client)
-    fed |= {"failures": fed["failures"] + left, "pending": [p for p in fed["pending"] if p["client"] in here],
-            "flying": [entry for entry in fed["flying"] if entry[1] in here], "released": fed["released"] | {c: 0 for c in came},
-            "waiting": [c for c in fed["waiting"] if c in here] + (came if fed["visits"] else []),
-            "visits": fed["visits"] | ({c: finished for c in came} if fed["visits"] else {})}
+    fed |= {
+        "failures": fed["failures"] + left,
+        "pending": [p for p in fed["pending"] if p["client"] in here],
+        "flying": [entry for entry in fed["flying"] if entry[1] in here],
+        "released": fed["released"] | {c: 0 for c in came},
+        "waiting": [c for c in fed["waiting"] if c in here] + (came if fed["visits"] else []),
+        "visits": fed["visits"] | ({c: finished for c in came} if fed["visits"] else {}),
+    }
     return saved
 
 
 def ordered(infos: dict[str, ClientInfo], config: dict[str, Any]) -> dict[str, ClientInfo]:
     """Clients as the scenario has them, then others by name: whoever came first over the wire plays no part."""
     ids = members(config)
-    return {id: infos[id] for id in sorted(infos, key=lambda id: (ids.index(id) if id in ids else len(ids), id))}
+    return {
+        id: infos[id]
+        for id in sorted(infos, key=lambda id: (ids.index(id) if id in ids else len(ids), id))
+    }
 
 
 def serve(folder: Path, line: Line, timeout: float) -> None:
@@ -90,7 +142,9 @@ def serve(folder: Path, line: Line, timeout: float) -> None:
     try:
         RemoteRun(there, line, timeout).go()
     except (ValueError, QuorumError) as error:
-        there.write_json("problem.json", {"problem": str(error), "user": isinstance(error, ValueError)})
+        there.write_json(
+            "problem.json", {"problem": str(error), "user": isinstance(error, ValueError)}
+        )
     except EngineError as error:
         there.write_json("broken.json", {"attempt": attempt, "reason": str(error)})
         raise
@@ -99,18 +153,26 @@ def serve(folder: Path, line: Line, timeout: float) -> None:
 def broken(folder: Folder) -> str | None:
     """Why the server's program that was last started is over, if it said so."""
     told = folder.read_json("broken.json")
-    return told["reason"] if told is not None and told["attempt"] == folder.read_json("attempt.json") else None
+    return (
+        told["reason"]
+        if told is not None and told["attempt"] == folder.read_json("attempt.json")
+        else None
+    )
 
 
 def identity(folder: Folder) -> str:
     """What clients know the run by: the same when it is resumed, another for every run."""
     if (known := folder.read_json("run.json")) is None:
-        known = {"run": f"{folder.config['name']}-{time.strftime('%Y%m%d-%H%M%S')}-{hex(hash((str(folder.path), time.time_ns())))[-6:]}"}
+        known = {
+            "run": f"{folder.config['name']}-{time.strftime('%Y%m%d-%H%M%S')}-{hex(hash((str(folder.path), time.time_ns())))[-6:]}"
+        }
         folder.write_json("run.json", known)
     return str(known["run"])
 
 
-def follow(folder: Folder, watch: Watch, submit: Callable[[], Callable[[], str | None]], every: float = 0.3) -> dict[str, Any]:
+def follow(
+    folder: Folder, watch: Watch, submit: Callable[[], Callable[[], str | None]], every: float = 0.3
+) -> dict[str, Any]:
     """Results of a run that goes on elsewhere, its events told here. `submit` starts it and returns what tells how it ended, None while
     it goes on; ended without results, it is started again, and goes on from its last checkpoint."""
     identity(folder)
@@ -119,7 +181,9 @@ def follow(folder: Folder, watch: Watch, submit: Callable[[], Callable[[], str |
     events = Tail(folder.path / "events.jsonl")
 
     def start() -> Callable[[], str | None]:
-        folder.write_json("attempt.json", time.time_ns())          # a server of before that still goes on saves nothing any more
+        folder.write_json(
+            "attempt.json", time.time_ns()
+        )  # a server of before that still goes on saves nothing any more
         return submit()
 
     ended, idle = start(), 0
@@ -127,19 +191,28 @@ def follow(folder: Folder, watch: Watch, submit: Callable[[], Callable[[], str |
         reason = ended()
         told = events.read()
         for event in told:
-            watch(event["event"], **{key: value for key, value in event.items() if key not in ("event", "time")})
+            watch(
+                event["event"],
+                **{key: value for key, value in event.items() if key not in ("event", "time")},
+            )
             if event["event"] in ("start", "resume"):
                 watch("stage", text=event["algorithm"], round=event["round"])
         if (done := folder.results) is not None:
             return done
         if (problem := folder.read_json("problem.json")) is not None:
-            raise UserError(problem["problem"]) if problem["user"] else RuntimeError(problem["problem"])
+            raise (
+                UserError(problem["problem"])
+                if problem["user"]
+                else RuntimeError(problem["problem"])
+            )
         idle = 0 if any(event["event"] == "round" for event in told) else idle
         if reason is not None:
             idle += 1
-            folder.event("restart", reason=reason)              # told by the next look
+            folder.event("restart", reason=reason)  # told by the next look
             if idle >= ATTEMPTS:
-                raise EngineError(f"the run ended {idle} times without finishing a round: {reason}; resume it when that is mended")
+                raise EngineError(
+                    f"the run ended {idle} times without finishing a round: {reason}; resume it when that is mended"
+                )
             ended = start()
         time.sleep(every)
 

@@ -14,9 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-DEATH_SIGNAL, SUBREAPER = 1, 36          # of prctl: a signal when the parent dies; orphans of descendants become this one's children
-EVERY = 0.5                              # seconds between looks whether the parent is there
-PATIENCE = 5.0                           # seconds the command has to end by itself once it was asked to
+DEATH_SIGNAL, SUBREAPER = (
+    1,
+    36,
+)  # of prctl: a signal when the parent dies; orphans of descendants become this one's children
+EVERY = 0.5  # seconds between looks whether the parent is there
+PATIENCE = 5.0  # seconds the command has to end by itself once it was asked to
 
 
 def command(what: list[str], parent: int) -> list[str]:
@@ -68,7 +71,7 @@ def leave(*_: object) -> NoReturn:
 def keep(parent: int, what: list[str]) -> int:
     """Its exit code, once the command is over. Ctrl-C, which reaches the command too, leaves it a while to end by itself."""
     for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:           # as nohup wants it
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup wants it
             signal.signal(each, leave)
     prctl(SUBREAPER, 1)
     child = subprocess.Popen(what, preexec_fn=lambda: prctl(DEATH_SIGNAL, signal.SIGKILL))

@@ -61,9 +61,22 @@ def load_dataset(name: str, folder: str | None = None, **options: Any) -> Table:
         raise UserError(unknown("dataset", name, DATASETS))
     known = list(inspect.signature(DATASETS[name]).parameters)[1:]
     if strange := [option for option in options if option not in known]:
-        raise UserError(f"dataset {name!r} has no option {', '.join(map(repr, strange))}. It has: {', '.join(known) or 'none'}.")
+        raise UserError(
+            f"dataset {name!r} has no option {', '.join(map(repr, strange))}. It has: {', '.join(known) or 'none'}."
+        )
     return DATASETS[name](folder, **options)
 
 
-__all__ = ["DATASETS", "PARTITIONS", "Lazy", "Samples", "Table", "Tensors", "fingerprint", "load_dataset", "load_digits_table",
-           "load_multiview", "multiview_table"]
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Lazy",
+    "Samples",
+    "Table",
+    "Tensors",
+    "fingerprint",
+    "load_dataset",
+    "load_digits_table",
+    "load_multiview",
+    "multiview_table",
+]

@@ -18,14 +18,29 @@ from unalike.data.texts import written
 from unalike.tasks import Classification
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html, as x_train (n, 32, 32, 3) bytes, y_train, x_test, y_test"
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 PACS = "https://domaingeneralization.github.io: images at 64x64 as JPEG bytes in `jpeg` and `off`, `y`, `domain`, `classes`, `domains`"
-AGNEWS = "https://huggingface.co/datasets/fancyzhx/ag_news, as rows class,title,text with classes from 1"
-SPLIT_SEED, TRAIN_SHARE = 64, 0.75      # PACS has no split of its own for clients
-BUCKETS, LENGTH = 20000, 64             # of words and pairs of words; of a text
+AGNEWS = (
+    "https://huggingface.co/datasets/fancyzhx/ag_news, as rows class,title,text with classes from 1"
+)
+SPLIT_SEED, TRAIN_SHARE = 64, 0.75  # PACS has no split of its own for clients
+BUCKETS, LENGTH = 20000, 64  # of words and pairs of words; of a text
 
 
-Pixels = Literal["scaled", "bytes"]     # of mean 0 and deviation 1 by channel, or as they are, for pretrained models
+Pixels = Literal[
+    "scaled", "bytes"
+]  # of mean 0 and deviation 1 by channel, or as they are, for pretrained models
 
 
 def cifar10(folder: str | None = None, pixels: Pixels = "scaled", choosing: bool = False) -> Table:
@@ -33,10 +48,20 @@ def cifar10(folder: str | None = None, pixels: Pixels = "scaled", choosing: bool
     with opened(find("cifar10", folder, ("cifar10.npz",), CIFAR)) as held:
         x, y = (np.concatenate([held[f"{name}_train"], held[f"{name}_test"]]) for name in "xy")
         rows = len(held["y_train"])
-    images, things = torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(y.astype(np.int64).ravel())
-    train, test = fifth(torch.arange(rows)) if choosing else (torch.arange(rows), torch.arange(rows, len(x)))
-    return Table(x=scaled(images, train if choosing else slice(rows)) if pixels == "scaled" else images, targets={"thing": things},
-                 tasks={"thing": Classification(CIFAR_CLASSES)}, train=train, test=test)
+    images, things = (
+        torch.from_numpy(x).permute(0, 3, 1, 2),
+        torch.from_numpy(y.astype(np.int64).ravel()),
+    )
+    train, test = (
+        fifth(torch.arange(rows)) if choosing else (torch.arange(rows), torch.arange(rows, len(x)))
+    )
+    return Table(
+        x=scaled(images, train if choosing else slice(rows)) if pixels == "scaled" else images,
+        targets={"thing": things},
+        tasks={"thing": Classification(CIFAR_CLASSES)},
+        train=train,
+        test=test,
+    )
 
 
 def pacs(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
@@ -45,13 +70,29 @@ def pacs(folder: str | None = None, pixels: Pixels = "scaled") -> Table:
     from sklearn.model_selection import train_test_split
 
     with opened(find("pacs", folder, ("pacs_64_jpeg.npz",), PACS)) as held:
-        x, y, domain = decode(held["jpeg"], held["off"])[0], held["y"].astype(np.int64), held["domain"].astype(np.int64)
+        x, y, domain = (
+            decode(held["jpeg"], held["off"])[0],
+            held["y"].astype(np.int64),
+            held["domain"].astype(np.int64),
+        )
         classes, domains = tuple(held["classes"].tolist()), tuple(held["domains"].tolist())
-    train, test = (torch.tensor(sorted(part)) for part in train_test_split(
-        range(len(y)), train_size=TRAIN_SHARE, stratify=y * len(domains) + domain, random_state=SPLIT_SEED))
+    train, test = (
+        torch.tensor(sorted(part))
+        for part in train_test_split(
+            range(len(y)),
+            train_size=TRAIN_SHARE,
+            stratify=y * len(domains) + domain,
+            random_state=SPLIT_SEED,
+        )
+    )
     x = scaled(x, train) if pixels == "scaled" else x
-    return Table(x=x, targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
-                 tasks={"thing": Classification(classes), "domain": Classification(domains)}, train=train, test=test)
+    return Table(
+        x=x,
+        targets={"thing": torch.from_numpy(y), "domain": torch.from_numpy(domain)},
+        tasks={"thing": Classification(classes), "domain": Classification(domains)},
+        train=train,
+        test=test,
+    )
 
 
 def agnews(folder: str | None = None, texts: Literal["words", "letters"] = "words") -> Table:
@@ -59,11 +100,18 @@ def agnews(folder: str | None = None, texts: Literal["words", "letters"] = "word
 
     Or as letters, for readers with a tokenizer of their own. Needs agnews_train.csv, or agnews_train_subset.csv, and agnews_test.csv.
     """
-    parts = [read_texts(find("agnews", folder, files, AGNEWS), texts)
-             for files in (("agnews_train.csv", "agnews_train_subset.csv"), ("agnews_test.csv",))]
+    parts = [
+        read_texts(find("agnews", folder, files, AGNEWS), texts)
+        for files in (("agnews_train.csv", "agnews_train_subset.csv"), ("agnews_test.csv",))
+    ]
     x, y = (torch.cat(both) for both in zip(*parts, strict=True))
-    return Table(x=x, targets={"topic": y}, tasks={"topic": Classification(("world", "sports", "business", "science"))},
-                 train=torch.arange(len(parts[0][1])), test=torch.arange(len(parts[0][1]), len(y)))
+    return Table(
+        x=x,
+        targets={"topic": y},
+        tasks={"topic": Classification(("world", "sports", "business", "science"))},
+        train=torch.arange(len(parts[0][1])),
+        test=torch.arange(len(parts[0][1]), len(y)),
+    )
 
 
 def scaled(x: Tensor, rows: slice | Tensor) -> Tensor:
@@ -91,6 +139,6 @@ def numbered(text: str) -> list[int]:
     [871, 871, 1732, 8897, 17958, 0]
     """
     words = re.findall(r"[a-z0-9]+", text.lower())
-    both = [*words[:LENGTH // 2], *(f"{a} {b}" for a, b in pairwise(words[:LENGTH // 2 + 1]))]
+    both = [*words[: LENGTH // 2], *(f"{a} {b}" for a, b in pairwise(words[: LENGTH // 2 + 1]))]
     numbers = [zlib.crc32(word.encode()) % BUCKETS + 1 for word in both][:LENGTH]
     return numbers + [0] * (LENGTH - len(numbers))

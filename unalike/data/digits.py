@@ -30,12 +30,20 @@ def load_digits_table(folder: str | None = None) -> Table:
     x = torch.from_numpy(raw.images).float().div(16).unsqueeze(1)
     digit = torch.from_numpy(raw.target).long()
     attributes = [torch.isin(digit, torch.tensor(digits)) for digits in ATTRIBUTES.values()]
-    train, test = train_test_split(range(len(x)), train_size=TRAIN_ROWS, stratify=raw.target, random_state=SPLIT_SEED)
+    train, test = train_test_split(
+        range(len(x)), train_size=TRAIN_ROWS, stratify=raw.target, random_state=SPLIT_SEED
+    )
     return Table(
         x=x,
-        targets={"digit": digit, "attributes": torch.stack(attributes, 1).float(), "ink": (x[:, 0] >= 0.5).long()},
+        targets={
+            "digit": digit,
+            "attributes": torch.stack(attributes, 1).float(),
+            "ink": (x[:, 0] >= 0.5).long(),
+        },
         tasks={
-            "digit": Classification(("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")),
+            "digit": Classification(
+                ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+            ),
             "attributes": MultiLabel(tuple(ATTRIBUTES)),
             "ink": Segmentation(("background", "ink")),
         },
@@ -52,14 +60,25 @@ def digits_captions(folder: str | None = None) -> Table:
     plain = load_digits_table()
     assert isinstance(plain.x, Tensor)
     x, place = plain.x[:, 0], torch.arange(8.0)
-    across, down = x.sum(1) / x.sum((1, 2))[:, None], x.sum(2) / x.sum((1, 2))[:, None]               # (n, 8) each, where the ink is
-    spread = lambda share: ((share * place.square()).sum(1) - (share * place).sum(1).square()).clamp(min=0).sqrt()
+    across, down = (
+        x.sum(1) / x.sum((1, 2))[:, None],
+        x.sum(2) / x.sum((1, 2))[:, None],
+    )  # (n, 8) each, where the ink is
+    spread = lambda share: (
+        ((share * place.square()).sum(1) - (share * place).sum(1).square()).clamp(min=0).sqrt()
+    )
     middle, centre = (across * place).sum(1), (down * place).sum(1)
-    lean = (x * (place[:, None] - centre[:, None, None]) * (place - middle[:, None, None])).sum((1, 2))
+    lean = (x * (place[:, None] - centre[:, None, None]) * (place - middle[:, None, None])).sum(
+        (1, 2)
+    )
     words = [plain.targets["digit"] + 1]
     for i, said in enumerate((x.mean((1, 2)), spread(across), spread(down), lean, centre)):
         fifths = torch.quantile(said[plain.train], torch.tensor([0.2, 0.4, 0.6, 0.8]))
         words.append(torch.bucketize(said, fifths) + 11 + 5 * i)
-    return Table(x={"image": plain.x, "caption": torch.stack(words, 1)},
-                 targets={"pair": torch.arange(len(x)), "digit": plain.targets["digit"]},
-                 tasks={"pair": Retrieval(), "digit": plain.tasks["digit"]}, train=plain.train, test=plain.test)
+    return Table(
+        x={"image": plain.x, "caption": torch.stack(words, 1)},
+        targets={"pair": torch.arange(len(x)), "digit": plain.targets["digit"]},
+        tasks={"pair": Retrieval(), "digit": plain.tasks["digit"]},
+        train=plain.train,
+        test=plain.test,
+    )

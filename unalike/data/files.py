@@ -17,9 +17,13 @@ def find(name: str, folder: str | None, files: Sequence[str], source: str | None
     for file in files if where else ():
         if (path := Path(str(where), file)).is_file():
             return path
-    looked = f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
-    raise ValueError(f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it"
-                     + (f", get it from {source}" if source else ""))
+    looked = (
+        f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
+    )
+    raise ValueError(
+        f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it"
+        + (f", get it from {source}" if source else "")
+    )
 
 
 @contextmanager
@@ -27,12 +31,14 @@ def opened(path: Path) -> Iterator[Mapping[str, Any]]:
     """The arrays of a .npz by name, read as they are asked for; a file that is cut short or lacks one says so."""
     try:
         file = np.load(path, allow_pickle=False)
-    except Exception as problem:        # those of zip and NumPy files have no common kind
+    except Exception as problem:  # those of zip and NumPy files have no common kind
         raise ValueError(f"{path} is not a readable .npz file: {problem}") from None
     with file as held:
         try:
             yield held
         except KeyError as problem:
-            raise ValueError(f"{path} lacks {str(problem.args[0]).split()[0]}; it has {', '.join(held.files) or 'nothing'}") from None
+            raise ValueError(
+                f"{path} lacks {str(problem.args[0]).split()[0]}; it has {', '.join(held.files) or 'nothing'}"
+            ) from None
         except (BadZipFile, EOFError, zlib.error) as problem:
             raise ValueError(f"{path} is not a readable .npz file: {problem}") from None

@@ -14,8 +14,8 @@ from unalike.data.table import Table
 from unalike.tasks import Clustering
 from unalike.tasks.task import label_names
 
-CELLS = ("X", "x", "data", "fea", "views")                                  # names under which files keep a list of views
-TRUTH = ("Y", "y", "gt", "labels", "label", "truth", "gnd")                 # and the classes
+CELLS = ("X", "x", "data", "fea", "views")  # names under which files keep a list of views
+TRUTH = ("Y", "y", "gt", "labels", "label", "truth", "gnd")  # and the classes
 
 MFLVC = "https://github.com/SubmissionsIn/MFLVC (data/README.txt)"
 FMCSC = "https://github.com/5Martina5/FMCSC (data.zip)"
@@ -37,7 +37,9 @@ def mnist_usps(folder: str | None = None, crop: bool = True) -> Table:
 
 def bdgp(folder: str | None = None) -> Table:
     """2500 images of fly embryos: visual (1750) and text (79) features, each column in [0, 1], 5 classes; needs BDGP.npz or .mat."""
-    return load_multiview(find("bdgp", folder, ("BDGP.npz", "BDGP.mat"), f"{MFLVC} or {FMCSC}"), ("visual", "text"))
+    return load_multiview(
+        find("bdgp", folder, ("BDGP.npz", "BDGP.mat"), f"{MFLVC} or {FMCSC}"), ("visual", "text")
+    )
 
 
 def multi_fashion(folder: str | None = None) -> Table:
@@ -47,7 +49,11 @@ def multi_fashion(folder: str | None = None) -> Table:
     is read where it lies in the folder instead, as Multi_Fashion.mat or Fashion.mat.
     """
     files = ("Multi_Fashion_constructed.npz", "Multi_Fashion.mat", "Fashion.mat")
-    return load_multiview(find("multi_fashion", folder, files, f"{MFLVC} or {FMCSC}"), ("view1", "view2", "view3"), scale="pixels")
+    return load_multiview(
+        find("multi_fashion", folder, files, f"{MFLVC} or {FMCSC}"),
+        ("view1", "view2", "view3"),
+        scale="pixels",
+    )
 
 
 def scene15(folder: str | None = None) -> Table:
@@ -76,18 +82,29 @@ def digits_views(folder: str | None = None) -> Table:
     images = torch.from_numpy(raw.images / 16)
     spectrum = torch.fft.rfft2(images).abs().flatten(1)
     left, right = (half.flatten(1) for half in images.split(4, dim=2))
-    return multiview_table({"left": left, "right": right, "spectrum": columns(spectrum)}, torch.from_numpy(raw.target))
+    return multiview_table(
+        {"left": left, "right": right, "spectrum": columns(spectrum)}, torch.from_numpy(raw.target)
+    )
 
 
-def multiview(folder: str | None = None, file: str | None = None, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
+def multiview(
+    folder: str | None = None,
+    file: str | None = None,
+    names: Sequence[str] | None = None,
+    scale: str = "columns",
+) -> Table:
     """A set of your own, `file` in the folder, .npz or .mat: its views called `names`, else view1, view2, ..., each column in [0, 1]."""
     if file is None:
-        raise ValueError("multiview needs the name of a .npz or .mat file in the data folder: "
-                         "data: {name: multiview, options: {file: mine.mat}}")
+        raise ValueError(
+            "multiview needs the name of a .npz or .mat file in the data folder: "
+            "data: {name: multiview, options: {file: mine.mat}}"
+        )
     return load_multiview(find("multiview", folder, (file,)), names, scale)
 
 
-def load_multiview(path: str | Path, names: Sequence[str] | None = None, scale: str = "columns") -> Table:
+def load_multiview(
+    path: str | Path, names: Sequence[str] | None = None, scale: str = "columns"
+) -> Table:
     """A table to cluster from any multi-view file, .npz or .mat; see `read_views` and `multiview_table`."""
     return multiview_table(*read_views(path, names), scale)
 
@@ -107,14 +124,24 @@ def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> 
         raise ValueError("a table to cluster needs one row or more, got none")
     for name, rows in x.items():
         if rows.ndim != 2:
-            raise ValueError(f"modality {name!r} must be (n, features), got shape {tuple(rows.shape)}")
+            raise ValueError(
+                f"modality {name!r} must be (n, features), got shape {tuple(rows.shape)}"
+            )
         if not (good := rows.isfinite()).all():
             row, column = (~good).nonzero()[0].tolist()
-            raise ValueError(f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row "
-                             f"{row}, column {column}: fill them in or leave the rows out")
+            raise ValueError(
+                f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row "
+                f"{row}, column {column}: fill them in or leave the rows out"
+            )
     everyone = torch.arange(len(y))
-    return Table(x={name: SCALES[scale](rows).float().contiguous() for name, rows in x.items()}, targets={"class": y.long()},
-                 tasks={"class": Clustering(label_names(int(y.max()) + 1))}, train=everyone, test=everyone, overlap=True)
+    return Table(
+        x={name: SCALES[scale](rows).float().contiguous() for name, rows in x.items()},
+        targets={"class": y.long()},
+        tasks={"class": Clustering(label_names(int(y.max()) + 1))},
+        train=everyone,
+        test=everyone,
+        overlap=True,
+    )
 
 
 def columns(view: Tensor) -> Tensor:
@@ -133,33 +160,56 @@ def pixels(view: Tensor) -> Tensor:
     return view / 255 if view.max() > 1 else view
 
 
-SCALES: dict[str, Callable[[Tensor], Tensor]] = {"columns": columns, "pixels": pixels, "none": lambda view: view}
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {
+    "columns": columns,
+    "pixels": pixels,
+    "none": lambda view: view,
+}
 
 
-def read_views(path: str | Path, names: Sequence[str] | None = None) -> tuple[dict[str, Tensor], Tensor]:
+def read_views(
+    path: str | Path, names: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
     """The views (n, features) float64 of a .npz or .mat file, called `names` or view1, view2, ..., and its classes (n,) from 0 up.
 
     Views are the variables X1, X2, ..., or one list X of them; classes are Y, any numbers. Rows are samples, or the last axis where only
     that fits Y; all other axes are made one. Whole numbers may be kept with what to multiply them by, as X1_u8 and X1_scale.
     """
     held = _variables(Path(path))
-    numbered = sorted((int(found[1]), key) for key in held if (found := re.fullmatch(r"[Xx](\d+)(?:_u8)?", key)))
-    cells = next((list(held[key].ravel()) for key in CELLS if key in held and held[key].dtype == object), [])
+    numbered = sorted(
+        (int(found[1]), key) for key in held if (found := re.fullmatch(r"[Xx](\d+)(?:_u8)?", key))
+    )
+    cells = next(
+        (list(held[key].ravel()) for key in CELLS if key in held and held[key].dtype == object), []
+    )
     truth = next((held[key] for key in TRUTH if key in held), None)
     if truth is None or not (numbered or cells):
-        raise ValueError(f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}")
+        raise ValueError(
+            f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}"
+        )
     if truth.size != max(truth.shape, default=0):
         raise ValueError(f"{path} needs one class a sample in Y, got shape {truth.shape}")
     if truth.dtype.kind == "f" and (unknown := np.isnan(truth).sum()):
-        raise ValueError(f"{path} has NaN for {unknown} of {truth.size} classes in Y: leave these samples out")
+        raise ValueError(
+            f"{path} has NaN for {unknown} of {truth.size} classes in Y: leave these samples out"
+        )
     y = np.unique(truth.ravel(), return_inverse=True)[1].ravel()
-    scaled = [(held[key], np.asarray(held.get(f"X{number}_scale", 1)).item()) for number, key in numbered] or [(view, 1) for view in cells]
-    views = [_rows(view, len(y), f"view {number} of {path}") * scale for number, (view, scale) in enumerate(scaled, 1)]
+    scaled = [
+        (held[key], np.asarray(held.get(f"X{number}_scale", 1)).item()) for number, key in numbered
+    ] or [(view, 1) for view in cells]
+    views = [
+        _rows(view, len(y), f"view {number} of {path}") * scale
+        for number, (view, scale) in enumerate(scaled, 1)
+    ]
     names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
     if len(views) != len(names):
-        raise ValueError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
+        raise ValueError(
+            f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}"
+        )
     if twice := [name for name in names if list(names).count(name) > 1]:
-        raise ValueError(f'two views of {path} are called "{twice[0]}": give each a name of its own')
+        raise ValueError(
+            f'two views of {path} are called "{twice[0]}": give each a name of its own'
+        )
     return {name: torch.from_numpy(view) for name, view in zip(names, views)}, torch.from_numpy(y)
 
 
@@ -174,8 +224,10 @@ def _variables(path: Path) -> dict[str, Any]:
     try:
         return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
     except NotImplementedError:
-        raise ValueError(f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7") from None
-    except Exception as problem:        # those of MATLAB files have no common kind
+        raise ValueError(
+            f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7"
+        ) from None
+    except Exception as problem:  # those of MATLAB files have no common kind
         raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
 
 

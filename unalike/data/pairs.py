@@ -10,8 +10,10 @@ from torch import Tensor
 from unalike.data.files import find, opened
 from unalike.data.pictures import Broken, decode, leave_out
 
-FLICKR = ("https://github.com/jbrownlee/Datasets/releases (Flickr8k): images at 96x96 as JPEG bytes in `jpeg` and `off`, `names`, "
-          "`captions_json`, five captions an image, `split` 0 train, 1 validation, 2 test")
+FLICKR = (
+    "https://github.com/jbrownlee/Datasets/releases (Flickr8k): images at 96x96 as JPEG bytes in `jpeg` and `off`, `names`, "
+    "`captions_json`, five captions an image, `split` 0 train, 1 validation, 2 test"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,18 @@ def flickr8k_pairs(folder: str | None = None, broken: Broken = "refuse") -> Pair
         names, told = held["names"].tolist(), json.loads(held["captions_json"].tobytes())
         images, good = decode(held["jpeg"], held["off"], broken, names)
         split = torch.from_numpy(held["split"][good].astype(np.int64))
-    texts = [[text for text in (told[i] if isinstance(told, list) else told.get(names[i], [])) if text.strip()] for i in good]
-    leave_out([f"{names[i]} has no caption" for i, its in zip(good, texts, strict=True) if not its], len(good), broken)
+    texts = [
+        [
+            text
+            for text in (told[i] if isinstance(told, list) else told.get(names[i], []))
+            if text.strip()
+        ]
+        for i in good
+    ]
+    leave_out(
+        [f"{names[i]} has no caption" for i, its in zip(good, texts, strict=True) if not its],
+        len(good),
+        broken,
+    )
     fine = torch.tensor([bool(its) for its in texts])
     return Pairs(images[fine], [its for its in texts if its], split[fine])

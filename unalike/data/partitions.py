@@ -32,13 +32,19 @@ def iid(rows: int, sizes_or_clients: int | Sequence[int], generator: Generator) 
     else:
         sizes = list(sizes_or_clients)
         if not sizes or min(sizes) < 0 or sum(sizes) != rows:
-            raise ValueError(f"iid shares out {rows} rows: the sizes must be 0 or more and sum to that, got {sizes}")
+            raise ValueError(
+                f"iid shares out {rows} rows: the sizes must be 0 or more and sum to that, got {sizes}"
+            )
     owner = torch.empty(rows, dtype=torch.int64)
-    owner[torch.randperm(rows, generator=generator)] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    owner[torch.randperm(rows, generator=generator)] = torch.arange(len(sizes)).repeat_interleave(
+        torch.tensor(sizes)
+    )
     return parts(owner, len(sizes))
 
 
-def dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1) -> list[Tensor]:
+def dirichlet(
+    y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1
+) -> list[Tensor]:
     """Each class is shared by proportions drawn from Dirichlet(alpha): small alpha is skewed, large alpha near IID (Hsu 2019).
 
     y (n,) whole numbers. A client left with fewer than `minimum` rows gets random ones moved from the largest client,
@@ -51,7 +57,9 @@ def dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, mi
     for label in y.unique():
         rows = (y == label).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        ends = torch.from_numpy(proportions(draws, clients, alpha).cumsum() * len(rows)).round().long()
+        ends = (
+            torch.from_numpy(proportions(draws, clients, alpha).cumsum() * len(rows)).round().long()
+        )
         owner[rows] = torch.searchsorted(ends[:-1], torch.arange(len(rows)), right=True)
     return parts(fill_up(owner, clients, minimum, generator), clients)
 
@@ -86,13 +94,21 @@ def apart(y: Tensor, clients: int, generator: Generator) -> list[Tensor]:
     for i, label in enumerate(classes):
         rows = (y == label).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        sharers = torch.arange(i, clients, len(classes)) if i < clients else torch.tensor([i % clients])
+        sharers = (
+            torch.arange(i, clients, len(classes)) if i < clients else torch.tensor([i % clients])
+        )
         owner[rows] = sharers[torch.arange(len(rows)) % len(sharers)]
     return parts(fill_up(owner, clients, 1, generator), clients)
 
 
-def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Generator, minimum: Some = 1,
-                         missing: Whole = 0) -> list[Tensor]:
+def multilabel_dirichlet(
+    y: Tensor,
+    clients: int,
+    alpha: Positive,
+    generator: Generator,
+    minimum: Some = 1,
+    missing: Whole = 0,
+) -> list[Tensor]:
     """Each label's carriers are shared by proportions drawn from Dirichlet(alpha), as nearly as rows with several labels allow.
 
     y (n, labels), 1 where a label is present; rows without any count as a label of their own. Iterative stratification
@@ -105,12 +121,16 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
     how many there were is logged.
     """
     if y.ndim != 2:
-        raise ValueError(f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}; take dirichlet for classes")
+        raise ValueError(
+            f"multilabel_dirichlet needs labels of shape (n, labels), got {tuple(y.shape)}; take dirichlet for classes"
+        )
     check_clients(len(y), clients, minimum)
     draws = numpy_draws(generator)
     present = (y == 1).cpu().numpy()
     present = np.concatenate([present, ~present.any(1, keepdims=True)], axis=1)  # (n, labels + 1)
-    lack = np.stack([proportions(draws, clients, alpha) for _ in present.T])  # (labels + 1, clients)
+    lack = np.stack(
+        [proportions(draws, clients, alpha) for _ in present.T]
+    )  # (labels + 1, clients)
     if missing:
         lack[:-1] = withhold(lack[:-1], missing, draws)
     lack *= present.sum(0)[:, None]
@@ -133,7 +153,10 @@ def multilabel_dirichlet(y: Tensor, clients: int, alpha: Positive, generator: Ge
             lack[waiting[place], client] -= 1
             waiting[place] = False
     if homeless:
-        log.info("%d rows carry labels that no client might hold together; some clients lack fewer labels than asked for", homeless)
+        log.info(
+            "%d rows carry labels that no client might hold together; some clients lack fewer labels than asked for",
+            homeless,
+        )
     return parts(fill_up(owner, clients, minimum, generator), clients)
 
 
@@ -142,13 +165,19 @@ def by_cluster(features: Tensor, clients: int, generator: Generator) -> list[Ten
     from sklearn.cluster import KMeans
 
     if features.ndim != 2:
-        raise ValueError(f"by_cluster needs features of shape (n, width), got {tuple(features.shape)}")
+        raise ValueError(
+            f"by_cluster needs features of shape (n, width), got {tuple(features.shape)}"
+        )
     check_clients(len(features), clients)
     distinct = len(features.unique(dim=0))
     if distinct < clients:
-        raise ValueError(f"by_cluster gives every client a cluster: {distinct} distinct rows are too few for {clients} clients")
+        raise ValueError(
+            f"by_cluster gives every client a cluster: {distinct} distinct rows are too few for {clients} clients"
+        )
     seed = int(torch.randint(2**31, (), generator=generator))
-    means = KMeans(clients, n_init=4, random_state=seed).fit(features.detach().cpu().double().numpy())
+    means = KMeans(clients, n_init=4, random_state=seed).fit(
+        features.detach().cpu().double().numpy()
+    )
     return parts(torch.from_numpy(means.labels_).long(), clients)
 
 
@@ -175,7 +204,9 @@ def fill_up(owner: Tensor, clients: int, minimum: int, generator: Generator) -> 
         owner[rows[torch.randint(len(rows), (), generator=generator)]] = sizes.argmin()
         moved += 1
     if moved:
-        log.info("moved %d rows so that each of %d clients has at least %d", moved, clients, minimum)
+        log.info(
+            "moved %d rows so that each of %d clients has at least %d", moved, clients, minimum
+        )
     return owner
 
 
@@ -194,11 +225,15 @@ def withhold(shares: np.ndarray, missing: int, draws: np.random.Generator) -> np
     """Shares (labels, clients) with -inf where a label is withheld from a client, `missing` of them each; the rest sums to 1 again."""
     labels, clients = shares.shape
     if not 0 <= missing < labels:
-        raise ValueError(f"missing labels must be 0 or more and fewer than the {labels} there are, got {missing}")
+        raise ValueError(
+            f"missing labels must be 0 or more and fewer than the {labels} there are, got {missing}"
+        )
     gone = np.stack([draws.permutation(labels) < missing for _ in range(clients)], 1)
     for label in np.flatnonzero(gone.all(1)):
         gone[label, draws.integers(clients)] = False
-    left = np.where(gone, 0.0, shares + 1e-12)      # where all that is left was drawn as 0, it is shared evenly
+    left = np.where(
+        gone, 0.0, shares + 1e-12
+    )  # where all that is left was drawn as 0, it is shared evenly
     return np.where(gone, -np.inf, left / left.sum(1, keepdims=True))
 
 
@@ -210,22 +245,28 @@ def alike(y: Tensor, own: Tensor, generator: Generator) -> Tensor:
     """
     classes, counts = own.unique(return_counts=True)
     order = torch.randperm(len(y), generator=generator)
-    rows = [(order[y[order] == one], count) for one, count in zip(classes, counts.tolist(), strict=True)]
+    rows = [
+        (order[y[order] == one], count) for one, count in zip(classes, counts.tolist(), strict=True)
+    ]
     most = min((len(some) / count for some, count in rows if len(some)), default=0.0)
-    chosen = torch.cat([some[:round(most * count)] for some, count in rows])
+    chosen = torch.cat([some[: round(most * count)] for some, count in rows])
     return chosen[torch.randperm(len(chosen), generator=generator)]
 
 
 def check_classes(y: Tensor) -> Tensor:
     if y.ndim != 1 or y.is_floating_point():
-        raise ValueError(f"this partition needs one whole-number label a row, got shape {tuple(y.shape)} of {y.dtype}: "
-                         "let `by` name a target of classes, or take multilabel_dirichlet for several labels a row")
+        raise ValueError(
+            f"this partition needs one whole-number label a row, got shape {tuple(y.shape)} of {y.dtype}: "
+            "let `by` name a target of classes, or take multilabel_dirichlet for several labels a row"
+        )
     return y.cpu()
 
 
 def check_clients(rows: int, clients: int, each: int = 1) -> int:
     """The number of clients, if each can have as many rows as it must."""
     if clients < 1 or each < 0 or clients * each > rows:
-        raise ValueError(f"{rows} rows cannot give {clients} clients at least {each} each: clients must be 1 or more, "
-                         "and rows enough for all")
+        raise ValueError(
+            f"{rows} rows cannot give {clients} clients at least {each} each: clients must be 1 or more, "
+            "and rows enough for all"
+        )
     return clients

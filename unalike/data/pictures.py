@@ -23,10 +23,12 @@ log = logging.getLogger(__name__)
 
 Broken = Literal["refuse", "skip"]
 
-VOC = ("http://host.robots.ox.ac.uk/pascal/VOC/voc2012 (VOCtrainval_11-May-2012.tar): images at 96x96 as JPEG bytes in `jpeg` and `off`, "
-       "`y` (n, 20) 1 present, 0 difficult, -1 absent, `split` 0 train, 1 val, `classes`")
+VOC = (
+    "http://host.robots.ox.ac.uk/pascal/VOC/voc2012 (VOCtrainval_11-May-2012.tar): images at 96x96 as JPEG bytes in `jpeg` and `off`, "
+    "`y` (n, 20) 1 present, 0 difficult, -1 absent, `split` 0 train, 1 val, `classes`"
+)
 CALTECH = "https://data.caltech.edu/records/mzrjq-6wc02: images at 96x96 as JPEG bytes in `jpeg` and `off`, `y` (n,), `classes`"
-SPLIT_SEED, TRAIN_SHARE = 101, 0.7      # Caltech-101 has no official split
+SPLIT_SEED, TRAIN_SHARE = 101, 0.7  # Caltech-101 has no official split
 
 
 def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool = False) -> Table:
@@ -37,16 +39,23 @@ def voc2012(folder: str | None = None, broken: Broken = "refuse", choosing: bool
     """
     with opened(find("voc2012", folder, ("voc2012_cls_96_jpeg.npz",), VOC)) as held:
         x, good = decode(held["jpeg"], held["off"], broken, held["names"].tolist())
-        marks, split = torch.from_numpy(held["y"][good].astype(np.float32)), torch.from_numpy(held["split"][good])
+        marks, split = (
+            torch.from_numpy(held["y"][good].astype(np.float32)),
+            torch.from_numpy(held["split"][good]),
+        )
         classes = tuple(held["classes"].tolist())
     y = torch.where(marks == 0, -1.0, (marks == 1).float())
     train, test = (split == 0).nonzero().flatten(), (split != 0).nonzero().flatten()
     if choosing:
         train, test = fifth(train)
-    return Table(x=x, targets={"objects": y}, tasks={"objects": MultiLabel(classes)}, train=train, test=test)
+    return Table(
+        x=x, targets={"objects": y}, tasks={"objects": MultiLabel(classes)}, train=train, test=test
+    )
 
 
-def caltech101(folder: str | None = None, broken: Broken = "refuse", choosing: bool = False) -> Table:
+def caltech101(
+    folder: str | None = None, broken: Broken = "refuse", choosing: bool = False
+) -> Table:
     """Caltech-101 at 96x96: 8677 photographs of one of 101 things, 70 % of each to train; needs caltech101_96_jpeg.npz.
 
     `broken` and `choosing` as in voc2012.
@@ -56,11 +65,21 @@ def caltech101(folder: str | None = None, broken: Broken = "refuse", choosing: b
     with opened(find("caltech101", folder, ("caltech101_96_jpeg.npz",), CALTECH)) as held:
         x, good = decode(held["jpeg"], held["off"], broken)
         y, classes = held["y"][good].astype(np.int64), tuple(held["classes"].tolist())
-    train, test = (torch.tensor(sorted(part)) for part in train_test_split(
-        range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED))
+    train, test = (
+        torch.tensor(sorted(part))
+        for part in train_test_split(
+            range(len(x)), train_size=TRAIN_SHARE, stratify=y, random_state=SPLIT_SEED
+        )
+    )
     if choosing:
         train, test = fifth(train)
-    return Table(x=x, targets={"thing": torch.from_numpy(y)}, tasks={"thing": Classification(classes)}, train=train, test=test)
+    return Table(
+        x=x,
+        targets={"thing": torch.from_numpy(y)},
+        tasks={"thing": Classification(classes)},
+        train=train,
+        test=test,
+    )
 
 
 def fifth(train: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +88,9 @@ def fifth(train: Tensor) -> tuple[Tensor, Tensor]:
     return train[~out], train[out]
 
 
-def decode(jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: Sequence[str] | None = None) -> tuple[Tensor, np.ndarray]:
+def decode(
+    jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: Sequence[str] | None = None
+) -> tuple[Tensor, np.ndarray]:
     """Every image once, as bytes (n, 3, height, width), and which items these are (n,): all, unless broken ones are skipped.
 
     Most of them say the size. Called `names`, or by number.
@@ -87,8 +108,14 @@ def decode(jpeg: np.ndarray, off: np.ndarray, broken: Broken = "refuse", names: 
         (height, width, _), _ = Counter(image.shape for image in found.values()).most_common(1)[0]
         for i in [i for i, image in found.items() if image.shape[:2] != (height, width)]:
             wrong[i] = f"is {found[i].shape[1]}x{found.pop(i).shape[0]}, most are {width}x{height}"
-    leave_out([f"{names[i] if names else f'image {i}'} {why}" for i, why in sorted(wrong.items())], len(off) - 1, broken)
-    return torch.from_numpy(np.stack([*found.values()])).permute(0, 3, 1, 2).contiguous(), np.array([*found])
+    leave_out(
+        [f"{names[i] if names else f'image {i}'} {why}" for i, why in sorted(wrong.items())],
+        len(off) - 1,
+        broken,
+    )
+    return torch.from_numpy(np.stack([*found.values()])).permute(0, 3, 1, 2).contiguous(), np.array(
+        [*found]
+    )
 
 
 def leave_out(wrong: Sequence[str], of: int, broken: Broken) -> None:
@@ -109,5 +136,5 @@ def read(data: bytes | Path) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as image:
             return np.asarray(image.convert("RGB"))
-    except Exception as problem:        # what PIL raises on broken bytes is open: OSError, SyntaxError, struct.error and others
+    except Exception as problem:  # what PIL raises on broken bytes is open: OSError, SyntaxError, struct.error and others
         raise ValueError(f"is no image ({type(problem).__name__})") from None

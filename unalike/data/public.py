@@ -19,8 +19,10 @@ class PublicOrder:
 
     def __post_init__(self) -> None:
         if self.rows < self.batch:
-            raise ValueError(f"the public set has {self.rows} rows, fewer than a batch of {self.batch}; "
-                             "lower algorithm.batch or give a larger public set")
+            raise ValueError(
+                f"the public set has {self.rows} rows, fewer than a batch of {self.batch}; "
+                "lower algorithm.batch or give a larger public set"
+            )
 
     def batches(self, round: int, epoch: int = 0) -> list[Tensor]:
         """Row numbers of each batch."""

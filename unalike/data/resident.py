@@ -8,8 +8,11 @@ from torch.utils._pytree import tree_map
 
 from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
 
-ROOM = 2**32        # bytes; a larger set stays where it is
-AT_ONCE = {"cuda": 256, "cpu": 8}        # rows through the trunk: memory for more than so many a processor asks of the system at each step
+ROOM = 2**32  # bytes; a larger set stays where it is
+AT_ONCE = {
+    "cuda": 256,
+    "cpu": 8,
+}  # rows through the trunk: memory for more than so many a processor asks of the system at each step
 
 
 class Resident(Samples):
@@ -29,12 +32,16 @@ class Resident(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if self.held is None and self.fits:
-            first, *rest = torch.arange(len(self.raw)).split(AT_ONCE.get(torch.device(self.device).type, 256))
+            first, *rest = torch.arange(len(self.raw)).split(
+                AT_ONCE.get(torch.device(self.device).type, 256)
+            )
             parts = [self._brought(first)]
             self.fits = size(parts[0][0]) * len(self.raw) <= ROOM * len(first)
             if self.fits:
                 parts += [self._brought(few) for few in rest]
-                self.held = tree_map(lambda *rows: None if rows[0] is None else torch.cat(rows), *parts)
+                self.held = tree_map(
+                    lambda *rows: None if rows[0] is None else torch.cat(rows), *parts
+                )
         if self.held is None:
             return self._brought(index.cpu())
         x, y = self.held
@@ -44,13 +51,17 @@ class Resident(Samples):
     def _brought(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         x, y = self.raw.rows(index)
         x = each(x, lambda rows: rows.to(self.device))
-        return x if self.look is None else self.look(x), None if y is None else numbers(y).to(self.device)
+        return x if self.look is None else self.look(x), None if y is None else numbers(y).to(
+            self.device
+        )
 
     def take(self, index: Tensor) -> "Resident":
         return Resident(self.raw.take(index), self.device, self.look)
 
 
-def resident(given: Samples | None, device: str, look: Callable[[Inputs], Inputs] | None = None) -> Samples | None:
+def resident(
+    given: Samples | None, device: str, look: Callable[[Inputs], Inputs] | None = None
+) -> Samples | None:
     """The same samples on a GPU, or as `look` sees them anywhere; those read on demand, and too many, as they are."""
     if not isinstance(given, Tensors) or (look is None and torch.device(device).type == "cpu"):
         return given
@@ -60,4 +71,6 @@ def resident(given: Samples | None, device: str, look: Callable[[Inputs], Inputs
 
 def size(x: Inputs) -> int:
     """Bytes of some rows."""
-    return sum(part.numel() * part.element_size() for part in (x.values() if isinstance(x, dict) else [x]))
+    return sum(
+        part.numel() * part.element_size() for part in (x.values() if isinstance(x, dict) else [x])
+    )

@@ -29,7 +29,9 @@ class Samples:
         """The same, where there must be labels."""
         x, y = self.rows(index)
         if y is None:
-            raise ValueError("these samples have no labels: give (x, y), or a dataset that yields (x, y)")
+            raise ValueError(
+                "these samples have no labels: give (x, y), or a dataset that yields (x, y)"
+            )
         return x, y
 
     def take(self, index: Tensor) -> "Samples":
@@ -53,7 +55,9 @@ class Tensors(Samples):
         named = {**(x if isinstance(x, dict) else {"x": x}), **({} if y is None else {"y": y})}
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
-                got = "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
+                got = (
+                    "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
+                )
                 raise ValueError(f"samples are tensors with one row a sample, got {got} for {name}")
         if isinstance(x, dict):
             check_modalities(x)
@@ -67,7 +71,9 @@ class Tensors(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         chosen = self.index[index]
-        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else numbers(self.y[chosen.to(self.y.device)])
+        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else numbers(
+            self.y[chosen.to(self.y.device)]
+        )
 
     def take(self, index: Tensor) -> "Tensors":
         return Tensors(self.x, self.y, self.index[index])
@@ -81,8 +87,12 @@ class Lazy(Samples):
     """Samples read on demand from a map-style torch Dataset that yields (x, y) or x."""
 
     def __init__(self, dataset: Dataset, index: Tensor | None = None):
-        if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise ValueError(f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: use a map-style one")
+        if isinstance(dataset, IterableDataset) or not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise ValueError(
+                f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: use a map-style one"
+            )
         self.dataset, self.index = dataset, torch.arange(len(dataset)) if index is None else index
 
     def __len__(self) -> int:
@@ -95,7 +105,9 @@ class Lazy(Samples):
         if not isinstance(items[0], (tuple, list)):
             return default_collate(items), None
         if len(items[0]) != 2:
-            raise ValueError(f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things")
+            raise ValueError(
+                f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things"
+            )
         x, y = zip(*items)
         return default_collate(list(x)), numbers(default_collate(list(y)))
 
@@ -103,7 +115,11 @@ class Lazy(Samples):
         return Lazy(self.dataset, self.index[index])
 
     @cached_property
-    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:      # rows do not change, and reading one may take long
+    def shape(
+        self,
+    ) -> (
+        tuple[int, ...] | dict[str, tuple[int, ...]]
+    ):  # rows do not change, and reading one may take long
         return each(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
 
 
@@ -111,14 +127,24 @@ def check_modalities(x: dict[str, Tensor]) -> None:
     """Raises ValueError unless there is a modality, and marks say of each sample whether it has one, and that it has any."""
     names = [name for name in x if not name.endswith(MARK)]
     if not names:
-        raise ValueError('there is no modality: give one tensor or more by name, as {"left": (n, features), ...}')
+        raise ValueError(
+            'there is no modality: give one tensor or more by name, as {"left": (n, features), ...}'
+        )
     for name, there in ((name, x[name]) for name in x if name.endswith(MARK)):
         if name.removesuffix(MARK) not in names or there.dtype != torch.bool or there.ndim != 1:
-            raise ValueError(f'"{name}" says which samples have modality "{name.removesuffix(MARK)}", which must be there: one truth value '
-                             f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}")
+            raise ValueError(
+                f'"{name}" says which samples have modality "{name.removesuffix(MARK)}", which must be there: one truth value '
+                f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}"
+            )
     marks = [x[name + MARK] for name in names if name + MARK in x]
-    if len(marks) == len(names) and len({len(there) for there in marks}) == 1 and len(bare := (~torch.stack(marks).any(0)).nonzero()):
-        raise ValueError(f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out")
+    if (
+        len(marks) == len(names)
+        and len({len(there) for there in marks}) == 1
+        and len(bare := (~torch.stack(marks).any(0)).nonzero())
+    ):
+        raise ValueError(
+            f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out"
+        )
 
 
 def nonfinite_problem(samples: Samples) -> str | None:
@@ -130,10 +156,16 @@ def nonfinite_problem(samples: Samples) -> str | None:
             if rows.is_floating_point():
                 there = x.get(name + MARK) if isinstance(x, dict) else None
                 wrong = ~rows.flatten(1).isfinite().all(1)
-                bad[name] = bad.get(name, 0) + int((wrong if there is None else wrong & there.to(wrong.device)).sum())
+                bad[name] = bad.get(name, 0) + int(
+                    (wrong if there is None else wrong & there.to(wrong.device)).sum()
+                )
     for name, count in bad.items():
         if count:
-            what, how = (f'modality "{name}" has', f', or say by "{name}{MARK}" which samples have it') if name else ("there is", "")
+            what, how = (
+                (f'modality "{name}" has', f', or say by "{name}{MARK}" which samples have it')
+                if name
+                else ("there is", "")
+            )
             return f"{what} NaN or infinity in {count} of {len(samples)} samples: fill them in or leave the samples out{how}"
     return None
 
@@ -146,9 +178,13 @@ def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -
         raise ValueError("inputs of one kind have no modalities that could be missing")
     rows, names = len(held), list(x)
     chance = torch.rand(rows, len(names), generator=generator)
-    chance[torch.arange(rows), chance.argmax(1)] = torch.inf                     # one of each sample stays
-    gone = chance.flatten().argsort()[:min(round(missing * chance.numel()), rows * (len(names) - 1))]
-    there = torch.ones(rows * len(names), dtype=torch.bool).index_fill(0, gone, False).reshape(rows, -1)
+    chance[torch.arange(rows), chance.argmax(1)] = torch.inf  # one of each sample stays
+    gone = chance.flatten().argsort()[
+        : min(round(missing * chance.numel()), rows * (len(names) - 1))
+    ]
+    there = (
+        torch.ones(rows * len(names), dtype=torch.bool).index_fill(0, gone, False).reshape(rows, -1)
+    )
     marks = {name + MARK: there[:, i] for i, name in enumerate(names)}
     return Tensors({name: _blank(part, marks[name + MARK]) for name, part in x.items()} | marks, y)
 
@@ -156,11 +192,27 @@ def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -
 def pooled(held: list[Samples]) -> Tensors:
     """All samples, with labels, as one set. Where not everybody has the same modalities, marks say which samples have which."""
     told = [each.labelled(torch.arange(len(each))) for each in held]
-    parts, y = [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in told], torch.cat([labels for _, labels in told])
+    parts, y = (
+        [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in told],
+        torch.cat([labels for _, labels in told]),
+    )
     like = {name: part for x, _ in parts for name, part in x.items() if not name.endswith(MARK)}
-    rows = {name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in parts]) for name, part in like.items()}
-    marks = {name + MARK: torch.cat([x.get(name + MARK, torch.full((size,), name in x)) for x, size in parts]) for name in like}
-    return Tensors(rows[""] if "" in rows else rows | {name: there for name, there in marks.items() if not there.all()}, y)
+    rows = {
+        name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in parts])
+        for name, part in like.items()
+    }
+    marks = {
+        name + MARK: torch.cat(
+            [x.get(name + MARK, torch.full((size,), name in x)) for x, size in parts]
+        )
+        for name in like
+    }
+    return Tensors(
+        rows[""]
+        if "" in rows
+        else rows | {name: there for name, there in marks.items() if not there.all()},
+        y,
+    )
 
 
 def joined(held: dict[str, Tensors]) -> Tensors:
@@ -174,14 +226,20 @@ def joined(held: dict[str, Tensors]) -> Tensors:
     (first, usual), *others = ((name, _kind(x)) for name, x in parts.items())
     for name, kind in others:
         if kind != usual:
-            raise ValueError(f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined")
+            raise ValueError(
+                f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined"
+            )
     size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
     return Tensors(torch.cat([sized(x, size) for x in parts.values()]))
 
 
 def _kind(x: Tensor) -> str:
     """What rows must have in common to be of one set."""
-    shape = f"pictures of {x.shape[1]} channel{'s' * (x.shape[1] != 1)}" if x.ndim == 4 else f"of shape {tuple(x.shape[1:])}"
+    shape = (
+        f"pictures of {x.shape[1]} channel{'s' * (x.shape[1] != 1)}"
+        if x.ndim == 4
+        else f"of shape {tuple(x.shape[1:])}"
+    )
     return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
 
 
@@ -189,8 +247,17 @@ def sized(pictures: Tensor, size: Sequence[int]) -> Tensor:
     """(n, channels, height, width) at another height and width, in their own dtype."""
     if list(pictures.shape[2:]) == list(size):
         return pictures
-    made = interpolate(pictures.to(torch.promote_types(pictures.dtype, torch.float32)), list(size), mode="bilinear", antialias=True)
-    return made.to(pictures.dtype) if pictures.is_floating_point() else made.round_().to(pictures.dtype)
+    made = interpolate(
+        pictures.to(torch.promote_types(pictures.dtype, torch.float32)),
+        list(size),
+        mode="bilinear",
+        antialias=True,
+    )
+    return (
+        made.to(pictures.dtype)
+        if pictures.is_floating_point()
+        else made.round_().to(pictures.dtype)
+    )
 
 
 def _blank(rows: Tensor, there: Tensor) -> Tensor:
@@ -209,13 +276,19 @@ def samples(obj: object) -> Samples:
         return samples(obj.dataset).take(torch.as_tensor(obj.indices, dtype=torch.int64))
     if isinstance(obj, Dataset):
         return Lazy(obj)
-    got = f"{type(obj).__name__} of {len(obj)}" if isinstance(obj, (tuple, list)) else type(obj).__name__
-    raise ValueError(f"data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch Dataset, got {got}")
+    got = (
+        f"{type(obj).__name__} of {len(obj)}"
+        if isinstance(obj, (tuple, list))
+        else type(obj).__name__
+    )
+    raise ValueError(
+        f"data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch Dataset, got {got}"
+    )
 
 
 def fingerprint(samples: Samples) -> str:
     """16 hex digits that tell data apart: of every row in memory, or of the length and first 64 rows read on demand."""
-    samples = getattr(samples, "raw", samples)          # wherever its rows are kept
+    samples = getattr(samples, "raw", samples)  # wherever its rows are kept
     if samples._fingerprint is not None:
         return samples._fingerprint
     step = 1024
@@ -226,8 +299,12 @@ def fingerprint(samples: Samples) -> str:
         named = x if isinstance(x, dict) else {"": x}
         for name, tensor in [*sorted(named.items()), *([] if y is None else [("y", y)])]:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    samples._fingerprint = digest.hexdigest()[:16]      # rows do not change; hashing a large set again and again takes long
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
+    samples._fingerprint = digest.hexdigest()[
+        :16
+    ]  # rows do not change; hashing a large set again and again takes long
     return samples._fingerprint
 
 
@@ -238,4 +315,6 @@ def numbers(y: Tensor) -> Tensor:
 
 def each(x: Inputs, change):
     """The change made to the input, or to every modality."""
-    return {name: change(tensor) for name, tensor in x.items()} if isinstance(x, dict) else change(x)
+    return (
+        {name: change(tensor) for name, tensor in x.items()} if isinstance(x, dict) else change(x)
+    )

@@ -27,7 +27,9 @@ class Table:
 
     def __post_init__(self):
         if self.targets.keys() != self.tasks.keys():
-            raise ValueError(f"every target needs a task: targets are {sorted(self.targets)}, tasks are {sorted(self.tasks)}")
+            raise ValueError(
+                f"every target needs a task: targets are {sorted(self.targets)}, tasks are {sorted(self.tasks)}"
+            )
         modalities = self.x if isinstance(self.x, dict) else {"x": self.x}
         if not modalities:
             raise ValueError("a table needs one modality or more, got none")
@@ -38,9 +40,13 @@ class Table:
             if len(y) != len(self):
                 raise ValueError(f"target {name!r} has {len(y)} rows for {len(self)} inputs")
             self.tasks[name].check(y)
-        for rows in (self.train, self.test) if self.overlap else (torch.cat([self.train, self.test]),):
+        for rows in (
+            (self.train, self.test) if self.overlap else (torch.cat([self.train, self.test]),)
+        ):
             if len(rows.unique()) != len(rows) or (rows < 0).any() or (rows >= len(self)).any():
-                raise ValueError(f"train and test are different rows from 0 to {len(self) - 1}, got some twice or outside")
+                raise ValueError(
+                    f"train and test are different rows from 0 to {len(self) - 1}, got some twice or outside"
+                )
 
     def __len__(self) -> int:
         return len(next(iter(self.x.values())) if isinstance(self.x, dict) else self.x)

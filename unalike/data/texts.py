@@ -15,7 +15,7 @@ def written(texts: Sequence[str], longest: int = 256) -> Tensor:
     rows = torch.zeros(len(texts), longest, dtype=torch.int32)
     for row, text in zip(rows, texts, strict=True):
         points = [ord(letter) for letter in text[:longest]]
-        row[:len(points)] = torch.tensor(points, dtype=torch.int32)
+        row[: len(points)] = torch.tensor(points, dtype=torch.int32)
     return rows
 
 

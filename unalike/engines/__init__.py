@@ -8,9 +8,13 @@ from typing import Any
 from unalike.base.errors import UserError, unknown
 
 # where its class is, and the package it needs
-ENGINES = {"local": ("engines.local:LocalEngine", None), "ray": ("engines.ray:RayEngine", "ray"),
-           "flare": ("cross_silo.flare:FlareEngine", "nvflare"), "flower": ("cross_silo.flower:FlowerEngine", "flwr")}
-BETWEEN = ("flare", "flower")                                # those between organisations, who bring their own clients
+ENGINES = {
+    "local": ("engines.local:LocalEngine", None),
+    "ray": ("engines.ray:RayEngine", "ray"),
+    "flare": ("cross_silo.flare:FlareEngine", "nvflare"),
+    "flower": ("cross_silo.flower:FlowerEngine", "flwr"),
+}
+BETWEEN = ("flare", "flower")  # those between organisations, who bring their own clients
 
 
 def engine(name: str) -> Any:
@@ -19,7 +23,9 @@ def engine(name: str) -> Any:
         raise UserError(unknown("engine", name, ENGINES))
     made, needs = ENGINES[name]
     if needs is not None and find_spec(needs) is None:
-        raise UserError(f'the engine {name} needs the package {needs}: pip install "unalike[{name}]"')
+        raise UserError(
+            f'the engine {name} needs the package {needs}: pip install "unalike[{name}]"'
+        )
     file, _, kind = made.partition(":")
     return getattr(import_module(f"unalike.{file}"), kind)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
 from unalike.base.message import LIMIT, MessageError, Value, decode, encode, size
-from unalike.core.client import ClientInfo, Client
+from unalike.core.client import Client, ClientInfo
 from unalike.core.signatures import look
 from unalike.engines.store import Store
 
@@ -37,13 +37,21 @@ class Answer(TypedDict):
 class Host:
     """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory."""
 
-    def __init__(self, clients: list[Client], program: Callable[[Client], Any], store: Store, alive: int = 256):
+    def __init__(
+        self,
+        clients: list[Client],
+        program: Callable[[Client], Any],
+        store: Store,
+        alive: int = 256,
+    ):
         self.clients = {client.id: client for client in clients}
         self.program, self.store, self.alive = program, store, alive
         self.programs: OrderedDict[str, Any] = OrderedDict()
-        self.changed: set[str] = set()                 # since the last snapshot
-        self.spilled: set[str] = set()                 # changed, and on disk
-        self.answered: dict[str, tuple[Any, dict[str, Any] | None]] = {}      # number of the last message; reply, where it may be asked for
+        self.changed: set[str] = set()  # since the last snapshot
+        self.spilled: set[str] = set()  # changed, and on disk
+        self.answered: dict[
+            str, tuple[Any, dict[str, Any] | None]
+        ] = {}  # number of the last message; reply, where it may be asked for
 
     def infos(self) -> dict[str, ClientInfo]:
         return {id: client.info() for id, client in self.clients.items()}
@@ -52,7 +60,10 @@ class Host:
         """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
         if wrong := look(Request)(message, {}, "the message"):
             told: Any = message.get("number") if isinstance(message, dict) else None
-            return {"number": told if isinstance(told, int) else 0, "failure": f"it refuses what it was sent: {wrong}"}
+            return {
+                "number": told if isinstance(told, int) else 0,
+                "failure": f"it refuses what it was sent: {wrong}",
+            }
         number: Any = message["number"]
         try:
             self.wake(client)
@@ -64,7 +75,12 @@ class Host:
         except Exception as error:
             if os.environ.get("UNALIKE_DEBUG"):
                 raise
-            reply = {"number": number, "failure": f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+            reply = {
+                "number": number,
+                "failure": f"{error}"
+                if isinstance(error, ValueError)
+                else f"{type(error).__name__}: {error}",
+            }
         self.answered[client] = (number, reply)
         return reply
 
@@ -85,7 +101,10 @@ class Host:
             if len(alike) > 1:
                 with suppress(Exception):
                     replies |= self._run_together({client: messages[client] for client in alike})
-        return {client: replies[client] if client in replies else self.handle(client, message) for client, message in messages.items()}
+        return {
+            client: replies[client] if client in replies else self.handle(client, message)
+            for client, message in messages.items()
+        }
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
         groups: dict[Any, list[str]] = {}
@@ -94,7 +113,9 @@ class Host:
             if len(messages) > self.alive or not isinstance(body, dict):
                 continue
             program = self.wake(client)
-            if not self._seen(client, message["number"]) and hasattr(getattr(type(program), str(name), None), "together"):
+            if not self._seen(client, message["number"]) and hasattr(
+                getattr(type(program), str(name), None), "together"
+            ):
                 groups.setdefault((name, tuple(sorted(body)), program.kind), []).append(client)
         return list(groups.values())
 
@@ -109,9 +130,13 @@ class Host:
         if getattr(type(programs[0]), name).operation == "changes":
             self.changed |= messages.keys()
             self.spilled -= messages.keys()
-        bodies = type(programs[0]).perform_together(programs, name, *([m[key] for m in asked] for key in ("round", "turn", "body")))
+        bodies = type(programs[0]).perform_together(
+            programs, name, *([m[key] for m in asked] for key in ("round", "turn", "body"))
+        )
         replies = {}
-        for (client, message), program, body in zip(messages.items(), programs, bodies, strict=True):
+        for (client, message), program, body in zip(
+            messages.items(), programs, bodies, strict=True
+        ):
             replies[client] = {"number": message["number"], "body": body, "work": program.work}
             program.work = 0.0
             self.answered[client] = (message["number"], replies[client])
@@ -119,14 +144,20 @@ class Host:
 
     def changes(self, client: str, operation: str) -> bool:
         """Whether an operation of a client, which is awake, may change it."""
-        return client in self.programs and getattr(getattr(type(self.programs[client]), operation, None), "operation", None) == "changes"
+        return (
+            client in self.programs
+            and getattr(getattr(type(self.programs[client]), operation, None), "operation", None)
+            == "changes"
+        )
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         program, name, body = self.wake(client), message["operation"], message["body"]
         method = getattr(type(program), name, None) if isinstance(name, str) else None
         kind = getattr(method, "operation", None)
         if kind is None:
-            raise MessageError(f"this client has no operation {name!r}; it has: {', '.join(operations(type(program)))}")
+            raise MessageError(
+                f"this client has no operation {name!r}; it has: {', '.join(operations(type(program)))}"
+            )
         if kind == "changes":
             self.changed.add(client)
             self.spilled.discard(client)
@@ -144,7 +175,9 @@ class Host:
             if (last := state.pop("answered", None)) is not None:
                 self.answered[client] = (last["number"], last["reply"])
             program.restore(state)
-        if self.store.unsettled(client):          # spilled here or released elsewhere in the middle of a round
+        if self.store.unsettled(
+            client
+        ):  # spilled here or released elsewhere in the middle of a round
             self.changed.add(client)
             self.spilled.discard(client)
         self.programs[client] = program
@@ -172,7 +205,7 @@ class Host:
         with suppress(MessageError):
             size(reply)
             return {"number": number, "reply": reply}
-        return {"number": number, "reply": None}           # it cannot be sent: nor kept
+        return {"number": number, "reply": None}  # it cannot be sent: nor kept
 
     def save(self, round: int) -> None:
         """Snapshots of those that changed since the last one. The server has all replies by now: the number of the last is enough."""
@@ -180,7 +213,11 @@ class Host:
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
             elif (state := self.programs[client].state()) is not None:
-                self.store.snapshot(client, {**state, "answered": {"number": self.answered[client][0], "reply": None}}, round)
+                self.store.snapshot(
+                    client,
+                    {**state, "answered": {"number": self.answered[client][0], "reply": None}},
+                    round,
+                )
         self.changed.clear()
         self.spilled.clear()
 
@@ -201,4 +238,6 @@ class Host:
 
 
 def operations(program: type) -> list[str]:
-    return sorted(name for name in dir(program) if getattr(getattr(program, name), "operation", None))
+    return sorted(
+        name for name in dir(program) if getattr(getattr(program, name), "operation", None)
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unalike.base.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
-from unalike.core.client import ClientInfo, Client
+from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.host import Host
 from unalike.engines.process import Worker, collect
@@ -22,19 +22,38 @@ class LocalEngine:
     `tick` replies arrive at its next multiple, so that clients of about the same pace arrive, and are computed, together.
     """
 
-    def __init__(self, clients: list[Client], program: Callable[[Client], Any], folder: Path, workers: int = 0,
-                 alive: int = 256, limit: int = LIMIT, tick: float = 0.0):
+    def __init__(
+        self,
+        clients: list[Client],
+        program: Callable[[Client], Any],
+        folder: Path,
+        workers: int = 0,
+        alive: int = 256,
+        limit: int = LIMIT,
+        tick: float = 0.0,
+    ):
         self.now, self.limit, self.tick = 0.0, limit, tick
-        self.device = None if len({str(client.device) for client in clients}) == 1 else "cpu"     # where clients of several devices meet
-        self.store = Store(folder, keeps=3)                                # one more than the server's, who is saved after them
-        self.sent: dict[str, tuple[int, dict[str, Value]]] = {}            # not yet computed: bytes down, message
-        self.queue: list[tuple[float, int, str, int, dict]] = []           # not yet delivered: instant, order, client, bytes up, reply
+        self.device = (
+            None if len({str(client.device) for client in clients}) == 1 else "cpu"
+        )  # where clients of several devices meet
+        self.store = Store(folder, keeps=3)  # one more than the server's, who is saved after them
+        self.sent: dict[
+            str, tuple[int, dict[str, Value]]
+        ] = {}  # not yet computed: bytes down, message
+        self.queue: list[
+            tuple[float, int, str, int, dict]
+        ] = []  # not yet delivered: instant, order, client, bytes up, reply
         self.order = 0
-        self.repeated: list[tuple[str, str]] = []                          # a process that dies ends the run
+        self.repeated: list[tuple[str, str]] = []  # a process that dies ends the run
         count = min(workers, len(clients))
-        hosts = [Host(clients, program, self.store, -(-alive // max(count, 1))) for _ in range(max(count, 1))]
+        hosts = [
+            Host(clients, program, self.store, -(-alive // max(count, 1)))
+            for _ in range(max(count, 1))
+        ]
         self.told: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
-        self.home = {c.id: i % max(count, 1) for i, c in enumerate(clients)}     # which worker keeps a client
+        self.home = {
+            c.id: i % max(count, 1) for i, c in enumerate(clients)
+        }  # which worker keeps a client
         self.host = None if count else hosts[0]
         self.workers: list[Worker] = []
         for host in hosts if count else ():
@@ -45,7 +64,7 @@ class LocalEngine:
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
         if self.sent.keys() & messages.keys():
-            self._settle()                                                 # one message a client at a time
+            self._settle()  # one message a client at a time
         self._balance(list(messages))
         for client, message in messages.items():
             if self.host is None:
@@ -110,9 +129,17 @@ class LocalEngine:
     def _compute(self) -> list[tuple[str, int, int, dict]]:
         sent, self.sent = self.sent, {}
         if self.host is not None:
-            answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
-            return [(client, down, *self._measured(answers[client])) for client, (down, _) in sent.items()]
-        replies = {client: (len(data), mapping(decode(data, self.limit))) for client, data in collect(self.workers, len(sent))}
+            answers = self.host.handle_all(
+                {client: message for client, (_, message) in sent.items()}
+            )
+            return [
+                (client, down, *self._measured(answers[client]))
+                for client, (down, _) in sent.items()
+            ]
+        replies = {
+            client: (len(data), mapping(decode(data, self.limit)))
+            for client, data in collect(self.workers, len(sent))
+        }
         return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
 
     def _measured(self, reply: dict[str, Any]) -> tuple[int, dict]:
@@ -126,8 +153,10 @@ class LocalEngine:
 
     def pending(self) -> list[dict[str, Any]]:
         self._settle()
-        return [{"at": at, "order": order, "client": client, "size": up, "reply": reply}
-                for at, order, client, up, reply in sorted(self.queue, key=lambda entry: entry[:2])]
+        return [
+            {"at": at, "order": order, "client": client, "size": up, "reply": reply}
+            for at, order, client, up, reply in sorted(self.queue, key=lambda entry: entry[:2])
+        ]
 
     def save(self, round: int) -> None:
         if self.host is not None:

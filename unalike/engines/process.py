@@ -25,11 +25,15 @@ class Worker:
 
     def __init__(self, host: Host, limit: int, siblings: list["Worker"]):
         if torch.cuda.is_initialized():
-            raise EngineError("worker processes must start before CUDA is used in this one; run with workers=0 on a GPU")
-        context = multiprocessing.get_context("fork")     # clients are inherited, never pickled
+            raise EngineError(
+                "worker processes must start before CUDA is used in this one; run with workers=0 on a GPU"
+            )
+        context = multiprocessing.get_context("fork")  # clients are inherited, never pickled
         self.pipe, theirs = context.Pipe()
         inherited = [*(s.pipe for s in siblings), self.pipe]
-        self.process = context.Process(target=_live, args=(host, theirs, limit, inherited), daemon=True)
+        self.process = context.Process(
+            target=_live, args=(host, theirs, limit, inherited), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.waiting: deque[tuple[str, bytes | bytearray]] = deque()
@@ -83,7 +87,9 @@ class Worker:
 
     def _died(self) -> NoReturn:
         self.process.join(1)
-        raise EngineError(f"a worker process died (exit code {self.process.exitcode}); resume the run from its last round") from None
+        raise EngineError(
+            f"a worker process died (exit code {self.process.exitcode}); resume the run from its last round"
+        ) from None
 
 
 def collect(workers: list[Worker], count: int) -> Iterator[tuple[str, bytes]]:
@@ -99,7 +105,7 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
     """The child's end: answer until told to stop or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)        # die with the parent, even when it is killed
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent, even when it is killed
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -114,7 +120,7 @@ def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection])
         except (EOFError, OSError):
             return
         try:
-            getattr(host, order.pop("do"))(**order)          # save, release or forget
+            getattr(host, order.pop("do"))(**order)  # save, release or forget
             pipe.send_bytes(b"")
         except Exception as error:
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())

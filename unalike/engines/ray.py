@@ -21,15 +21,15 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.base.message import LIMIT, Value, decode, mapping
-from unalike.core.client import ClientInfo, Client
+from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import Place, seal
 from unalike.engines.realtime import RealTime, info, parcels, read
 from unalike.engines.store import Store
 
-START = 300.0              # seconds an actor may take until it is up and its clients are where they were
-DEATHS = 3                 # of an actor, with no answer in between, until the client it was busy with is given up
+START = 300.0  # seconds an actor may take until it is up and its clients are where they were
+DEATHS = 3  # of an actor, with no answer in between, until the client it was busy with is given up
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -41,29 +41,55 @@ class RayEngine(RealTime):
     everything (most of what a new one takes), stands by from the first checkpoint on where actors have no GPU.
     """
 
-    def __init__(self, clients: list[Client], program: Callable[[Client], Any], folder: Path, alive: int = 256, limit: int = LIMIT, *,
-                 address: str | None = None, actors: Annotated[int, Field(ge=1)] | None = None, cpus: Positive = 1.0,
-                 gpus: Annotated[float, Field(ge=0)] = 0.0, timeout: Positive = 600.0, spare: bool = True):
+    def __init__(
+        self,
+        clients: list[Client],
+        program: Callable[[Client], Any],
+        folder: Path,
+        alive: int = 256,
+        limit: int = LIMIT,
+        *,
+        address: str | None = None,
+        actors: Annotated[int, Field(ge=1)] | None = None,
+        cpus: Positive = 1.0,
+        gpus: Annotated[float, Field(ge=0)] = 0.0,
+        timeout: Positive = 600.0,
+        spare: bool = True,
+    ):
         if gpus == 0 and (there := [c for c in clients if torch.device(c.device).type != "cpu"]):
-            raise UserError(f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25")
+            raise UserError(
+                f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25"
+            )
         self.ray = connected(address)
         self.limit, self.timeout = limit, timeout
         super().__init__()
         self.folder, self.token = Path(folder).resolve(), secrets.token_hex(8)
-        self.store = Store(self.folder, keeps=3)                           # one more than the server's, who is saved after them
+        self.store = Store(
+            self.folder, keeps=3
+        )  # one more than the server's, who is saved after them
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         seal(self.folder).write_text(self.token)
         count = min(len(clients), room(self.ray.cluster_resources(), actors, cpus, gpus))
-        make, idle = (self.ray.remote(num_cpus=share, num_gpus=gpus, max_restarts=0)(Place) for share in (cpus, 0))
+        make, idle = (
+            self.ray.remote(num_cpus=share, num_gpus=gpus, max_restarts=0)(Place)
+            for share in (cpus, 0)
+        )
         how = (self.folder, self.token, -(-alive // count), limit, max(1, int(cpus)))
-        self.start, self.stand_by = (lambda: make.remote(*how)), (lambda: idle.remote(*how) if spare and not gpus else None)
+        self.start, self.stand_by = (
+            (lambda: make.remote(*how)),
+            (lambda: idle.remote(*how) if spare and not gpus else None),
+        )
         self.spare: Any = None
         self.actors = []
         for own in (clients[i::count] for i in range(count)):
             try:
-                self.actors.append(Actor([c.id for c in own], self.ray.put((own, program)), self.start()))
+                self.actors.append(
+                    Actor([c.id for c in own], self.ray.put((own, program)), self.start())
+                )
             except (TypeError, AttributeError) as error:
-                raise UserError(f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}") from None
+                raise UserError(
+                    f"clients {', '.join(c.id for c in own)} cannot be sent to another process: {error}"
+                ) from None
         self.home = {client: actor for actor in self.actors for client in actor.clients}
         self.repeated: list[tuple[str, str]] = []
         try:
@@ -76,8 +102,10 @@ class RayEngine(RealTime):
         refs = [actor.hello for actor in self.actors]
         _, late = self.ray.wait(refs, num_returns=len(refs), timeout=START)
         if late:
-            raise EngineError(f"{len(late)} of {len(refs)} Ray actors did not start within {START:g} s: the cluster may be busy; "
-                              "ask for fewer (engine.actors) or smaller ones (engine.cpus, engine.gpus)")
+            raise EngineError(
+                f"{len(late)} of {len(refs)} Ray actors did not start within {START:g} s: the cluster may be busy; "
+                "ask for fewer (engine.actors) or smaller ones (engine.cpus, engine.gpus)"
+            )
         told: dict[str, Any] = {}
         for ref in refs:
             try:
@@ -98,7 +126,12 @@ class RayEngine(RealTime):
         for each in parcels(messages, self.limit):
             if each.rest is not None and id(each.rest) not in put:
                 put[id(each.rest)] = self.ray.put(np.frombuffer(each.rest, dtype=np.uint8))
-            sent = (each.client, each.operation, np.frombuffer(each.data, dtype=np.uint8), put[id(each.rest)])
+            sent = (
+                each.client,
+                each.operation,
+                np.frombuffer(each.data, dtype=np.uint8),
+                put[id(each.rest)],
+            )
             self.home[each.client].post(each.number, sent, self.now)
             sizes[each.client] = each.size
         return sizes
@@ -113,7 +146,11 @@ class RayEngine(RealTime):
 
     def _listen(self, until: float = math.inf) -> None:
         """Wait for the next replies, but not beyond `until` and what patience with each actor is left."""
-        waiting = {asked.reply: (actor, number) for actor in self.actors for number, asked in actor.asked.items()}
+        waiting = {
+            asked.reply: (actor, number)
+            for actor in self.actors
+            for number, asked in actor.asked.items()
+        }
         starting = {actor.ready: actor for actor in self.actors if not actor.up}
         ends = min(actor.heard + self._patience(actor) for actor in self.actors if actor.asked)
         refs = [*starting, *waiting]
@@ -125,7 +162,9 @@ class RayEngine(RealTime):
                 starting[ref].up, starting[ref].heard = True, self.now
                 continue
             actor, number = waiting[ref]
-            if number in actor.asked and actor.asked[number].reply == ref:         # it may have been asked again meanwhile
+            if (
+                number in actor.asked and actor.asked[number].reply == ref
+            ):  # it may have been asked again meanwhile
                 self._take(actor, number)
         for actor in self.actors:
             if actor.asked and self.now >= actor.heard + self._patience(actor):
@@ -142,7 +181,12 @@ class RayEngine(RealTime):
             size, reply = len(data), read(data, number, self.limit)
         except self.ray.exceptions.RayActorError as error:
             actor.deaths += 1
-            return self._replace(actor, f"its process died {DEATHS} times over this: {cause(error)}" if actor.deaths >= DEATHS else None)
+            return self._replace(
+                actor,
+                f"its process died {DEATHS} times over this: {cause(error)}"
+                if actor.deaths >= DEATHS
+                else None,
+            )
         except self.ray.exceptions.RayError as error:
             size, reply, changed = 0, {"number": number, "failure": cause(error)}, "no"
         actor.heard, actor.deaths = self.now, 0
@@ -164,7 +208,9 @@ class RayEngine(RealTime):
             asked = actor.asked.pop(number)
             actor.deaths = 0
             if number not in actor.dropped:
-                self.arrived[number] = Arrival(asked.message[0], self.now, 0, {"number": number, "failure": reason})
+                self.arrived[number] = Arrival(
+                    asked.message[0], self.now, 0, {"number": number, "failure": reason}
+                )
         process, self.spare = self.spare or self.start(), None
         actor.begin(process)
         self.spare = self.stand_by()
@@ -207,38 +253,48 @@ class RayEngine(RealTime):
             if not left:
                 return
         names = ", ".join(client for i in left for client in self.actors[i].clients)
-        raise EngineError(f"the Ray actor of {names} could not {do} in {DEATHS} attempts; look at Ray's logs, then resume the run")
+        raise EngineError(
+            f"the Ray actor of {names} could not {do} in {DEATHS} attempts; look at Ray's logs, then resume the run"
+        )
 
     def close(self) -> None:
         """Ends the actors; the cluster, where it was started here, ends with this program."""
-        for process in [*(actor.process for actor in self.actors), *([self.spare] if self.spare else [])]:
+        for process in [
+            *(actor.process for actor in self.actors),
+            *([self.spare] if self.spare else []),
+        ]:
             self.ray.kill(process)
 
 
-Posted = tuple[str, Any, Any, Any]     # client, operation, the bytes or their head, and Ray's reference to the rest
+Posted = tuple[
+    str, Any, Any, Any
+]  # client, operation, the bytes or their head, and Ray's reference to the rest
 
 
 @dataclass
 class Asked:
     message: Posted
-    reply: Any                       # Ray's reference
+    reply: Any  # Ray's reference
 
 
 class Actor:
     """The server's end of one."""
 
     def __init__(self, clients: list[str], data: Any, process: Any):
-        self.clients, self.data = clients, data          # their ids; Ray's reference to them and to what makes their sides
-        self.asked: dict[int, Asked] = {}                # not yet answered, in order
-        self.told: list[Posted] = []                       # what changed a client since it was stored, in order
-        self.dropped: set[int] = set()                   # nobody waits for these
-        self.heard = 0.0                                 # when it last answered, or began to have something to do
+        self.clients, self.data = (
+            clients,
+            data,
+        )  # their ids; Ray's reference to them and to what makes their sides
+        self.asked: dict[int, Asked] = {}  # not yet answered, in order
+        self.told: list[Posted] = []  # what changed a client since it was stored, in order
+        self.dropped: set[int] = set()  # nobody waits for these
+        self.heard = 0.0  # when it last answered, or began to have something to do
         self.deaths = 0
         self.begin(process)
 
     def begin(self, process: Any) -> None:
         self.process, self.hello, self.up = process, process.settle.remote(self.data), False
-        self.ready = self.hello                          # the last thing it does before it is up
+        self.ready = self.hello  # the last thing it does before it is up
 
     def post(self, number: int, message: Posted, now: float) -> None:
         if not self.asked:
@@ -250,38 +306,58 @@ class Actor:
         with suppress(ray.exceptions.RayError, OSError):
             _, node, pid = ray.get(self.hello, timeout=0)
             if node == ray.get_runtime_context().get_node_id():
-                os.kill(pid, signal.SIGKILL)             # a frozen process does not hear Ray
+                os.kill(pid, signal.SIGKILL)  # a frozen process does not hear Ray
 
 
 def connected(address: str | None) -> Any:
     """The module ray, with a cluster behind it: one this program has already, that of an address, or a new one on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")       # or Ray warns of it
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")                # or it writes of dead actors on stdout, which is for results
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray warns of it
+    os.environ.setdefault(
+        "RAY_DEDUP_LOGS_SKIP_REGEX", "."
+    )  # or it writes of dead actors on stdout, which is for results
     import ray
+
     if not ray.is_initialized():
         try:
-            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR,
-                     include_dashboard=None if address else False)
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                include_dashboard=None if address else False,
+            )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            there = f"no Ray cluster answers at {address}" if address else "no Ray cluster could be started here"
+            there = (
+                f"no Ray cluster answers at {address}"
+                if address
+                else "no Ray cluster could be started here"
+            )
             raise UserError(f"{there}: {str(error).splitlines()[0]}") from None
     return ray
 
 
 def room(resources: dict[str, float], actors: int | None, cpus: float, gpus: float) -> int:
     """How many actors there are to be: as many as were asked for, or fit in."""
-    fit = int(min(resources.get("CPU", 0) / cpus, resources.get("GPU", 0) / gpus if gpus else math.inf) + 1e-9)
+    fit = int(
+        min(resources.get("CPU", 0) / cpus, resources.get("GPU", 0) / gpus if gpus else math.inf)
+        + 1e-9
+    )
     if not fit or (actors or 0) > fit:
-        raise UserError(f"there is room for {fit} actors of {cpus:g} CPUs and {gpus:g} GPUs each; the cluster has "
-                        f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs: set engine.actors, .cpus, .gpus")
+        raise UserError(
+            f"there is room for {fit} actors of {cpus:g} CPUs and {gpus:g} GPUs each; the cluster has "
+            f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs: set engine.actors, .cpus, .gpus"
+        )
     return actors or fit
 
 
 def cause(error: Exception) -> str:
     """Ray's words in one line: the exception in an actor, or how it ended."""
     if (inner := getattr(error, "cause", None)) is not None:
-        return f"{inner}" if isinstance(inner, EngineError | ValueError) else f"{type(inner).__name__}: {inner}"
+        return (
+            f"{inner}"
+            if isinstance(inner, EngineError | ValueError)
+            else f"{type(inner).__name__}: {inner}"
+        )
     told = str(error).strip()
     if "Worker exit detail:" in told:
         return told.split("Worker exit detail:")[1].strip().split(" Some common causes")[0]

@@ -15,7 +15,7 @@ from unalike.engines.host import Host
 from unalike.engines.process import EngineError
 from unalike.engines.store import Store
 
-KEEP = 2.0                 # seconds of work until clients are stored in the middle of a round: that much may have to be done again
+KEEP = 2.0  # seconds of work until clients are stored in the middle of a round: that much may have to be done again
 
 
 class Place:
@@ -27,11 +27,15 @@ class Place:
         torch.set_num_threads(threads)
         self.store, self.alive, self.limit = Fenced(folder, token), alive, limit
         self.store.check_token()
-        self.worked, self.pause = 0.0, KEEP              # seconds since clients were stored, and until they are stored again
+        self.worked, self.pause = (
+            0.0,
+            KEEP,
+        )  # seconds since clients were stored, and until they are stored again
 
     def settle(self, given: tuple[list[Client], Callable[[Client], Any]]) -> tuple[bytes, str, int]:
         """These clients live here now, with their sides: what they tell at the door, and where it is."""
         import ray
+
         clients, program = given
         self.host = Host(clients, program, self.store, self.alive)
         told = encode({id: info.as_dict() for id, info in self.host.infos().items()})
@@ -40,14 +44,20 @@ class Place:
     def handle(self, client: str, operation: str, data: Any, rest: Any = None) -> tuple[Any, str]:
         """A reply, and whether the client changed: "yes", "no", or "kept" where all that changed here is in the store already."""
         begun = time.monotonic()
-        reply = self.host.answer(client, memoryview(data), self.limit, memoryview(rest) if rest is not None else None)
+        reply = self.host.answer(
+            client, memoryview(data), self.limit, memoryview(rest) if rest is not None else None
+        )
         changed = "yes" if self.host.changes(client, operation) else "no"
         self.worked += time.monotonic() - begun
         if changed == "yes" and self.worked > self.pause:
             begun = time.monotonic()
             for each in list(self.host.changed):
                 self.host.keep(each)
-            self.worked, self.pause, changed = 0.0, max(KEEP, 10 * (time.monotonic() - begun)), "kept"
+            self.worked, self.pause, changed = (
+                0.0,
+                max(KEEP, 10 * (time.monotonic() - begun)),
+                "kept",
+            )
         return np.frombuffer(reply, dtype=np.uint8), changed
 
     def save(self, round: int) -> None:
@@ -69,8 +79,10 @@ class Fenced(Store):
         try:
             found = seal(self.folder).read_text()
         except OSError:
-            raise EngineError(f"the run's folder, {self.folder}, is not the same on the machine of this actor; on a cluster of several "
-                              "machines it must lie where all of them see it (--out)") from None
+            raise EngineError(
+                f"the run's folder, {self.folder}, is not the same on the machine of this actor; on a cluster of several "
+                "machines it must lie where all of them see it (--out)"
+            ) from None
         if found != self.token:
             raise EngineError("another server has taken this run over")
 

@@ -12,7 +12,7 @@ from unalike.core.engine import Arrival
 from unalike.core.signatures import look
 from unalike.engines.host import Answer
 
-SMALL = 100_000            # bytes of a message that is one parcel; of a larger one its tensors go apart, for several at once
+SMALL = 100_000  # bytes of a message that is one parcel; of a larger one its tensors go apart, for several at once
 
 
 class RealTime:
@@ -21,13 +21,17 @@ class RealTime:
     def __init__(self) -> None:
         self.since = time.monotonic()
         self.told: dict[str, ClientInfo] = {}
-        self.arrived: dict[int, Arrival] = {}              # not yet delivered, by number
+        self.arrived: dict[int, Arrival] = {}  # not yet delivered, by number
 
     def _awaited(self) -> Set[int]:
-        raise NotImplementedError(f"{type(self).__name__} does not say which messages are not yet answered: write _awaited()")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say which messages are not yet answered: write _awaited()"
+        )
 
     def _listen(self, until: float = math.inf) -> None:
-        raise NotImplementedError(f"{type(self).__name__} does not wait for replies: write _listen(until)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not wait for replies: write _listen(until)"
+        )
 
     @property
     def now(self) -> float:
@@ -44,7 +48,10 @@ class RealTime:
             if self.now >= until or not self._awaited() & numbers:
                 return []
             self._listen(until)
-        return [self.arrived.pop(number) for number in sorted(here, key=lambda number: self.arrived[number].at)]
+        return [
+            self.arrived.pop(number)
+            for number in sorted(here, key=lambda number: self.arrived[number].at)
+        ]
 
     def drop(self, numbers: set[int]) -> None:
         for number in self.arrived.keys() & numbers:
@@ -54,12 +61,18 @@ class RealTime:
         """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
         while self._awaited():
             self._listen()
-        return [{"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply} for i, a in enumerate(self.arrived.values())]
+        return [
+            {"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply}
+            for i, a in enumerate(self.arrived.values())
+        ]
 
     def restart(self, now: float, pending: list[dict[str, Any]]) -> None:
         """As it was when this was pending."""
         self.since = time.monotonic() - now
-        self.arrived = {p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"]) for p in pending}
+        self.arrived = {
+            p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"])
+            for p in pending
+        }
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,9 @@ def parcels(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[Parcel]
 
 def info(told: dict[str, Any]) -> ClientInfo:
     """A card from what a client's host told: lists are tuples there."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
+    }
     return ClientInfo(**fields)
 
 
@@ -100,7 +115,9 @@ def read(data: Any, number: int, limit: int) -> dict[str, Any]:
         if wrong := look(Answer)(reply, {}, "it"):
             raise MessageError(wrong)
         if reply["number"] != number or not ("body" in reply or "failure" in reply):
-            raise MessageError(f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing")
+            raise MessageError(
+                f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing"
+            )
     except (MessageError, TypeError) as error:
         return {"number": number, "failure": f"its reply is no message: {error}"}
     return reply

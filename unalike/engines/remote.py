@@ -14,18 +14,28 @@ from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
 from unalike.engines.realtime import RealTime, info, parcels, read
 
-TICK = 0.5           # seconds between looks whether the line is still there
+TICK = 0.5  # seconds between looks whether the line is still there
 
 
 class Line(Protocol):
     """What carries bytes to clients known by name."""
 
-    def names(self) -> list[str]: ...                                       # who can be reached
+    def names(self) -> list[str]: ...  # who can be reached
     def admit(self, name: str, id: str) -> None:
         """From now on the client `id` is the one reached by that name; ValueError where it may not be called so."""
-    def ask(self, client: str, do: str, data: bytes, run: str, place: str, timeout: float,
-            rest: bytearray | None = None) -> "Future[bytes]":
+
+    def ask(
+        self,
+        client: str,
+        do: str,
+        data: bytes,
+        run: str,
+        place: str,
+        timeout: float,
+        rest: bytearray | None = None,
+    ) -> "Future[bytes]":
         """What the client answers. `rest` are more bytes of a large message, the same ones where they go to several."""
+
     def check(self) -> None:
         """Raises EngineError where the line is broken for good."""
 
@@ -33,15 +43,32 @@ class Line(Protocol):
 class RemoteEngine(RealTime):
     """Carries calls over a line. A client that does not answer within `timeout` seconds has failed."""
 
-    def __init__(self, line: Line, run: str, place: str, infos: dict[str, ClientInfo], begin: dict[str, Value], limit: int = LIMIT,
-                 timeout: float = 600.0):
+    def __init__(
+        self,
+        line: Line,
+        run: str,
+        place: str,
+        infos: dict[str, ClientInfo],
+        begin: dict[str, Value],
+        limit: int = LIMIT,
+        timeout: float = 600.0,
+    ):
         super().__init__()
-        self.line, self.run, self.place, self.told, self.limit, self.timeout = line, run, place, infos, limit, timeout
-        self.begin = begin                                 # what clients are told of the run
-        self.asked: dict[int, str] = {}                    # not yet answered: message and client
+        self.line, self.run, self.place, self.told, self.limit, self.timeout = (
+            line,
+            run,
+            place,
+            infos,
+            limit,
+            timeout,
+        )
+        self.begin = begin  # what clients are told of the run
+        self.asked: dict[int, str] = {}  # not yet answered: message and client
         self.dropped: set[int] = set()
-        self.repeated: list[tuple[str, str]] = []          # what was done again: nothing, but from a checkpoint on
-        self.left: dict[str, str] = {}                     # who is not there any more, and why
+        self.repeated: list[
+            tuple[str, str]
+        ] = []  # what was done again: nothing, but from a checkpoint on
+        self.left: dict[str, str] = {}  # who is not there any more, and why
         self.inbox: queue.Queue[tuple[int, Future[bytes]]] = queue.Queue()
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
@@ -52,7 +79,15 @@ class RemoteEngine(RealTime):
                 answer: Future[bytes] = Future()
                 answer.set_exception(EngineError(self.left[each.client]))
             else:
-                answer = self.line.ask(each.client, "call", bytes(each.data), self.run, self.place, self.timeout, each.rest)
+                answer = self.line.ask(
+                    each.client,
+                    "call",
+                    bytes(each.data),
+                    self.run,
+                    self.place,
+                    self.timeout,
+                    each.rest,
+                )
             answer.add_done_callback(partial(self._answered, each.number))
         return sizes
 
@@ -79,7 +114,7 @@ class RemoteEngine(RealTime):
     def _take(self, number: int, answer: "Future[bytes]") -> None:
         """A reply; its bytes, which may be many, are gone before the next is looked at."""
         if (client := self.asked.pop(number, None)) is None:
-            return                                         # of before a checkpoint was gone back to
+            return  # of before a checkpoint was gone back to
         try:
             data = answer.result()
             size, reply = len(data), read(data, number, self.limit)
@@ -105,15 +140,23 @@ class RemoteEngine(RealTime):
     def _all(self, do: str, what: dict[str, Value]) -> dict[str, str]:
         """Have every client do something; who could not, and why."""
         data = bytes(encode(what))
-        answers = {c: self.line.ask(c, do, data, self.run, self.place, self.timeout) for c in self.told if c not in self.left}
+        answers = {
+            c: self.line.ask(c, do, data, self.run, self.place, self.timeout)
+            for c in self.told
+            if c not in self.left
+        }
         replies = {client: heard(answer, self.line.check) for client, answer in answers.items()}
-        return {client: str(reply["failure"]) for client, reply in replies.items() if "failure" in reply}
+        return {
+            client: str(reply["failure"]) for client, reply in replies.items() if "failure" in reply
+        }
 
     def close(self) -> None:
         """Clients stay where they are."""
 
 
-def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str, ClientInfo], dict[str, str]]:
+def greet(
+    line: Line, about: dict[str, Value], timeout: float
+) -> tuple[dict[str, ClientInfo], dict[str, str]]:
     """Who is there, and who is refused with what sentence."""
     data = bytes(encode({"version": VERSION, "about": about}))
     answers = {name: line.ask(name, "hello", data, "", "clients", timeout) for name in line.names()}
@@ -125,7 +168,9 @@ def greet(line: Line, about: dict[str, Value], timeout: float) -> tuple[dict[str
             refused[name] = str(reply["failure"])
         elif reply.get("version") != VERSION:
             version = str(reply.get("version"))[:20]
-            refused[name] = f"it speaks version {version} of the protocol, this server {VERSION}: install the same unalike"
+            refused[name] = (
+                f"it speaks version {version} of the protocol, this server {VERSION}: install the same unalike"
+            )
         else:
             try:
                 made = info(mapping(reply.get("card")))
@@ -156,5 +201,12 @@ def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
 
 def members(config: dict[str, Any]) -> list[str]:
     """Ids of the clients of a scenario, in its order."""
-    return [id for group in config.get("clients") or [] for id in
-            ([f"{group['id']}-{i}" for i in range(group["count"])] if group.get("count", 1) > 1 else [group["id"]])]
+    return [
+        id
+        for group in config.get("clients") or []
+        for id in (
+            [f"{group['id']}-{i}" for i in range(group["count"])]
+            if group.get("count", 1) > 1
+            else [group["id"]]
+        )
+    ]

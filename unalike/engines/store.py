@@ -21,7 +21,7 @@ def save(path: Path, value: Any) -> None:
     tensors: dict[str, Any] = {}
 
     def put(name: str, tensor: Any) -> str:
-        while name in tensors or name == "__metadata__":       # "a/b" may be one key or two
+        while name in tensors or name == "__metadata__":  # "a/b" may be one key or two
             name += "'"
         tensors[name] = tensor.detach().cpu().contiguous().clone()
         return name
@@ -33,7 +33,9 @@ def save(path: Path, value: Any) -> None:
         save_file(tensors, partial, metadata={"value": described})
     except SafetensorError as error:
         partial.unlink(missing_ok=True)
-        raise OSError(f"{path} cannot be written ({error}); look whether the disk is full, then resume the run") from None
+        raise OSError(
+            f"{path} cannot be written ({error}); look whether the disk is full, then resume the run"
+        ) from None
     partial.replace(path)
 
 
@@ -46,7 +48,9 @@ def load(path: Path) -> Any:
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"checkpoint {path} cannot be read ({error}); it was cut short or is no checkpoint")
+    return CheckpointError(
+        f"checkpoint {path} cannot be read ({error}); it was cut short or is no checkpoint"
+    )
 
 
 class Store:
@@ -66,7 +70,7 @@ class Store:
             self._path(name).unlink(missing_ok=True)
         else:
             self._path(name).replace(self._path(name, round))
-        for older in self._rounds(name)[:-self.keeps]:
+        for older in self._rounds(name)[: -self.keeps]:
             self._path(name, older).unlink()
 
     def unsettled(self, name: str) -> bool:
@@ -104,10 +108,18 @@ class Store:
 
     def _rounds(self, name: str, quoted: bool = False) -> list[int]:
         folder = self.folder / (name if quoted else quote(name))
-        return sorted(int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit()) if folder.exists() else []
+        return (
+            sorted(int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit())
+            if folder.exists()
+            else []
+        )
 
     def _path(self, name: str, round: int | None = None) -> Path:
-        return self.folder / quote(name) / f"{'current' if round is None else f'{round:06d}'}.safetensors"
+        return (
+            self.folder
+            / quote(name)
+            / f"{'current' if round is None else f'{round:06d}'}.safetensors"
+        )
 
 
 class Archive:
@@ -116,7 +128,7 @@ class Archive:
     def __init__(self, store: Store, limit: int = 2**30):
         self.store, self.limit = store, limit
         self.held: dict[str, Any] = {}
-        self.changed: set[str] = set()             # since the last round that was saved
+        self.changed: set[str] = set()  # since the last round that was saved
 
     def __contains__(self, name: str) -> bool:
         return name in self.held or self.store.newest_path(name) is not None

@@ -10,8 +10,14 @@ from .muscle import muscle_loss
 from .sampled import muscle_sampled
 
 
-def anchored_loss(name: Literal["muscle", "pairwise", "gramian"], z: Tensor, peers: Sequence[Tensor], temperature: float | Tensor,
-                  lower_temperature: float | Tensor, draws: Tensor | None = None) -> Tensor:
+def anchored_loss(
+    name: Literal["muscle", "pairwise", "gramian"],
+    z: Tensor,
+    peers: Sequence[Tensor],
+    temperature: float | Tensor,
+    lower_temperature: float | Tensor,
+    draws: Tensor | None = None,
+) -> Tensor:
     """The loss of that name of `z` (B, d) among its peers, M of (B, d): a scalar. Temperatures are numbers, or matrices over the anchor and
     its peers, of which the pairwise loss reads the anchor's row and the Gramian loss its mean. With `draws` the Muscle loss is estimated.
 

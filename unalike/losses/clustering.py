@@ -18,12 +18,16 @@ def class_correlation(p: Tensor, weights: Tensor | None = None) -> Tensor:
             [0., 0., 1.]])
     """
     if p.ndim != 2:
-        raise ValueError(f"class_correlation takes probabilities (N, K), got shape {tuple(p.shape)}.")
+        raise ValueError(
+            f"class_correlation takes probabilities (N, K), got shape {tuple(p.shape)}."
+        )
     share = _shares(p, weights)
     return p.shape[1] * (share[:, None] * p).mT @ p
 
 
-def class_correlation_loss(p: Tensor, flexibility: float = 0.3, weights: Tensor | None = None) -> Tensor:
+def class_correlation_loss(
+    p: Tensor, flexibility: float = 0.3, weights: Tensor | None = None
+) -> Tensor:
     """Keeps clusters apart and of one size: ||Q - Q_target||^2, Q_target = flexibility I + (1 - flexibility) / K 11^T, a scalar.
 
     p (N, K), as (h @ W.mT).softmax(-1). `flexibility`, the paper's lambda, is 1 for clusters as tight as points, 0 for none at all.
@@ -33,13 +37,19 @@ def class_correlation_loss(p: Tensor, flexibility: float = 0.3, weights: Tensor 
     (0.0, True)
     """
     if not 0 <= flexibility <= 1:
-        raise ValueError(f"flexibility lies between 0 (one loose cluster) and 1 (tight clusters), got {flexibility}.")
+        raise ValueError(
+            f"flexibility lies between 0 (one loose cluster) and 1 (tight clusters), got {flexibility}."
+        )
     Q = class_correlation(p, weights)
-    target = flexibility * torch.eye(len(Q), dtype=p.dtype, device=p.device) + (1 - flexibility) / len(Q)
+    target = flexibility * torch.eye(len(Q), dtype=p.dtype, device=p.device) + (
+        1 - flexibility
+    ) / len(Q)
     return (Q - target).square().sum()
 
 
-def fusion_contrast(h: Tensor, z: Tensor, temperature: float | Tensor = 0.5, weights: Tensor | None = None) -> Tensor:
+def fusion_contrast(
+    h: Tensor, z: Tensor, temperature: float | Tensor = 0.5, weights: Tensor | None = None
+) -> Tensor:
     """Fused row i should be nearer to row i of one modality than to its other rows: a scalar, the mean over rows (AFMCC eq. 3).
 
     h, z (N, d), any length. Unlike in `infonce`, the denominator leaves out j = i, so that the loss may be negative. The paper's L_d
@@ -49,16 +59,22 @@ def fusion_contrast(h: Tensor, z: Tensor, temperature: float | Tensor = 0.5, wei
     -0.901
     """
     if h.ndim != 2 or h.shape != z.shape:
-        raise ValueError(f"fusion_contrast pairs rows: both sides need one shape (N, d), got {tuple(h.shape)} and {tuple(z.shape)}.")
+        raise ValueError(
+            f"fusion_contrast pairs rows: both sides need one shape (N, d), got {tuple(h.shape)} and {tuple(z.shape)}."
+        )
     share = _shares(h, weights)
-    likeness = normalize(h, dim=-1) @ normalize(z, dim=-1).mT / temperature             # (N, N)
-    left_out = torch.eye(len(h), dtype=torch.bool, device=h.device) | (share == 0)      # pairs i, j that are no contrast
+    likeness = normalize(h, dim=-1) @ normalize(z, dim=-1).mT / temperature  # (N, N)
+    left_out = torch.eye(len(h), dtype=torch.bool, device=h.device) | (
+        share == 0
+    )  # pairs i, j that are no contrast
     others = likeness.masked_fill(left_out, -torch.inf).logsumexp(-1)
     cost = torch.where(left_out.all(-1), 0.0, others - likeness.diagonal())
     return (share * cost).sum()
 
 
-def reconstruction(x: Tensor, x_hat: Tensor, per: str = "feature", weights: Tensor | None = None) -> Tensor:
+def reconstruction(
+    x: Tensor, x_hat: Tensor, per: str = "feature", weights: Tensor | None = None
+) -> Tensor:
     """Squared error of x_hat against x, both (N, ...), mean over rows: a scalar (AFMCC eq. 2, for one modality).
 
     `per`: "feature" takes the mean over a row's features, "sample" their sum, which is eq. 2 as printed. They differ by the number of
@@ -69,7 +85,9 @@ def reconstruction(x: Tensor, x_hat: Tensor, per: str = "feature", weights: Tens
     (1.0, 5.0)
     """
     if x.ndim < 2 or x.shape != x_hat.shape:
-        raise ValueError(f"reconstruction compares rows: both need one shape (N, ...), got {tuple(x.shape)} and {tuple(x_hat.shape)}.")
+        raise ValueError(
+            f"reconstruction compares rows: both need one shape (N, ...), got {tuple(x.shape)} and {tuple(x_hat.shape)}."
+        )
     if per not in ("feature", "sample"):
         raise ValueError(f'reconstruction is counted per "feature" or per "sample", got {per!r}.')
     error = (x_hat - x).square().flatten(1)
@@ -81,6 +99,8 @@ def _shares(rows: Tensor, weights: Tensor | None) -> Tensor:
     if weights is None:
         return rows.new_full((len(rows),), 1 / max(len(rows), 1))
     if weights.shape != rows.shape[:1]:
-        raise ValueError(f"weights are one number a row: {len(rows)} rows, got weights of shape {tuple(weights.shape)}.")
+        raise ValueError(
+            f"weights are one number a row: {len(rows)} rows, got weights of shape {tuple(weights.shape)}."
+        )
     weights = weights.to(rows.dtype)
     return weights / weights.sum().clamp(min=torch.finfo(rows.dtype).tiny)

@@ -19,9 +19,13 @@ def simplex_etf(classes: int, width: int) -> Tensor:
     if classes < 2:
         raise ValueError(f"a simplex of prototypes needs 2 classes or more, got {classes}")
     if width < classes:
-        raise ValueError(f"{classes} classes need {classes} channels or more to be as far apart as can be, the features have {width}: "
-                         "widen the encoder")
-    simplex = (classes / (classes - 1)) ** 0.5 * (torch.eye(classes, dtype=torch.float64) - 1 / classes)
+        raise ValueError(
+            f"{classes} classes need {classes} channels or more to be as far apart as can be, the features have {width}: "
+            "widen the encoder"
+        )
+    simplex = (classes / (classes - 1)) ** 0.5 * (
+        torch.eye(classes, dtype=torch.float64) - 1 / classes
+    )
     return torch.cat([simplex, simplex.new_zeros(classes, width - classes)], 1)
 
 
@@ -32,7 +36,7 @@ def rejection(logits: Tensor, y: Tensor, margin: float = 0.3) -> Tensor:
     logit counts, and of the batch only as many as there are present ones, the largest: max(sigmoid - margin, 0).
     """
     _check(logits, y)
-    largest = logits.amax(-1).sigmoid()                                             # (B, K)
+    largest = logits.amax(-1).sigmoid()  # (B, K)
     hardest = torch.where(y == 0, largest, 0.0).flatten().sort(descending=True).values
     counted = torch.arange(len(hardest), device=y.device) < (y == 1).sum()
     return ((hardest - margin).clamp(min=0) * counted).sum() / len(y)
@@ -46,8 +50,8 @@ def prototype_contrast(f: Tensor, w: Tensor, y: Tensor, temperature: float = 0.0
     True
     """
     _check(f, y)
-    cosines = normalize(f, dim=-1) @ normalize(w.to(f.dtype), dim=-1).mT            # (B, K, K)
-    costs = -(cosines / temperature).log_softmax(-1).diagonal(dim1=-2, dim2=-1)     # (B, K)
+    cosines = normalize(f, dim=-1) @ normalize(w.to(f.dtype), dim=-1).mT  # (B, K, K)
+    costs = -(cosines / temperature).log_softmax(-1).diagonal(dim1=-2, dim2=-1)  # (B, K)
     return (costs * (y == 1)).sum() / len(y)
 
 
@@ -58,15 +62,19 @@ def collapse(f: Tensor, w: Tensor, y: Tensor) -> dict[str, float]:
     cosine of class means to their prototypes. What is undefined is left out: both without a present label, spread with one class.
     """
     _check(f, y)
-    present = (y == 1).to(f.dtype)                                                  # (B, K)
+    present = (y == 1).to(f.dtype)  # (B, K)
     count = present.sum(0)
     seen = count > 0
     if not seen.any():
         return {}
-    means = torch.einsum("bk,bkd->kd", present, f) / count.clamp(min=1)[:, None]    # (K, d)
-    within = ((f - means).square().sum(-1) * present).sum(0) / count.clamp(min=1)   # (K,)
+    means = torch.einsum("bk,bkd->kd", present, f) / count.clamp(min=1)[:, None]  # (K, d)
+    within = ((f - means).square().sum(-1) * present).sum(0) / count.clamp(min=1)  # (K,)
     between = (means[seen] - means[seen].mean(0)).square().sum(-1).mean()
-    told = {"alignment": torch.nn.functional.cosine_similarity(means, w.to(f.dtype), dim=-1)[seen].mean().item()}
+    told = {
+        "alignment": torch.nn.functional.cosine_similarity(means, w.to(f.dtype), dim=-1)[seen]
+        .mean()
+        .item()
+    }
     if seen.sum() > 1 and between > 0:
         told["spread"] = (within[seen].mean() / between).item()
     return told
@@ -74,4 +82,6 @@ def collapse(f: Tensor, w: Tensor, y: Tensor) -> dict[str, float]:
 
 def _check(given: Tensor, y: Tensor) -> None:
     if given.ndim != 3 or y.shape != given.shape[:2]:
-        raise ValueError(f"class features and logits are (B, K, ...) for labels (B, K), got {tuple(given.shape)} and {tuple(y.shape)}")
+        raise ValueError(
+            f"class features and logits are (B, K, ...) for labels (B, K), got {tuple(given.shape)} and {tuple(y.shape)}"
+        )

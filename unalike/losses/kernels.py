@@ -21,7 +21,9 @@ def cka(kernel: Tensor, other: Tensor) -> Tensor:
     1.0
     """
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or kernel.shape != other.shape:
-        raise ValueError(f"cka compares two square kernels of one size, got {tuple(kernel.shape)} and {tuple(other.shape)}")
+        raise ValueError(
+            f"cka compares two square kernels of one size, got {tuple(kernel.shape)} and {tuple(other.shape)}"
+        )
     a, b = _centred(kernel), _centred(other)
     return (a * b).sum() / (a.square().sum() * b.square().sum()).clamp(min=1e-24).sqrt()
 

@@ -28,21 +28,29 @@ def focal(output: Tensor, y: Tensor, gamma: float = 2.0) -> Tensor:
     return asymmetric(output, y, gamma, gamma, 0.0)
 
 
-def asymmetric(output: Tensor, y: Tensor, negative: float = 4.0, positive: float = 1.0, margin: float = 0.05) -> Tensor:
+def asymmetric(
+    output: Tensor, y: Tensor, negative: float = 4.0, positive: float = 1.0, margin: float = 0.05
+) -> Tensor:
     """Focal loss with an exponent for each side, and absent labels given less than `margin` cost nothing (Ridnik 2021, eq. 4 to 7).
 
     With p_m = max(p - margin, 0): -(1 - p)^positive log p where present, -p_m^negative log (1 - p_m) where absent.
     """
     for name, power in (("negative", negative), ("positive", positive)):
-        if not (power == 0 or power >= 1):      # between, the slope is infinite where the guess is perfect
+        if not (
+            power == 0 or power >= 1
+        ):  # between, the slope is infinite where the guess is perfect
             raise ValueError(f"the focusing exponent {name} must be 0 or at least 1, got {power}")
     if not 0 <= margin < 1:
         raise ValueError(f"the margin of a probability lies from 0 to below 1, got {margin}")
     known, target = _target(output, y)
     shifted = (output.sigmoid() - margin).clamp(min=0)
-    missed = (-output).sigmoid()                                                         # 1 - p, without cancellation
-    absent = (missed + margin).clamp(max=1).log() if margin else F.logsigmoid(-output)   # log (1 - p_m)
-    cost = target * missed**positive * F.logsigmoid(output) + (1 - target) * shifted**negative * absent
+    missed = (-output).sigmoid()  # 1 - p, without cancellation
+    absent = (
+        (missed + margin).clamp(max=1).log() if margin else F.logsigmoid(-output)
+    )  # log (1 - p_m)
+    cost = (
+        target * missed**positive * F.logsigmoid(output) + (1 - target) * shifted**negative * absent
+    )
     return -cost * known
 
 
@@ -54,6 +62,8 @@ def known_mean(costs: Tensor, y: Tensor) -> Tensor:
 def _target(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Which entries are known, and the labels with 0 in place of unknown ones."""
     if output.shape != y.shape:
-        raise ValueError(f"every output needs its label: both have one shape, got {tuple(output.shape)} and {tuple(y.shape)}")
-    known = y >= 0      # false for NaN
+        raise ValueError(
+            f"every output needs its label: both have one shape, got {tuple(output.shape)} and {tuple(y.shape)}"
+        )
+    known = y >= 0  # false for NaN
     return known, torch.where(known, y, 0.0).to(output.dtype)

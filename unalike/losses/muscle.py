@@ -29,12 +29,17 @@ from .contrastive import check_rows
 
 Temperature = float | Sequence | Tensor
 
-COLDEST = 0.006     # exp(4 / temperature), met in the gradient, must fit float64
-WARM = 0.06         # from here up it fits float32, and so do the digits of alpha
-BLOCK = 2**20       # combinations of peers' rows weighed at once: 4 MiB in float32
+COLDEST = 0.006  # exp(4 / temperature), met in the gradient, must fit float64
+WARM = 0.06  # from here up it fits float32, and so do the digits of alpha
+BLOCK = 2**20  # combinations of peers' rows weighed at once: 4 MiB in float32
 
 
-def muscle_loss(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> Tensor:
+def muscle_loss(
+    z: Tensor,
+    peers: Sequence[Tensor],
+    temperature: Temperature = 0.2,
+    lower_temperature: Temperature = 0.15,
+) -> Tensor:
     """Mean over the batch of L_i (FedMuscle eq. 3), exact, without the B^M x d matrix of the paper. Returns a scalar.
 
     Time grows as B^(M+1), memory as B^M up to `BLOCK` and no further. Any temperature from 0.006 up is safe: those below 0.06,
@@ -47,17 +52,36 @@ def muscle_loss(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0
     """
     check_rows(z, peers)
     per_peer, gamma = _inverse(temperature, lower_temperature, len(peers), z.device)
-    dtype = torch.promote_types(z.dtype, torch.float32) if _is_warm(temperature) and _is_warm(lower_temperature) else torch.float64
+    dtype = (
+        torch.promote_types(z.dtype, torch.float32)
+        if _is_warm(temperature) and _is_warm(lower_temperature)
+        else torch.float64
+    )
     anchor = normalize(z.to(dtype), dim=-1)
-    rows = normalize(torch.cat(list(peers)).to(dtype), dim=-1)                                      # (M B, d)
-    unary = (anchor @ rows.mT).unflatten(1, (len(peers), -1)).transpose(0, 1)                       # (M, B, B), anchor x peer m
-    pair = (rows @ rows.mT).unflatten(1, (len(peers), -1)).unflatten(0, (len(peers), -1)).transpose(1, 2)   # (M, M, B, B)
-    unary, pair = per_peer.to(dtype)[:, None, None] * unary, -gamma.to(dtype)[:, :, None, None] * pair
+    rows = normalize(torch.cat(list(peers)).to(dtype), dim=-1)  # (M B, d)
+    unary = (
+        (anchor @ rows.mT).unflatten(1, (len(peers), -1)).transpose(0, 1)
+    )  # (M, B, B), anchor x peer m
+    pair = (
+        (rows @ rows.mT)
+        .unflatten(1, (len(peers), -1))
+        .unflatten(0, (len(peers), -1))
+        .transpose(1, 2)
+    )  # (M, M, B, B)
+    unary, pair = (
+        per_peer.to(dtype)[:, None, None] * unary,
+        -gamma.to(dtype)[:, :, None, None] * pair,
+    )
     positive = unary.diagonal(dim1=1, dim2=2).sum(0) + pair.diagonal(dim1=2, dim2=3).sum((0, 1)) / 2
     return (_log_sum(unary, pair) - positive).mean().to(z.dtype)
 
 
-def muscle_literal(z: Tensor, peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> Tensor:
+def muscle_literal(
+    z: Tensor,
+    peers: Sequence[Tensor],
+    temperature: Temperature = 0.2,
+    lower_temperature: Temperature = 0.15,
+) -> Tensor:
     """The same scalar as `muscle_loss`, by the paper's own sum over B^M rows: the reference, and the `paper` exchange in one place.
 
     >>> z, *peers = torch.randn(4, 5, 8).double()
@@ -69,7 +93,9 @@ def muscle_literal(z: Tensor, peers: Sequence[Tensor], temperature: Temperature 
     return muscle_from_aggregate(z, S, log_alpha, positive_rows(len(z), len(peers)))
 
 
-def aggregate(peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15) -> tuple[Tensor, Tensor]:
+def aggregate(
+    peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15
+) -> tuple[Tensor, Tensor]:
     """What the paper's server sends to the anchor: S (B^M, d) and log alpha (B^M,), in the peers' dtype.
 
     Combination j = (j_1, .., j_M) is row j_1 B^(M-1) + .. + j_M; S is sum_m z_{j_m}^m / t_m (FedMuscle eq. 5).
@@ -85,7 +111,10 @@ def aggregate(peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_tem
     rows = [normalize(peer, dim=-1) for peer in peers]
     for k, row in enumerate(rows):
         # of all combinations of the peers before k, the part of log alpha that k's row brings: gamma-weighted likeness to each
-        before = [rows[m].repeat_interleave(len(row) ** (k - 1 - m), 0).repeat(len(row) ** m, 1) for m in range(k)]
+        before = [
+            rows[m].repeat_interleave(len(row) ** (k - 1 - m), 0).repeat(len(row) ** m, 1)
+            for m in range(k)
+        ]
         links = sum((gamma[m, k] * before[m] for m in range(k)), torch.zeros_like(S))
         log_alpha = (log_alpha[:, None] - links @ row.mT).flatten()
         S = (S[:, None] + per_peer[k] * row).flatten(0, 1)
@@ -102,7 +131,7 @@ def muscle_from_aggregate(z: Tensor, S: Tensor, log_alpha: Tensor, positives: Te
             f"z (B, d) needs S (rows, d), log_alpha (rows,) and positives (B,), "
             f"got {tuple(z.shape)}, {tuple(S.shape)}, {tuple(log_alpha.shape)} and {tuple(positives.shape)}."
         )
-    logits = normalize(z, dim=-1) @ S.mT + log_alpha                                    # (B, rows)
+    logits = normalize(z, dim=-1) @ S.mT + log_alpha  # (B, rows)
     return (logits.logsumexp(1) - logits.gather(1, positives.to(z.device)[:, None])[:, 0]).mean()
 
 
@@ -150,7 +179,7 @@ def _log_sum(unary: Tensor, pair: Tensor) -> Tensor:
     if len(unary) == 1:
         return unary[0].logsumexp(1)
     blocks = _blocks(*unary.shape[:2])
-    if len(blocks) == 1 and len(unary) < 4:     # too small to repay the calls that a Function costs
+    if len(blocks) == 1 and len(unary) < 4:  # too small to repay the calls that a Function costs
         return _weigh(*_cut(unary, pair, blocks[0]))[-1].logsumexp(1)
     return _LogSum.apply(unary, pair)[0]
 
@@ -169,7 +198,11 @@ class _LogSum(torch.autograd.Function):
         if len(blocks) == 1:
             weighed = _weigh(*_cut(unary, pair, blocks[0]))
             return weighed[-1].logsumexp(1), *weighed
-        return (torch.stack([_weigh(*_cut(unary, pair, block))[-1].logsumexp(1) for block in blocks]).logsumexp(0),)
+        return (
+            torch.stack(
+                [_weigh(*_cut(unary, pair, block))[-1].logsumexp(1) for block in blocks]
+            ).logsumexp(0),
+        )
 
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
@@ -182,16 +215,27 @@ class _LogSum(torch.autograd.Function):
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor, Tensor | None]:
         unary, pair, total, *kept = ctx.saved_tensors
         peers, batch = unary.shape[:2]
-        to_unary, to_pair = torch.zeros_like(unary), torch.zeros_like(pair) if ctx.needs_input_grad[1] else None
+        to_unary, to_pair = (
+            torch.zeros_like(unary),
+            torch.zeros_like(pair) if ctx.needs_input_grad[1] else None,
+        )
         for block in _blocks(peers, batch):
-            around = [(part.start, batch - part.stop) for part in block]            # the rows that are not in this block
+            around = [
+                (part.start, batch - part.stop) for part in block
+            ]  # the rows that are not in this block
             sizes = [part.stop - part.start for part in block]
             reach, weights, summed, logits = kept or _weigh(*_cut(unary, pair, block))
             ratio = grad[:, None] * (logits - total[:, None]).exp() / summed
-            per_peer, per_pair = _marginals(reach, weights, summed, ratio, sizes, _head(peers, batch), to_pair is not None)
-            to_unary = to_unary + torch.stack([pad(share, gap) for share, gap in zip(per_peer, around, strict=True)])
+            per_peer, per_pair = _marginals(
+                reach, weights, summed, ratio, sizes, _head(peers, batch), to_pair is not None
+            )
+            to_unary = to_unary + torch.stack(
+                [pad(share, gap) for share, gap in zip(per_peer, around, strict=True)]
+            )
             if to_pair is not None:
-                whole = {(m, k): pad(share, around[k] + around[m]) for (m, k), share in per_pair.items()}
+                whole = {
+                    (m, k): pad(share, around[k] + around[m]) for (m, k), share in per_pair.items()
+                }
                 none = torch.zeros_like(whole[0, 1])
                 table = [whole.get((m, k), none) for m in range(peers) for k in range(peers)]
                 to_pair = to_pair + torch.stack(table).unflatten(0, (peers, peers))
@@ -213,13 +257,17 @@ def _blocks(peers: int, batch: int) -> list[tuple[slice, ...]]:
     return list(product(*(ranges[m] for m in range(peers))))
 
 
-def _cut(unary: Tensor, pair: Tensor, block: tuple[slice, ...]) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
+def _cut(
+    unary: Tensor, pair: Tensor, block: tuple[slice, ...]
+) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
     """M of (B, n_m) and, for each m < k, (n_m, n_k): the logits of one block."""
     links = {(m, k): pair[m, k, block[m], block[k]] for m, k in combinations(range(len(block)), 2)}
     return [unary[m, :, part] for m, part in enumerate(block)], links
 
 
-def _weigh(unary: list[Tensor], pair: dict[tuple[int, int], Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _weigh(
+    unary: list[Tensor], pair: dict[tuple[int, int], Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Part the peers into a head and a tail; one matrix product sums the head out for all anchors and all tails.
 
     Returns reach (B, head), weights (head, tail), their product (B, tail), and what is left to sum, in logs (B, tail).
@@ -227,32 +275,55 @@ def _weigh(unary: list[Tensor], pair: dict[tuple[int, int], Tensor]) -> tuple[Te
     2 / temperature of 0 because rows are unit vectors, so that no sum can overflow or vanish, whatever gamma is.
     """
     peers, split = len(unary), _head(len(unary), len(unary[0]))
-    across = [_outer([pair[m, k] for k in range(split, peers)]) for m in range(split)]      # (n_m, tail), head to tail
-    joint = across[0].clone() if split == 1 else (pair[0, 1][:, :, None] + across[0][:, None]).add_(across[1])
-    shift = joint.detach().amax(tuple(range(split)))                                        # (tail,)
+    across = [
+        _outer([pair[m, k] for k in range(split, peers)]) for m in range(split)
+    ]  # (n_m, tail), head to tail
+    joint = (
+        across[0].clone()
+        if split == 1
+        else (pair[0, 1][:, :, None] + across[0][:, None]).add_(across[1])
+    )
+    shift = joint.detach().amax(tuple(range(split)))  # (tail,)
     weights, reach = joint.sub_(shift).exp_().flatten(0, split - 1), _outer(unary[:split]).exp()
     summed = reach @ weights
-    return reach, weights, summed, summed.log() + (shift + _within(pair, split, peers)) + _outer(unary[split:])
+    return (
+        reach,
+        weights,
+        summed,
+        summed.log() + (shift + _within(pair, split, peers)) + _outer(unary[split:]),
+    )
 
 
 def _marginals(
-    reach: Tensor, weights: Tensor, summed: Tensor, ratio: Tensor, sizes: list[int], split: int, wants_pairs: bool
+    reach: Tensor,
+    weights: Tensor,
+    summed: Tensor,
+    ratio: Tensor,
+    sizes: list[int],
+    split: int,
+    wants_pairs: bool,
 ) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
     """grad_i p_i(j_m), M of (B, n_m), and sum_i grad_i p_i(j_m, j_k), (n_m, n_k) for each m < k, over one block that was weighed.
 
     ratio (B, tail) is grad_i p_i(tail) / summed, so that grad_i p_i(head, tail) = reach x weights x ratio.
     """
-    head, tail = reach * (ratio @ weights.mT), ratio * summed                               # (B, head), (B, tail)
+    head, tail = reach * (ratio @ weights.mT), ratio * summed  # (B, head), (B, tail)
     per_peer = [_keep(head.unflatten(1, sizes[:split]), 0, 1 + m) for m in range(split)]
-    per_peer += [_keep(tail.unflatten(1, sizes[split:]), 0, 1 + m) for m in range(len(sizes) - split)]
+    per_peer += [
+        _keep(tail.unflatten(1, sizes[split:]), 0, 1 + m) for m in range(len(sizes) - split)
+    ]
     if not wants_pairs:
         return per_peer, {}
     per_pair = {(0, 1): head.sum(0).unflatten(0, sizes[:split])} if split == 2 else {}
-    within = tail.sum(0).unflatten(0, sizes[split:])                                        # (n_k, ..)
-    joint = (reach.mT @ ratio).mul_(weights).unflatten(0, sizes[:split])                    # (n_1[, n_2], tail)
-    across = [_keep(joint, m, split).unflatten(1, sizes[split:]) for m in range(split)]     # (n_m, n_k, ..)
+    within = tail.sum(0).unflatten(0, sizes[split:])  # (n_k, ..)
+    joint = (reach.mT @ ratio).mul_(weights).unflatten(0, sizes[:split])  # (n_1[, n_2], tail)
+    across = [
+        _keep(joint, m, split).unflatten(1, sizes[split:]) for m in range(split)
+    ]  # (n_m, n_k, ..)
     for m, k in set(combinations(range(len(sizes)), 2)) - per_pair.keys():
-        per_pair[m, k] = _keep(across[m], 0, 1 + k - split) if m < split else _keep(within, m - split, k - split)
+        per_pair[m, k] = (
+            _keep(across[m], 0, 1 + k - split) if m < split else _keep(within, m - split, k - split)
+        )
     return per_peer, per_pair
 
 
@@ -262,7 +333,9 @@ def _within(pair: dict[tuple[int, int], Tensor], first: int, peers: int) -> Tens
     for m, k in combinations(range(peers - first), 2):
         # along axes m and k of one axis per peer
         between = pair[first + m, first + k]
-        total = total + between.unflatten(0, (*[1] * m, -1, *[1] * (k - m - 1))).unflatten(-1, (-1, *[1] * (peers - first - k - 1)))
+        total = total + between.unflatten(0, (*[1] * m, -1, *[1] * (k - m - 1))).unflatten(
+            -1, (-1, *[1] * (peers - first - k - 1))
+        )
     return total.flatten() if isinstance(total, Tensor) else total
 
 
@@ -280,13 +353,24 @@ def _keep(table: Tensor, *axes: int) -> Tensor:
     return table.sum(others) if others else table
 
 
-def _inverse(temperature: Temperature, lower_temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _inverse(
+    temperature: Temperature, lower_temperature: Temperature, peers: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """1 / t_m (M,) and gamma_mk (M, M) with zeros on the diagonal, float64."""
-    if isinstance(temperature, int | float) and isinstance(lower_temperature, int | float):     # what most want, in few calls
+    if isinstance(temperature, int | float) and isinstance(
+        lower_temperature, int | float
+    ):  # what most want, in few calls
         _check(temperature, temperature, "temperature")
         _check(lower_temperature, lower_temperature, "lower_temperature")
-        gamma = torch.full((peers, peers), 1 / lower_temperature - 1 / temperature, dtype=torch.float64, device=device)
-        return torch.full((peers,), 1 / temperature, dtype=torch.float64, device=device), gamma.fill_diagonal_(0)
+        gamma = torch.full(
+            (peers, peers),
+            1 / lower_temperature - 1 / temperature,
+            dtype=torch.float64,
+            device=device,
+        )
+        return torch.full(
+            (peers,), 1 / temperature, dtype=torch.float64, device=device
+        ), gamma.fill_diagonal_(0)
     per_peer, between = _anchor_and_pairs(temperature, peers, device)
     lower = _read(lower_temperature, "lower_temperature", device)
     if lower.shape == (peers + 1, peers + 1):
@@ -296,11 +380,15 @@ def _inverse(temperature: Temperature, lower_temperature: Temperature, peers: in
             f"lower_temperature is one number, a ({peers}, {peers}) matrix between the peers, or ({peers + 1}, {peers + 1}) "
             f"with the anchor first, got shape {tuple(lower.shape)}."
         )
-    gamma = (1 / lower - 1 / between).masked_fill(torch.eye(peers, dtype=torch.bool, device=device), 0)
-    return 1 / per_peer, (gamma + gamma.mT) / 2         # symmetric also where a learnt tensor is not quite
+    gamma = (1 / lower - 1 / between).masked_fill(
+        torch.eye(peers, dtype=torch.bool, device=device), 0
+    )
+    return 1 / per_peer, (gamma + gamma.mT) / 2  # symmetric also where a learnt tensor is not quite
 
 
-def _anchor_and_pairs(temperature: Temperature, peers: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _anchor_and_pairs(
+    temperature: Temperature, peers: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """t_m (M,) and t_mk (M, M), float64."""
     t = _read(temperature, "temperature", device)
     if t.shape == ():
@@ -317,7 +405,9 @@ def _anchor_and_pairs(temperature: Temperature, peers: int, device: torch.device
 
 def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
     """The temperature as a float64 tensor, with ones on the diagonal of a matrix; numbers and lists are checked."""
-    t = torch.as_tensor(value, dtype=torch.float64, device=device if isinstance(value, Tensor) else None)
+    t = torch.as_tensor(
+        value, dtype=torch.float64, device=device if isinstance(value, Tensor) else None
+    )
     if t.ndim == 2 and t.shape[0] == t.shape[1]:
         t = torch.where(torch.eye(len(t), dtype=torch.bool, device=t.device), 1.0, t)
     if isinstance(value, Tensor):
@@ -325,7 +415,9 @@ def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
     _check(float(t.min()), value, name)
     if t.ndim == 2 and not (t.shape[0] == t.shape[1] and torch.allclose(t, t.mT)):
         raise ValueError(f"{name} as a matrix must be square and symmetric, got {value}.")
-    return t.to(device) if t.ndim else torch.full((), float(t), dtype=t.dtype, device=device)      # a GPU fills, and does not wait
+    return (
+        t.to(device) if t.ndim else torch.full((), float(t), dtype=t.dtype, device=device)
+    )  # a GPU fills, and does not wait
 
 
 def _check(coldest: float, value: Temperature, name: str) -> None:

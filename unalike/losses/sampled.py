@@ -17,8 +17,13 @@ from .contrastive import check_rows
 from .muscle import Temperature, _inverse
 
 
-def muscle_sampled(z: Tensor, peers: Sequence[Tensor], draws: Tensor, temperature: Temperature = 0.2,
-                   lower_temperature: Temperature = 0.15) -> Tensor:
+def muscle_sampled(
+    z: Tensor,
+    peers: Sequence[Tensor],
+    draws: Tensor,
+    temperature: Temperature = 0.2,
+    lower_temperature: Temperature = 0.15,
+) -> Tensor:
     """An estimate of `muscle_loss`, a scalar; time and memory grow as M^2 B^2 times the draws.
 
     `draws` (M, B, K) are numbers from 0 to 1, at random: K combinations for each anchor. The gradient is that of the anchors' and peers'
@@ -31,19 +36,26 @@ def muscle_sampled(z: Tensor, peers: Sequence[Tensor], draws: Tensor, temperatur
     """
     check_rows(z, peers)
     if draws.ndim != 3 or draws.shape[:2] != (len(peers), len(z)):
-        raise ValueError(f"draws are (peers, rows, combinations), here ({len(peers)}, {len(z)}, any), got {tuple(draws.shape)}.")
+        raise ValueError(
+            f"draws are (peers, rows, combinations), here ({len(peers)}, {len(z)}, any), got {tuple(draws.shape)}."
+        )
     per_peer, gamma = _inverse(temperature, lower_temperature, len(peers), z.device)
     dtype = torch.promote_types(z.dtype, torch.float32)
     per_peer, gamma, uniform = per_peer.to(dtype), gamma.to(dtype), draws.to(z.device, dtype)
-    anchor, rows = normalize(z.to(dtype), dim=-1), [normalize(peer.to(dtype), dim=-1) for peer in peers]
-    weight = positive = torch.zeros((), dtype=dtype, device=z.device)                      # of each combination, in logs (B, K)
-    taken: list[Tensor] = []                                                               # rows drawn of the peers before, (B, K)
+    anchor, rows = (
+        normalize(z.to(dtype), dim=-1),
+        [normalize(peer.to(dtype), dim=-1) for peer in peers],
+    )
+    weight = positive = torch.zeros(
+        (), dtype=dtype, device=z.device
+    )  # of each combination, in logs (B, K)
+    taken: list[Tensor] = []  # rows drawn of the peers before, (B, K)
     for m, row in enumerate(rows):
-        unary = per_peer[m] * (anchor @ row.mT)                                            # (B, B)
+        unary = per_peer[m] * (anchor @ row.mT)  # (B, B)
         logits, own = unary[:, None, :], unary.diagonal()
         for k, chosen in enumerate(taken):
             pair = -gamma[k, m] * (rows[k] @ row.mT)
-            logits, own = logits + pair[chosen], own + pair.diagonal()                     # (B, K, B), (B,)
+            logits, own = logits + pair[chosen], own + pair.diagonal()  # (B, K, B), (B,)
         logits = logits.expand(-1, uniform.shape[2], -1)
         spread = logits.detach().log_softmax(-1)
         chosen = (spread.exp().cumsum(-1) < uniform[m][..., None]).sum(-1).clamp(max=len(z) - 1)

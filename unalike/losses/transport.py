@@ -21,13 +21,17 @@ def sinkhorn(cost: Tensor, rows: Tensor, weight: float = 0.2, steps: int = 10) -
     [[50.0, 0.0], [0.0, 50.0]]
     """
     if cost.ndim < 2 or rows.shape != cost.shape[:-1]:
-        raise ValueError(f"sinkhorn takes costs (..., n, m) and weights (..., n) of rows, got {tuple(cost.shape)} and {tuple(rows.shape)}")
+        raise ValueError(
+            f"sinkhorn takes costs (..., n, m) and weights (..., n) of rows, got {tuple(cost.shape)} and {tuple(rows.shape)}"
+        )
     if not weight > 0 or steps < 1:
-        raise ValueError(f"sinkhorn takes an entropy above 0 and 1 step or more, got weight {weight:g}, steps {steps}")
+        raise ValueError(
+            f"sinkhorn takes an entropy above 0 and 1 step or more, got weight {weight:g}, steps {steps}"
+        )
     score, given = -cost / weight, rows.log()
-    across = torch.zeros_like(score[..., 0, :])                                     # log v
+    across = torch.zeros_like(score[..., 0, :])  # log v
     for _ in range(steps):
-        down = given - (score + across[..., None, :]).logsumexp(-1)                 # log u
+        down = given - (score + across[..., None, :]).logsumexp(-1)  # log u
         across = -math.log(cost.shape[-1]) - (score + down[..., None]).logsumexp(-2)
     return (score + down[..., None] + across[..., None, :]).exp()
 
@@ -39,7 +43,9 @@ def importance(similarity: Tensor, temperature: float = 4.0) -> Tensor:
     return (entropy / temperature).softmax(-1)
 
 
-def transport(similarity: Tensor, temperature: float = 4.0, weight: float = 0.2, steps: int = 10) -> Tensor:
+def transport(
+    similarity: Tensor, temperature: float = 4.0, weight: float = 0.2, steps: int = 10
+) -> Tensor:
     """The plan between patches and labels, where a patch is the cheaper for a label the more it stands out among the patches (eq. 7)."""
     cost = 1 - (similarity / temperature).softmax(-2)
     return sinkhorn(cost, importance(similarity, temperature), weight, steps)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Solver = Literal["exact", "entropic", "auto", "picked"]
-LARGEST = 512           # auto: up to so many on a side a plan is exact
+LARGEST = 512  # auto: up to so many on a side a plan is exact
 
 
 def plans(costs: Tensor, solver: Solver = "auto", share: float = 0.05) -> Tensor:
@@ -17,7 +17,9 @@ def plans(costs: Tensor, solver: Solver = "auto", share: float = 0.05) -> Tensor
     [[[0.0, 0.5], [0.5, 0.0]]]
     """
     if costs.dim() != 3 or 0 in costs.shape:
-        raise ValueError(f"plans takes costs (clients, units, units), one or more of each, got {tuple(costs.shape)}")
+        raise ValueError(
+            f"plans takes costs (clients, units, units), one or more of each, got {tuple(costs.shape)}"
+        )
     if solver == "picked":
         return picked(costs)
     if solver == "entropic" or (solver == "auto" and max(costs.shape[1:]) > LARGEST):
@@ -30,7 +32,9 @@ def exact(cost: Tensor) -> Tensor:
     try:
         import ot
     except ImportError:
-        raise ValueError('exact plans need POT: install "unalike[matching]", or take solver entropic') from None
+        raise ValueError(
+            'exact plans need POT: install "unalike[matching]", or take solver entropic'
+        ) from None
     n, m = cost.shape
     if n == m == 1:
         return torch.ones_like(cost)
@@ -48,7 +52,9 @@ def picked(costs: Tensor) -> Tensor:
     """
     few = costs.detach() if costs.shape[1] <= costs.shape[2] else costs.detach().mT
     nearest, own = few.argmin(2).cpu(), torch.arange(few.shape[1])
-    disputed = [len(each.unique()) < len(each) for each in nearest]      # otherwise nobody wants another's, and nothing can be cheaper
+    disputed = [
+        len(each.unique()) < len(each) for each in nearest
+    ]  # otherwise nobody wants another's, and nothing can be cheaper
     if any(disputed):
         from scipy.optimize import linear_sum_assignment
 
@@ -69,6 +75,9 @@ def entropic(costs: Tensor, share: float = 0.05, steps: int = 1000, within: floa
     for step in range(steps):
         down = -math.log(n) - (score + across).logsumexp(2, keepdim=True)
         across = -math.log(m) - (score + down).logsumexp(1, keepdim=True)
-        if step % 20 == 19 and float(((score + down + across).exp().sum(2) * n - 1).abs().max()) < within:
+        if (
+            step % 20 == 19
+            and float(((score + down + across).exp().sum(2) * n - 1).abs().max()) < within
+        ):
             break
     return (score + down + across).exp()

@@ -17,7 +17,7 @@ from unalike.core.signatures import Shape
 from unalike.tasks import TASKS
 
 Parameters = dict[str, Tensor]
-Present = Annotated[Tensor, Shape("labels")]        # 1 for a label that a client has samples of
+Present = Annotated[Tensor, Shape("labels")]  # 1 for a label that a client has samples of
 
 
 class Update(TypedDict):
@@ -32,7 +32,7 @@ class AveragingProgram(ClientProgram):
     """Takes parameters, trains from there, gives them back."""
 
     algorithm: "Averaging"
-    passing = False         # the shared parameters are the server's to keep, and come again with the next message
+    passing = False  # the shared parameters are the server's to keep, and come again with the next message
 
     @query
     @sends("open")
@@ -48,8 +48,14 @@ class AveragingProgram(ClientProgram):
     @operation
     def receive(self, parameters: Parameters) -> None:
         own = self.model.state_dict()
-        if wrong := [name for name, given in parameters.items() if name in own and given.shape != own[name].shape]:
-            raise ValueError(f"{wrong[0]} came with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}")
+        if wrong := [
+            name
+            for name, given in parameters.items()
+            if name in own and given.shape != own[name].shape
+        ]:
+            raise ValueError(
+                f"{wrong[0]} came with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}"
+            )
         self.model.load_state_dict(parameters, strict=False)
         self.passing = False
 
@@ -58,20 +64,26 @@ class AveragingProgram(ClientProgram):
     def update(self, parameters: Parameters) -> Update:
         self.receive(parameters)
         self.passing = True
-        self.start = parameters                     # where this round began, for those who measure how far they went
+        self.start = parameters  # where this round began, for those who measure how far they went
         loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
     @query
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
-        data = self.held("train" if not self.client.task.labelled else "common" if common else "test")
+        data = self.held(
+            "train" if not self.client.task.labelled else "common" if common else "test"
+        )
         if data is None or not len(data):
             return {}
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
         self.model.load_state_dict(parameters, strict=False)
         try:
-            return measure(self.model, data, self.client, self.training.batch) if self.client.task.labelled else self.embed()
+            return (
+                measure(self.model, data, self.client, self.training.batch)
+                if self.client.task.labelled
+                else self.embed()
+            )
         finally:
             self.model.load_state_dict(own, strict=False)
 
@@ -79,16 +91,32 @@ class AveragingProgram(ClientProgram):
         if (whole := super().state()) is None:
             return None
         if self.passing and not self.algorithm.personalised:
-            whole["model"] = {name: tensor for name, tensor in whole["model"].items() if not self.algorithm.shares(name)}
+            whole["model"] = {
+                name: tensor
+                for name, tensor in whole["model"].items()
+                if not self.algorithm.shares(name)
+            }
         return whole if any(whole.values()) else None
 
     def shared(self) -> Parameters:
-        return {name: tensor for name, tensor in self.model.state_dict().items() if self.algorithm.shares(name)}
+        return {
+            name: tensor
+            for name, tensor in self.model.state_dict().items()
+            if self.algorithm.shares(name)
+        }
 
     def drift(self) -> Tensor | float:
         """Squared distance of the shared parameters from where the round began."""
-        start = {name: self.start[name].to(p.device, p.dtype) for name, p in self.model.named_parameters() if name in self.start}
-        return sum(((p - start[name]) ** 2).sum() for name, p in self.model.named_parameters() if name in start)
+        start = {
+            name: self.start[name].to(p.device, p.dtype)
+            for name, p in self.model.named_parameters()
+            if name in self.start
+        }
+        return sum(
+            ((p - start[name]) ** 2).sum()
+            for name, p in self.model.named_parameters()
+            if name in start
+        )
 
 
 @dataclass
@@ -118,7 +146,9 @@ class Averaging(Algorithm):
         """What each client is sent: the model of its group."""
         return {c: {"parameters": fed.state["models"][fed.state["group"][c]]} for c in clients}
 
-    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
+    def absorb(
+        self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
+    ) -> None:
         """What becomes of a group's model when its members have sent theirs."""
         fed.state["models"][group] = self.merge(states, weights)
 
@@ -128,12 +158,19 @@ class Averaging(Algorithm):
             group = fed.state["group"]
             sent = self.messages(fed, fed.active)
             replies = fed.call("update", each=sent)
-            for client in [c for c, reply in replies.items() if reply["samples"] != fed.infos[c].samples]:
+            for client in [
+                c for c, reply in replies.items() if reply["samples"] != fed.infos[c].samples
+            ]:
                 fed.refuse(client, "update", "it tells another number of samples than its card")
                 del replies[client]
             weights = self.weights(replies)
             for name in sorted({group[c] for c in replies}):
-                self.absorb(fed, name, {c: reply["parameters"] for c, reply in replies.items() if group[c] == name}, weights)
+                self.absorb(
+                    fed,
+                    name,
+                    {c: reply["parameters"] for c, reply in replies.items() if group[c] == name},
+                    weights,
+                )
             self.note(fed, replies)
             yield round
 
@@ -150,7 +187,9 @@ class Averaging(Algorithm):
             shape = self.group_key(fed, client, told) if told else f"only {client}"
             if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
                 if word(begun[client]) != told:
-                    fed.refuse(client, "begin", "its first weights have other names or shapes than it told")
+                    fed.refuse(
+                        client, "begin", "its first weights have other names or shapes than it told"
+                    )
                     continue
                 models[shape] = begun[client]
             if shape in models:
@@ -159,21 +198,31 @@ class Averaging(Algorithm):
     def group_key(self, fed: Federation, client: str, shape: str) -> str:
         """A word that is equal for clients who average with each other."""
         info = fed.infos[client]
-        return f"{shape} {digest((info.task, info.labels))}" if self.by_label() and TASKS[info.task].labelled else shape
+        return (
+            f"{shape} {digest((info.task, info.labels))}"
+            if self.by_label() and TASKS[info.task].labelled
+            else shape
+        )
 
     def evaluate(self, fed: Federation) -> Replies:
         """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.clients if c in group]
-        common = all(fed.infos[c].tested_on == "common" and TASKS[fed.infos[c].task].labelled for c in there)
-        ask = lambda clients: fed.call("appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients))
+        common = all(
+            fed.infos[c].tested_on == "common" and TASKS[fed.infos[c].task].labelled for c in there
+        )
+        ask = lambda clients: fed.call(
+            "appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients)
+        )
         if not common:
             return judged(fed, ask(there))
         keys = {c: (group[c], fed.infos[c].task, fed.infos[c].labels) for c in there}
         known: dict[Any, Any] = {}
         failures: dict[str, Any] = {}
-        while asked := {keys[c]: c for c in reversed(there) if keys[c] not in known and c not in failures}:
-            replies = ask(list(asked.values()))                     # one of each; who cannot answer is asked no more
+        while asked := {
+            keys[c]: c for c in reversed(there) if keys[c] not in known and c not in failures
+        }:
+            replies = ask(list(asked.values()))  # one of each; who cannot answer is asked no more
             known |= {keys[c]: metrics for c, metrics in replies.items()}
             failures |= replies.failures
         return Replies({c: known[keys[c]] for c in there if keys[c] in known}, failures)
@@ -198,16 +247,22 @@ def digest(told: object) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def mean_states(states: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:
+def mean_states(
+    states: dict[str, dict[str, Tensor]], weights: dict[str, float]
+) -> dict[str, Tensor]:
     """Weighted mean of parameters with equal names and shapes; whole numbers (counters) are rounded."""
     total = sum(weights[c] for c in states)
     clients = list(states)
     merged = {}
     for name, first in states[clients[0]].items():
-        sum_ = torch.zeros_like(first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32)
+        sum_ = torch.zeros_like(
+            first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32
+        )
         for c in clients:
             sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
-        merged[name] = sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
+        merged[name] = (
+            sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
+        )
     return merged
 
 
@@ -215,5 +270,7 @@ def presence(fed: Federation, clients: Iterable[str]) -> dict[str, Tensor]:
     """Which labels clients have, of all who have ever told; these are asked if they have not."""
     told: dict[str, Tensor] = fed.state.setdefault("present", {})
     if new := [c for c in clients if c not in told]:
-        told |= {c: have.bool().cpu() for c, have in fed.call("present", clients=new, quorum=0).items()}
+        told |= {
+            c: have.bool().cpu() for c, have in fed.call("present", clients=new, quorum=0).items()
+        }
     return told

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, query, sends, graph_safe
+from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.public_data import Opinion, PublicTrainingProgram, agreed, owners
 from unalike.tasks import MultiLabel
@@ -17,7 +17,7 @@ class DistillationProgram(PublicTrainingProgram):
     @sends("rows")
     def opinion(self) -> Opinion:
         """Logits of all public rows; those of classes begin where their mean is 0, so that they can be compared."""
-        logits, = self.look(lambda output: (self.cells(output),))
+        (logits,) = self.look(lambda output: (self.cells(output),))
         return logits if self.several else logits - logits.mean(1, keepdim=True)
 
     @operation
@@ -36,6 +36,8 @@ def teach(fed: Federation, several: bool = False) -> dict[str, float | None]:
     able = [c for c in fed.active if not several or fed.infos[c].task == MultiLabel.name]
     asked = [c for c in able if len(owners(fed, able, c)) > 1]
     told = dict(fed.call("opinion", clients=asked)) if asked else {}
-    each: dict[str, dict[str, Value]] = {c: {"teacher": agreed(fed, told, c)} for c in told if len(owners(fed, told, c)) > 1}
+    each: dict[str, dict[str, Value]] = {
+        c: {"teacher": agreed(fed, told, c)} for c in told if len(owners(fed, told, c)) > 1
+    }
     unjudge(fed.state, each)
     return dict(fed.call("distil", each=each)) if each else {}

@@ -15,13 +15,13 @@ from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.averaging import Parameters, Present, digest, mean_states, presence, word
 from unalike.tasks import Classification
 
-OPEN = "open"   # what a method's `absent` is where classes are left open, and what a side remembers them by
+OPEN = "open"  # what a method's `absent` is where classes are left open, and what a side remembers them by
 
 
 class GroupAveragingProgram(ClientProgram):
     """Gives what of its model may be averaged, and takes the mean."""
 
-    common: ClassVar[str] = ""          # names of these parameters begin so; "": all of the model's
+    common: ClassVar[str] = ""  # names of these parameters begin so; "": all of the model's
 
     @query
     @sends("open")
@@ -38,7 +38,9 @@ class GroupAveragingProgram(ClientProgram):
     def present(self) -> Present:
         """(labels,): 1 for each that the client has a sample of."""
         if not self.spares:
-            raise ValueError("which classes a client has is told only where it leaves open those that others have")
+            raise ValueError(
+                "which classes a client has is told only where it leaves open those that others have"
+            )
         return self.client.present.float()
 
     @operation
@@ -50,7 +52,9 @@ class GroupAveragingProgram(ClientProgram):
             if not self.spares:
                 raise ValueError("it leaves no class open, whoever has it")
             if had.shape != self.client.present.shape:
-                raise ValueError(f"it has {len(self.client.present)} classes, which of them others have came as {tuple(had.shape)}")
+                raise ValueError(
+                    f"it has {len(self.client.present)} classes, which of them others have came as {tuple(had.shape)}"
+                )
             self.memory[OPEN] = had.cpu().bool() & ~self.client.present
         self.model.load_state_dict(parameters, strict=False)
         self.memory[UNJUDGED] = True
@@ -68,15 +72,26 @@ class GroupAveragingProgram(ClientProgram):
         return getattr(self.algorithm, "absent", None) == OPEN
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
-        return super().error(output.masked_fill(self.open, -torch.inf) if self.spares and classifies(self.client.task.name) else output, y)
+        return super().error(
+            output.masked_fill(self.open, -torch.inf)
+            if self.spares and classifies(self.client.task.name)
+            else output,
+            y,
+        )
 
     @cached_property
     def open(self) -> Tensor:
         """(labels,): True for classes left open. Changed where it lies: a GPU may have recorded steps with it."""
-        return torch.zeros(len(self.client.task.labels), dtype=torch.bool, device=self.client.device)
+        return torch.zeros(
+            len(self.client.task.labels), dtype=torch.bool, device=self.client.device
+        )
 
     def shared(self) -> Parameters:
-        return {name: tensor for name, tensor in self.model.state_dict().items() if name.startswith(self.common)}
+        return {
+            name: tensor
+            for name, tensor in self.model.state_dict().items()
+            if name.startswith(self.common)
+        }
 
 
 def unite(fed: Federation, spares: bool = False) -> None:
@@ -89,17 +104,32 @@ def unite(fed: Federation, spares: bool = False) -> None:
     alike = [c for c, one in zip(fed.active, known, strict=True) if one and known.count(one) > 1]
     if alike:
         told = dict(fed.call("give", clients=alike))
-        for client in [c for c, its in told.items() if kind(fed.infos[c].task, fed.infos[c].labels, its) != kinds[c]]:
+        for client in [
+            c
+            for c, its in told.items()
+            if kind(fed.infos[c].task, fed.infos[c].labels, its) != kinds[c]
+        ]:
             fed.refuse(client, "give", "its parameters are not those of the kind it told")
             del told[client]
-        groups = {one: {c: its for c, its in told.items() if kinds[c] == one} for one in {kinds[c] for c in told}}
+        groups = {
+            one: {c: its for c, its in told.items() if kinds[c] == one}
+            for one in {kinds[c] for c in told}
+        }
         weights = {c: float(fed.infos[c].samples) for c in told}
-        means = {one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1}
-        each: dict[str, dict[str, Value]] = {c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means}
+        means = {
+            one: mean_states(group, weights) for one, group in groups.items() if len(group) > 1
+        }
+        each: dict[str, dict[str, Value]] = {
+            c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means
+        }
         if spares:
             have = presence(fed, [c for c in each if classifies(fed.infos[c].task)])
             for c in have.keys() & each.keys():
-                each[c]["had"] = torch.stack([have[other] for other in have if kinds[other] == kinds[c]]).any(0).float()
+                each[c]["had"] = (
+                    torch.stack([have[other] for other in have if kinds[other] == kinds[c]])
+                    .any(0)
+                    .float()
+                )
         if each:
             unjudge(fed.state, each)
             fed.call("take", clients=[c for c in each if c in fed.active], each=each)

@@ -21,7 +21,7 @@ from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
 from unalike.training.loop import batches
 
-LARGEST = 8 * 2**30         # bytes of what was seen that a client keeps; beyond, it looks again each time
+LARGEST = 8 * 2**30  # bytes of what was seen that a client keeps; beyond, it looks again each time
 
 
 class PromptTuningProgram(AveragingProgram):
@@ -31,11 +31,18 @@ class PromptTuningProgram(AveragingProgram):
     model: Prompted
 
     def build(self, encoder: nn.Module) -> Prompted:
-        how, labels = self.algorithm, [SPELLED.get(label, label) for label in self.client.task.labels]
+        how, labels = (
+            self.algorithm,
+            [SPELLED.get(label, label) for label in self.client.task.labels],
+        )
         if not isinstance(encoder, VisionLanguage):
-            raise ValueError(f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
-                             f"{type(encoder).__name__} does not")
-        encoder.tokens(labels)                  # a label without a word is told, though a template around it has some
+            raise ValueError(
+                f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
+                f"{type(encoder).__name__} does not"
+            )
+        encoder.tokens(
+            labels
+        )  # a label without a word is told, though a template around it has some
         return Prompted(encoder, how.head(encoder, labels))
 
     def held(self, part: str) -> Samples | None:
@@ -63,13 +70,15 @@ class PromptTuning(Averaging):
     tasks: ClassVar[tuple[str, ...]] = ("multilabel",)
     Program: ClassVar[type[AveragingProgram]] = PromptTuningProgram
 
-    mean: Literal["uniform", "samples"] = "samples"         # how clients count in the average
+    mean: Literal["uniform", "samples"] = "samples"  # how clients count in the average
 
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
-        raise NotImplementedError(f"{type(self).__name__} does not say what learns: write head(model, labels)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what learns: write head(model, labels)"
+        )
 
     def by_label(self) -> bool:
-        return False                            # labels are read, not learnt
+        return False  # labels are read, not learnt
 
     def weights(self, replies: Replies) -> dict[str, float]:
         return super().weights(replies) if self.mean == "samples" else dict.fromkeys(replies, 1.0)
@@ -85,11 +94,17 @@ class Querying(PromptTuning):
     heads: int = 4
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [(name, f"must be above 0, got {getattr(self, name)}.") for name in ("tokens", "heads") if not getattr(self, name) > 0]
+        return [
+            (name, f"must be above 0, got {getattr(self, name)}.")
+            for name in ("tokens", "heads")
+            if not getattr(self, name) > 0
+        ]
 
     def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
         if model.width % self.heads:
-            raise ValueError(f"{type(self).__name__} shares {model.width} channels among its heads: {self.heads} do not divide them")
+            raise ValueError(
+                f"{type(self).__name__} shares {model.width} channels among its heads: {self.heads} do not divide them"
+            )
         return type(self).Head(self, model, labels)
 
 
@@ -99,9 +114,16 @@ def seen(model: Prompted, data: Samples, client: Client) -> Samples:
     for few in batches(len(data), 128):
         x, y = data.labelled(few)
         if isinstance(x, dict):
-            raise ValueError(f"a model that sees and reads takes images alone, the data have modalities {', '.join(x)}")
+            raise ValueError(
+                f"a model that sees and reads takes images alone, the data have modalities {', '.join(x)}"
+            )
         parts.append(model.look(client.to_device(x)))
         labels.append(y)
-        if sum(part.nbytes for part in parts[0].values()) * len(data) / len(few) > LARGEST and len(parts) == 1:
+        if (
+            sum(part.nbytes for part in parts[0].values()) * len(data) / len(few) > LARGEST
+            and len(parts) == 1
+        ):
             return data
-    return Tensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, torch.cat(labels))
+    return Tensors(
+        {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, torch.cat(labels)
+    )

@@ -21,9 +21,12 @@ from unalike.data.samples import Samples
 from unalike.tasks import MultiLabel, Segmentation
 from unalike.training.loop import train
 
-CELLS = 8          # rows and columns of a dense opinion
-Opinion = Annotated[Tensor, Shape("public_rows", "labels")] | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
-UNKNOWN = -1       # a label that nobody vouches for; dense tasks have a number of their own
+CELLS = 8  # rows and columns of a dense opinion
+Opinion = (
+    Annotated[Tensor, Shape("public_rows", "labels")]
+    | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
+)
+UNKNOWN = -1  # a label that nobody vouches for; dense tasks have a number of their own
 
 
 class PublicDataProgram(ClientProgram):
@@ -34,20 +37,29 @@ class PublicDataProgram(ClientProgram):
     @property
     def public(self) -> Samples:
         if self.client.public is None:
-            raise ValueError("it holds no public set, on which the federation learns; give the client `public`")
+            raise ValueError(
+                "it holds no public set, on which the federation learns; give the client `public`"
+            )
         return self.client.public
 
     def public_rows(self, rows: Tensor, as_came: bool = False) -> Any:
         """A batch where the client computes; `as_came`: not as a frozen trunk sees it, for methods that change samples."""
         held = getattr(self.public, "raw", self.public) if as_came else self.public
-        bring = self.client.to_device if getattr(held, "look", None) else self.client.public_to_device      # a trunk has seen them at their size
+        bring = (
+            self.client.to_device if getattr(held, "look", None) else self.client.public_to_device
+        )  # a trunk has seen them at their size
         return bring(held.rows(rows)[0])
 
-    def look(self, at: Callable[[Tensor], tuple[Tensor, ...]], by: Callable[[Any], Tensor] | None = None) -> list[Tensor]:
+    def look(
+        self, at: Callable[[Tensor], tuple[Tensor, ...]], by: Callable[[Any], Tensor] | None = None
+    ) -> list[Tensor]:
         """What `at` makes of the model's output on every public row, or of a part's, a few at a time."""
         self.model.eval()
         with torch.no_grad():
-            parts = [at((by or self.model)(self.public_rows(rows))) for rows in torch.arange(len(self.public)).split(256)]
+            parts = [
+                at((by or self.model)(self.public_rows(rows)))
+                for rows in torch.arange(len(self.public)).split(256)
+            ]
         self.work += len(self.public) / 3
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
@@ -63,7 +75,12 @@ class PublicDataProgram(ClientProgram):
 class PublicTrainingProgram(PublicDataProgram):
     """Trains on the public set."""
 
-    def study(self, loss: Callable[..., Tensor], given: Callable[[Tensor], tuple], rows: Tensor | None = None) -> float | None:
+    def study(
+        self,
+        loss: Callable[..., Tensor],
+        given: Callable[[Tensor], tuple],
+        rows: Tensor | None = None,
+    ) -> float | None:
         """This round's passes through the public set, or some rows of it, by the loss of what is `given` for a batch of row numbers; the
         mean of it."""
         how, rows = self.algorithm, torch.arange(len(self.public)) if rows is None else rows.cpu()
@@ -72,7 +89,15 @@ class PublicTrainingProgram(PublicDataProgram):
         orders = [stream(self.seed, "public", self.round, epoch) for epoch in range(how.passes)]
         self.work += len(rows) * len(orders)
         tape = self.tape(loss)
-        return train(self.model, len(rows), lambda index: tape(*given(rows[index])), self.learner(), orders, how.batch, self.training.clip)
+        return train(
+            self.model,
+            len(rows),
+            lambda index: tape(*given(rows[index])),
+            self.learner(),
+            orders,
+            how.batch,
+            self.training.clip,
+        )
 
     def learner(self) -> torch.optim.Optimizer:
         """What moves the model there."""
@@ -106,7 +131,9 @@ class PublicTrainingProgram(PublicDataProgram):
         """Labels of which only some are vouched for, and the rows that have any."""
         task = self.client.task
         y = y.masked_fill(~known, task.ignore if isinstance(task, Segmentation) else UNKNOWN)
-        return y, known.flatten(1).any(1).nonzero()[:, 0] if known.dim() > 1 else known.nonzero()[:, 0]
+        return y, known.flatten(1).any(1).nonzero()[:, 0] if known.dim() > 1 else known.nonzero()[
+            :, 0
+        ]
 
 
 @dataclass
@@ -114,12 +141,14 @@ class PublicTraining(Algorithm):
     """Each round: local epochs on labels, then learning from the public set, but in the last: nobody leaves with a head that has not
     seen its labels since."""
 
-    batch: int = 32                           # rows of the public set at a time
-    passes: int = 1                           # walks through it a round
-    public_rate: float | None = None          # learning rate there, if not training.rate
+    batch: int = 32  # rows of the public set at a time
+    passes: int = 1  # walks through it a round
+    public_rate: float | None = None  # learning rate there, if not training.rate
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = [("passes", f"must be at least 1, got {self.passes}.")] if self.passes < 1 else []
+        problems = (
+            [("passes", f"must be at least 1, got {self.passes}.")] if self.passes < 1 else []
+        )
         if self.public_rate is not None and not self.public_rate > 0:
             problems.append(("public_rate", f"must be above 0, got {self.public_rate}."))
         return problems + check_batch(self.batch, public_rows)
@@ -133,24 +162,39 @@ class PublicTraining(Algorithm):
 
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         """What is told and learnt of the public set; each client's loss on it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what is learnt from the public set: write share(fed, round)")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what is learnt from the public set: write share(fed, round)"
+        )
 
 
 def check_batch(batch: int, public_rows: int) -> list[tuple[str, str]]:
     """What is wrong with taking so many public rows at a time."""
     if batch < 2:
-        return [("batch", f"must be at least 2, got {batch}: batch statistics of one row do not exist.")]
+        return [
+            ("batch", f"must be at least 2, got {batch}: batch statistics of one row do not exist.")
+        ]
     if public_rows < batch:
-        return [("batch", f"the public set has {public_rows} rows, fewer than a batch of {batch}. "
-                          "Lower algorithm.batch or raise public.size.")]
+        return [
+            (
+                "batch",
+                f"the public set has {public_rows} rows, fewer than a batch of {batch}. "
+                "Lower algorithm.batch or raise public.size.",
+            )
+        ]
     return []
 
 
-def owners(fed: Federation, told: Iterable[str], client: str) -> list[tuple[str, list[int], list[int]]]:
+def owners(
+    fed: Federation, told: Iterable[str], client: str
+) -> list[tuple[str, list[int], list[int]]]:
     """Of those who told, itself too: who has labels of this client's, which of its labels these are, and where that one has them."""
     info, found = fed.infos[client], []
     for other in told:
-        theirs = {label: at for at, label in enumerate(fed.infos[other].labels)} if fed.infos[other].task == info.task else {}
+        theirs = (
+            {label: at for at, label in enumerate(fed.infos[other].labels)}
+            if fed.infos[other].task == info.task
+            else {}
+        )
         if mine := [i for i, label in enumerate(info.labels) if label in theirs]:
             found.append((other, mine, [theirs[info.labels[i]] for i in mine]))
     return found

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.federation import Federation
-from unalike.core.operations import operation, query, sends, graph_safe
+from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.methods.public_data import PublicDataProgram
 
-RIDGE = 0.3         # of the mean variance of a feature: how much of it least squares take for noise
-GENTLY = "gently"   # the optimizer that is slower with the representation
+RIDGE = 0.3  # of the mean variance of a feature: how much of it least squares take for noise
+GENTLY = "gently"  # the optimizer that is slower with the representation
 
 
 class SharedSubspaceProgram(PublicDataProgram):
@@ -35,7 +35,9 @@ class SharedSubspaceProgram(PublicDataProgram):
         if not isinstance(layer, nn.Linear):
             raise ValueError("it has no linear projection that could be fitted to a joint space")
         if target.shape != (rows := (len(self.public), layer.out_features)):
-            raise ValueError(f"a joint space of its public rows is {rows}, what came is {tuple(target.shape)}")
+            raise ValueError(
+                f"a joint space of its public rows is {rows}, what came is {tuple(target.shape)}"
+            )
         seen, target = self.seen(), target.to(self.client.device, torch.float64)
         mean = seen.mean(0)
         seen, target = seen - mean, target - target.mean(0)
@@ -51,7 +53,9 @@ class SharedSubspaceProgram(PublicDataProgram):
     def train_gently(self, epoch: int | None = None) -> float:
         """Local epochs that move the representation more slowly than the head, or not at all."""
         loss = self.task_loss if self.algorithm.local else self.head_loss
-        return self.learn(None if epoch is None else range(epoch, epoch + 1), self.optimizer(GENTLY), loss)
+        return self.learn(
+            None if epoch is None else range(epoch, epoch + 1), self.optimizer(GENTLY), loss
+        )
 
     @graph_safe
     def head_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
@@ -62,17 +66,27 @@ class SharedSubspaceProgram(PublicDataProgram):
         self.model.encoder.train()
         return self.error(self.model.head(features), y)
 
-    def optimizer(self, name: str = "task", rate: float | None = None, fresh: bool = False) -> torch.optim.Optimizer:
+    def optimizer(
+        self, name: str = "task", rate: float | None = None, fresh: bool = False
+    ) -> torch.optim.Optimizer:
         made = super().optimizer(name, rate, fresh)
         if name == GENTLY and len(made.param_groups) == 1:
             (all,), head = made.param_groups, {id(p) for p in self.model.head.parameters()}
-            made.param_groups[:] = [{**all, "params": [p for p in all["params"] if (id(p) in head) is its], "lr": all["lr"] * share}
-                                    for its, share in ((True, 1.0), (False, self.algorithm.local))]
+            made.param_groups[:] = [
+                {
+                    **all,
+                    "params": [p for p in all["params"] if (id(p) in head) is its],
+                    "lr": all["lr"] * share,
+                }
+                for its, share in ((True, 1.0), (False, self.algorithm.local))
+            ]
         return made
 
     def seen(self) -> Tensor:
         """What the projection takes of every public row, one vector each, (|D|, features) in float64."""
-        return self.look(lambda z: ((z.mean((-2, -1)) if self.model.dense else z).double(),), self.model.taken)[0]
+        return self.look(
+            lambda z: ((z.mean((-2, -1)) if self.model.dense else z).double(),), self.model.taken
+        )[0]
 
 
 def meet(fed: Federation, width: int) -> dict[str, float]:
@@ -80,12 +94,19 @@ def meet(fed: Federation, width: int) -> dict[str, float]:
     met = fed.state.setdefault("met", [])
     new = [c for c in fed.active if c not in met]
     if new and "joint" not in fed.state:
-        outlines = [told.to("cpu", torch.float64) for told in dict(fed.call("outline", each={c: {} for c in new}, quorum=0)).values()]
+        outlines = [
+            told.to("cpu", torch.float64)
+            for told in dict(fed.call("outline", each={c: {} for c in new}, quorum=0)).values()
+        ]
         if not outlines:
             return {}
         joint = principal(torch.cat(outlines, 1), width)
         fed.state["joint"] = (joint / length(joint)).to(torch.float32)
-    told = dict(fed.call("fit", each={c: {"target": fed.state["joint"]} for c in new}, quorum=0)) if new else {}
+    told = (
+        dict(fed.call("fit", each={c: {"target": fed.state["joint"]} for c in new}, quorum=0))
+        if new
+        else {}
+    )
     met.extend(told)
     return told
 
@@ -103,7 +124,7 @@ def principal(rows: Tensor, width: int) -> Tensor:
         scores = vectors * values.clamp(min=0).sqrt()
     else:
         scores = rows @ torch.linalg.eigh(rows.T @ rows)[1]
-    scores = scores.flip(1)[:, :width]                                          # eigh has the smallest first
+    scores = scores.flip(1)[:, :width]  # eigh has the smallest first
     scores = scores * scores.gather(0, scores.abs().argmax(0, keepdim=True)).sign()
     return nn.functional.pad(scores, (0, width - scores.shape[1]))
 

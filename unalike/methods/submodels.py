@@ -21,15 +21,42 @@ from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
-from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Present, Update, presence, word
+from unalike.methods.averaging import (
+    Averaging,
+    AveragingProgram,
+    Parameters,
+    Present,
+    Update,
+    presence,
+    word,
+)
 from unalike.models.channel_groups import Place, Width
 from unalike.models.model import Model
-from unalike.models.submodels import activity, count, expand, extract, first, flops, narrow, renumbered, tried, units_in, widths_of
+from unalike.models.submodels import (
+    activity,
+    count,
+    expand,
+    extract,
+    first,
+    flops,
+    narrow,
+    renumbered,
+    tried,
+    units_in,
+    widths_of,
+)
 from unalike.training.loop import Training, batches, counted, remeasure
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
-Carried = tuple[str, Parameters, Parameters]        # a client, its upload as the whole model's, and which entries it has: 1 or 0
-RATIOS = (1.0, 0.75, 0.5, 0.25)      # the paper's 1 - rho, of which a budget takes the largest that it can pay
+Carried = tuple[
+    str, Parameters, Parameters
+]  # a client, its upload as the whole model's, and which entries it has: 1 or 0
+RATIOS = (
+    1.0,
+    0.75,
+    0.5,
+    0.25,
+)  # the paper's 1 - rho, of which a budget takes the largest that it can pay
 
 
 class Reach(TypedDict):
@@ -70,20 +97,24 @@ class SubmodelProgram(AveragingProgram):
     def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
         self.widths = widths_of(self.model, self.row(), algorithm.fixed)
-        self.whole: nn.Module = copy.deepcopy(self.model).to("meta")        # shapes without numbers, to make submodels of
-        self.beside = {name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()}
+        self.whole: nn.Module = copy.deepcopy(self.model).to(
+            "meta"
+        )  # shapes without numbers, to make submodels of
+        self.beside = {
+            name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()
+        }
         self.memory["units"] = self.everything = [width.units for width in self.widths]
         self.costs: dict[tuple[int, ...], int] = {}
-        self.blind = algorithm.masked and client.task.name == "classification"      # to labels it lacks
+        self.blind = algorithm.masked and client.task.name == "classification"  # to labels it lacks
         self.see(self.model)
-        self.made(self.units(self.ratio()))                                 # what cannot be, is told before anything runs
+        self.made(self.units(self.ratio()))  # what cannot be, is told before anything runs
 
     def made(self, units: Sequence[int]) -> Model:
         """The submodel of the first units, whose parameters are still to come. A layer that cannot be so narrow is named."""
         keep = [torch.arange(n) for n in units]
         small = narrow(self.whole, self.widths, keep).to_empty(device=self.client.device)
         for tensor in small.state_dict().values():
-            tensor.zero_()                                                  # not what lies about in memory, which a layer may stumble over
+            tensor.zero_()  # not what lies about in memory, which a layer may stumble over
         for name, buffer in self.beside.items():
             owner, _, last = name.rpartition(".")
             setattr(small.get_submodule(owner), last, buffer)
@@ -95,8 +126,10 @@ class SubmodelProgram(AveragingProgram):
     def see(self, model: Model) -> None:
         """What it says of labels the client lacks is 0, as long as the client is `blind`."""
         if self.blind:
-            absent = ~self.there                                        # before a look: it may be recorded, or exported
-            model.head.register_forward_hook(lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out)
+            absent = ~self.there  # before a look: it may be recorded, or exported
+            model.head.register_forward_hook(
+                lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out
+            )
 
     @cached_property
     def there(self) -> Tensor:
@@ -116,7 +149,11 @@ class SubmodelProgram(AveragingProgram):
         if (key := tuple(units)) not in self.costs:
             small = narrow(self.whole, self.widths, [torch.arange(n) for n in units])
             row = self.row()
-            bare = {name: x.to("meta") for name, x in row.items()} if isinstance(row, dict) else row.to("meta")
+            bare = (
+                {name: x.to("meta") for name, x in row.items()}
+                if isinstance(row, dict)
+                else row.to("meta")
+            )
             self.costs[key] = flops(small, bare)
         return self.costs[key]
 
@@ -125,7 +162,9 @@ class SubmodelProgram(AveragingProgram):
         if of == "flops" and (whole := self.cost(self.everything)):
             return self.cost(units) / whole
         small = extract(self.whole.state_dict(), self.widths, [torch.arange(n) for n in units])
-        return sum(t.numel() for t in small.values()) / sum(t.numel() for t in self.whole.state_dict().values())
+        return sum(t.numel() for t in small.values()) / sum(
+            t.numel() for t in self.whole.state_dict().values()
+        )
 
     def ratio(self) -> float:
         """The width this client can train now: its capacity is a share of the width, or a budget of memory or computation."""
@@ -134,8 +173,10 @@ class SubmodelProgram(AveragingProgram):
             return capacity
         shares = {ratio: self.share(self.units(ratio), budget) for ratio in RATIOS}
         if not (paid := [ratio for ratio, share in shares.items() if share <= capacity + 1e-9]):
-            raise UserError(f"client {self.client.id} has {capacity:g} of the full model's {budget}, and the smallest submodel needs "
-                            f"{min(shares.values()):.3g}; raise its capacity to that, or leave it out")
+            raise UserError(
+                f"client {self.client.id} has {capacity:g} of the full model's {budget}, and the smallest submodel needs "
+                f"{min(shares.values()):.3g}; raise its capacity to that, or leave it out"
+            )
         return paid[0]
 
     @property
@@ -159,7 +200,11 @@ class SubmodelProgram(AveragingProgram):
     @query
     @sends(parameters="first", widths="open")
     def begin(self) -> Start:
-        first = self.model if not self.learnt else type(self)(self.client, self.algorithm, self.training, self.seed).model
+        first = (
+            self.model
+            if not self.learnt
+            else type(self)(self.client, self.algorithm, self.training, self.seed).model
+        )
         return {"parameters": dict(first.state_dict()), "widths": told(self.widths)}
 
     @operation
@@ -178,7 +223,12 @@ class SubmodelProgram(AveragingProgram):
         self.take(parameters, units)
         self.start = parameters
         loss = self.learn(optimizer=self.optimizer(fresh=True))
-        return {"parameters": dict(self.model.state_dict()), "samples": len(self.client.train), "loss": loss, "ratio": self.ratio()}
+        return {
+            "parameters": dict(self.model.state_dict()),
+            "samples": len(self.client.train),
+            "loss": loss,
+            "ratio": self.ratio(),
+        }
 
     @query
     def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
@@ -203,7 +253,10 @@ class SubmodelProgram(AveragingProgram):
         """Of every unit of the whole model, how much this client's data excite it and how often not at all (`activity`)."""
         whole = self.made(self.everything)
         whole.load_state_dict(parameters)
-        rows = (self.client.to_device(self.client.train.rows(index)[0]) for index in batches(len(self.client.train), 256))
+        rows = (
+            self.client.to_device(self.client.train.rows(index)[0])
+            for index in batches(len(self.client.train), 256)
+        )
         self.work += len(self.client.train) / 3
         return [found.float() for found in activity(whole, self.widths, rows)]
 
@@ -219,8 +272,12 @@ class SubmodelProgram(AveragingProgram):
         """Batch norms with the statistics of the client's own data: those that are sent are of other units' inputs, and a few steps do
         not forget them."""
         rows = len(self.client.train)
-        if rows > 1 and counted(model.train()):         # one row has no spread
-            some = batches(rows, self.training.batch, stream(self.seed, "statistics", self.client.id, self.round))
+        if rows > 1 and counted(model.train()):  # one row has no spread
+            some = batches(
+                rows,
+                self.training.batch,
+                stream(self.seed, "statistics", self.client.id, self.round),
+            )
             remeasure(model, (self.client.to_device(self.sampled(index)[0]) for index in some))
             self.work += rows / 3
 
@@ -245,13 +302,20 @@ class SubmodelMethod(Averaging):
     tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
     Program: ClassVar[type[ClientProgram]] = SubmodelProgram
 
-    budget: Literal["width", "memory", "flops"] = "width"      # what of the full model a client's capacity is a share of
-    fixed: tuple[str, ...] = ()                                # layers by name, such as encoder.first, that stay as they are
-    masked: bool = False                                       # where clients classify, what a model says of a label its client lacks is 0
+    budget: Literal["width", "memory", "flops"] = (
+        "width"  # what of the full model a client's capacity is a share of
+    )
+    fixed: tuple[str, ...] = ()  # layers by name, such as encoder.first, that stay as they are
+    masked: bool = (
+        False  # where clients classify, what a model says of a label its client lacks is 0
+    )
 
     def privacy_problem(self) -> str | None:
-        return "masked, clients tell which labels they have, which nothing protects; set algorithm.masked to false" if (
-            self.masked) else super().privacy_problem()
+        return (
+            "masked, clients tell which labels they have, which nothing protects; set algorithm.masked to false"
+            if (self.masked)
+            else super().privacy_problem()
+        )
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""
@@ -261,19 +325,44 @@ class SubmodelMethod(Averaging):
         sent = self.parameters_for(fed, {c: self.keep(fed, c) for c in clients})
         return {c: {"parameters": sent[c][0], "units": sent[c][1]} for c in clients}
 
-    def parameters_for(self, fed: Federation, keep: dict[str, list[Tensor]]) -> dict[str, tuple[Parameters, list[int]]]:
+    def parameters_for(
+        self, fed: Federation, keep: dict[str, list[Tensor]]
+    ) -> dict[str, tuple[Parameters, list[int]]]:
         """The submodel of each client, from the units it is to have, and how many these are."""
-        return {c: (extract(self.model(fed, c), self.widths(fed, c), its), [len(units) for units in its]) for c, its in keep.items()}
+        return {
+            c: (
+                extract(self.model(fed, c), self.widths(fed, c), its),
+                [len(units) for units in its],
+            )
+            for c, its in keep.items()
+        }
 
-    def absorb(self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]) -> None:
-        where = next(iter(states.values()))                    # a model that was read from disk lies elsewhere
-        model = {name: tensor.to(where[name].device) for name, tensor in fed.state["models"][group].items()}
+    def absorb(
+        self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
+    ) -> None:
+        where = next(iter(states.values()))  # a model that was read from disk lies elsewhere
+        model = {
+            name: tensor.to(where[name].device)
+            for name, tensor in fed.state["models"][group].items()
+        }
         self.ask(fed, list(states))
-        carried = ((client, state, there | {name: there[name] * have for name, have in self.known(fed, client, model).items()})
-                   for client, state, there in self.carried(fed, model, states))
+        carried = (
+            (
+                client,
+                state,
+                there
+                | {
+                    name: there[name] * have
+                    for name, have in self.known(fed, client, model).items()
+                },
+            )
+            for client, state, there in self.carried(fed, model, states)
+        )
         fed.state["models"][group] = mean_of_held(model, carried, weights)
 
-    def carried(self, fed: Federation, model: Parameters, states: dict[str, Parameters]) -> Iterator[Carried]:
+    def carried(
+        self, fed: Federation, model: Parameters, states: dict[str, Parameters]
+    ) -> Iterator[Carried]:
         """Uploads in the places of the server's units: here, those they came from."""
         none = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
         for client, state in states.items():
@@ -291,8 +380,11 @@ class SubmodelMethod(Averaging):
         if (have := fed.state.get("present", {}).get(client)) is None:
             return {}
         last = [name for name, tensor in state.items() if tensor.dim() > 1][-1].rpartition(".")[0]
-        return {name: have.to(state[name]).view(-1, *[1] * (state[name].dim() - 1))
-                for name in (f"{last}.weight", f"{last}.bias") if name in state and len(state[name]) == len(have)}
+        return {
+            name: have.to(state[name]).view(-1, *[1] * (state[name].dim() - 1))
+            for name in (f"{last}.weight", f"{last}.bias")
+            if name in state and len(state[name]) == len(have)
+        }
 
     def model(self, fed: Federation, client: str) -> Parameters:
         return fed.state["models"][fed.state["group"][client]]
@@ -302,7 +394,9 @@ class SubmodelMethod(Averaging):
         return heard(fed.state["widths"][fed.state["group"][client]])
 
     def register_clients(self, fed: Federation) -> None:
-        group, models, widths, ratio = (fed.state.setdefault(name, {}) for name in ("group", "models", "widths", "ratio"))
+        group, models, widths, ratio = (
+            fed.state.setdefault(name, {}) for name in ("group", "models", "widths", "ratio")
+        )
         if not (new := [c for c in (fed.active if group else fed.clients) if c not in group]):
             return
         for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
@@ -317,8 +411,16 @@ class SubmodelMethod(Averaging):
 
     def excitement(self, fed: Federation, clients: list[str]) -> Replies:
         """What these clients' data do to the units of the whole model."""
-        found = fed.call("excited", clients=clients, each={c: {"parameters": self.model(fed, c)} for c in clients})
-        for client in [c for c in found if [len(each) for each in found[c]] != [width.units for width in self.widths(fed, c)]]:
+        found = fed.call(
+            "excited",
+            clients=clients,
+            each={c: {"parameters": self.model(fed, c)} for c in clients},
+        )
+        for client in [
+            c
+            for c in found
+            if [len(each) for each in found[c]] != [width.units for width in self.widths(fed, c)]
+        ]:
             fed.refuse(client, "excited", "it tells of other units than the model has")
             del found[client]
         return found
@@ -336,15 +438,23 @@ class SubmodelMethod(Averaging):
         old = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
         first = fed.call("appraise", clients=new, quorum=0, each=self.messages(fed, new))
         found = {**old, **first}
-        return Replies({c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures})
+        return Replies(
+            {c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures}
+        )
 
     def finish(self, fed: Federation) -> None:
         """Everyone keeps the submodel it trained; who never did is given one."""
-        there = [c for c in fed.clients if c in fed.state["group"] and c not in fed.state.get("trained", [])]
+        there = [
+            c
+            for c in fed.clients
+            if c in fed.state["group"] and c not in fed.state.get("trained", [])
+        ]
         fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
 
 
-def mean_of_held(model: Parameters, carried: Iterable[Carried], weights: dict[str, float]) -> Parameters:
+def mean_of_held(
+    model: Parameters, carried: Iterable[Carried], weights: dict[str, float]
+) -> Parameters:
     """Each entry's mean over those who have it; what nobody has stays."""
     total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
     held: dict[str, Any] = dict.fromkeys(model, 0)
@@ -352,7 +462,10 @@ def mean_of_held(model: Parameters, carried: Iterable[Carried], weights: dict[st
         for name in model:
             total[name].addcmul_(state[name], there[name], value=weights[client])
             held[name] = held[name] + weights[client] * there[name]
-    return {name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor) for name, tensor in model.items()}
+    return {
+        name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor)
+        for name, tensor in model.items()
+    }
 
 
 def as_was(tensor: Tensor, before: Tensor) -> Tensor:
@@ -362,18 +475,42 @@ def as_was(tensor: Tensor, before: Tensor) -> Tensor:
 
 def told(widths: Sequence[Width]) -> list[WidthTold]:
     """Widths as they travel."""
-    return [{"units": w.units, "places": [{"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made} for p in w.places]}
-            for w in widths]
+    return [
+        {
+            "units": w.units,
+            "places": [
+                {"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made}
+                for p in w.places
+            ],
+        }
+        for w in widths
+    ]
 
 
 def sound(shape: str, parameters: Parameters, widths: list[WidthTold]) -> bool:
     """Whether first weights have the shape that was told, and their widths are places in them."""
     return word(parameters) == shape and all(
-        width["units"] > 0 and place["tensor"] in parameters and 0 <= place["axis"] < (of := parameters[place["tensor"]]).dim()
-        and len(place["entries"]) == width["units"] and place["entries"].numel()
-        and 0 <= int(place["entries"].min()) <= int(place["entries"].max()) < of.shape[place["axis"]]
-        for width in widths for place in width["places"])
+        width["units"] > 0
+        and place["tensor"] in parameters
+        and 0 <= place["axis"] < (of := parameters[place["tensor"]]).dim()
+        and len(place["entries"]) == width["units"]
+        and place["entries"].numel()
+        and 0
+        <= int(place["entries"].min())
+        <= int(place["entries"].max())
+        < of.shape[place["axis"]]
+        for width in widths
+        for place in width["places"]
+    )
 
 
 def heard(said: Any) -> list[Width]:
-    return [Width(w["units"], tuple(Place(p["tensor"], p["axis"], p["entries"].cpu(), p["made"]) for p in w["places"])) for w in said]
+    return [
+        Width(
+            w["units"],
+            tuple(
+                Place(p["tensor"], p["axis"], p["entries"].cpu(), p["made"]) for p in w["places"]
+            ),
+        )
+        for w in said
+    ]

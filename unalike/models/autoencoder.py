@@ -21,14 +21,27 @@ class Autoencoder(nn.Module):
     of those (see `marked`). A plain shape (features,) is one modality called "x".
     """
 
-    def __init__(self, shape: Mapping[str, Sequence[int]] | Sequence[int], hidden: Sequence[Size] = (512, 128), width: Size = 20):
+    def __init__(
+        self,
+        shape: Mapping[str, Sequence[int]] | Sequence[int],
+        hidden: Sequence[Size] = (512, 128),
+        width: Size = 20,
+    ):
         super().__init__()
         named = shape if isinstance(shape, Mapping) else {"x": shape}
         self.width = width
         for name in named:
-            if not isinstance(name, str) or not re.fullmatch(r"[\w -]+", name) or hasattr(nn.ModuleDict(), name):
-                raise ValueError(f"a modality cannot be called {name!r}: take letters, digits, - and _, and no word of PyTorch's own")
-        sizes = {name: [int(torch.tensor(its).prod()), *hidden, width] for name, its in named.items()}
+            if (
+                not isinstance(name, str)
+                or not re.fullmatch(r"[\w -]+", name)
+                or hasattr(nn.ModuleDict(), name)
+            ):
+                raise ValueError(
+                    f"a modality cannot be called {name!r}: take letters, digits, - and _, and no word of PyTorch's own"
+                )
+        sizes = {
+            name: [int(torch.tensor(its).prod()), *hidden, width] for name, its in named.items()
+        }
         self.encoders = nn.ModuleDict({name: layers(size) for name, size in sizes.items()})
         self.decoders = nn.ModuleDict({name: layers(size[::-1]) for name, size in sizes.items()})
 
@@ -44,16 +57,22 @@ class Autoencoder(nn.Module):
             first: Any = self.encoders[name]
             wide, made = rows.shape[1:].numel(), first[0].in_features
             if wide != made:
-                raise ValueError(f'its modality "{name}" has {wide} features, and its autoencoder was made for {made}')
+                raise ValueError(
+                    f'its modality "{name}" has {wide} features, and its autoencoder was made for {made}'
+                )
             if not rows.is_floating_point():
-                raise ValueError(f'its modality "{name}" holds {rows.dtype}, and an autoencoder takes real numbers: give it as x.float()')
+                raise ValueError(
+                    f'its modality "{name}" holds {rows.dtype}, and an autoencoder takes real numbers: give it as x.float()'
+                )
 
     def check(self, names: Iterable[str]) -> None:
         """Raises ValueError where it was made without one of these modalities."""
         for name in names:
             if name not in self.encoders:
-                raise ValueError(f'its data have a modality "{name}" that its autoencoder was made without:{nearest(name, self.encoders)} '
-                                 f"its shape has {', '.join(self.encoders)}")
+                raise ValueError(
+                    f'its data have a modality "{name}" that its autoencoder was made without:{nearest(name, self.encoders)} '
+                    f"its shape has {', '.join(self.encoders)}"
+                )
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
         x = marked(x)
@@ -63,16 +82,28 @@ class Autoencoder(nn.Module):
         """Mean squared error of each modality rebuilt from the fused feature, over the samples that have it; the sum over modalities."""
         x = marked(x)
         h = fuse(self.codes(x), x)
-        errors = {name: (self.decoders[name](h) - rows.flatten(1)).square().mean(1) for name, rows in modalities(x).items()}
-        return torch.stack([(x[name + MARK] * each).sum() / x[name + MARK].sum().clamp(min=1) for name, each in errors.items()]).sum()
+        errors = {
+            name: (self.decoders[name](h) - rows.flatten(1)).square().mean(1)
+            for name, rows in modalities(x).items()
+        }
+        return torch.stack(
+            [
+                (x[name + MARK] * each).sum() / x[name + MARK].sum().clamp(min=1)
+                for name, each in errors.items()
+            ]
+        ).sum()
 
 
-MARK = "?"      # as in data/samples.py: beside modality `left`, `left?` (n,) tells for which samples it is there
+MARK = "?"  # as in data/samples.py: beside modality `left`, `left?` (n,) tells for which samples it is there
 
 
 def modalities(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
     """Inputs by name, without marks."""
-    return {name: rows for name, rows in x.items() if not name.endswith(MARK)} if isinstance(x, dict) else {"x": x}
+    return (
+        {name: rows for name, rows in x.items() if not name.endswith(MARK)}
+        if isinstance(x, dict)
+        else {"x": x}
+    )
 
 
 def marked(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NONE, FIXED = -1, 0         # no channel at all; one that must stay, as those of the input and the output
+NONE, FIXED = -1, 0  # no channel at all; one that must stay, as those of the input and the output
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Place:
 
     tensor: str
     axis: int
-    entries: Tensor         # (units, entries of each), int64
-    made: bool              # the tensor makes these units (its rows, their bias and norm), or takes them in (its columns)
+    entries: Tensor  # (units, entries of each), int64
+    made: bool  # the tensor makes these units (its rows, their bias and norm), or takes them in (its columns)
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,8 @@ def components(count: int, joined: list[Tensor]) -> Tensor:
     from scipy.sparse.csgraph import connected_components
 
     a, b = torch.cat([torch.empty(2, 0, dtype=torch.int64), *joined], 1).numpy()
-    return torch.from_numpy(connected_components(coo_array((np.ones(len(a)), (a, b)), (count, count)), directed=False)[1]).long()
+    return torch.from_numpy(
+        connected_components(coo_array((np.ones(len(a)), (a, b)), (count, count)), directed=False)[
+            1
+        ]
+    ).long()

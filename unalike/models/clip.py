@@ -24,7 +24,9 @@ class Clip(VisionLanguage):
         self.image_mean: Tensor
         self.image_std: Tensor
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(f"{self.kind} takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}")
+            raise ValueError(
+                f"{self.kind} takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
+            )
         if not model:
             raise ValueError(f"{self.kind} needs the model's name or folder: model: ...")
         self.model, told = fetched(model)
@@ -33,9 +35,15 @@ class Clip(VisionLanguage):
         self.tokenizer = tokenizer(model, self.model.config.text_config.vocab_size)
         self.size = side_of(self.model.config.vision_config, told, shape)
         for name in ("image_mean", "image_std"):
-            self.register_buffer(name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False)
+            self.register_buffer(
+                name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False
+            )
         text = self.model.config.text_config
-        self.word, self.context, self.scale = text.hidden_size, text.max_position_embeddings, math.exp(self.model.logit_scale.item())
+        self.word, self.context, self.scale = (
+            text.hidden_size,
+            text.max_position_embeddings,
+            math.exp(self.model.logit_scale.item()),
+        )
         self.begin, self.end = self.ends()
         self.requires_grad_(False).eval()
         with torch.no_grad():
@@ -46,7 +54,9 @@ class Clip(VisionLanguage):
         return (self.tokenizer.bos_token_id,), (self.tokenizer.eos_token_id,)
 
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        seen = self.model.vision_model(pixel_values=prepared(images, self.size, self.image_mean, self.image_std))
+        seen = self.model.vision_model(
+            pixel_values=prepared(images, self.size, self.image_mean, self.image_std)
+        )
         places, whole = self.projected(seen.last_hidden_state, seen.pooler_output)
         program = math.isqrt(places.shape[1])
         return places.mT.unflatten(-1, (program, program)), whole
@@ -63,9 +73,13 @@ class Clip(VisionLanguage):
         return self.model.text_model.embeddings.token_embedding(ids)
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        last = mask.sum(1, keepdim=True) - 1                                  # of a text all that CLIP looks for is where it ends
-        ids = torch.zeros_like(mask, dtype=torch.long).scatter(1, last, self.model.config.text_config.eos_token_id)
-        return self.model.text_projection(self.passed(embeddings, input_ids=ids, attention_mask=mask.long()))
+        last = mask.sum(1, keepdim=True) - 1  # of a text all that CLIP looks for is where it ends
+        ids = torch.zeros_like(mask, dtype=torch.long).scatter(
+            1, last, self.model.config.text_config.eos_token_id
+        )
+        return self.model.text_projection(
+            self.passed(embeddings, input_ids=ids, attention_mask=mask.long())
+        )
 
     def passed(self, embeddings: Tensor, **inputs: Tensor) -> Tensor:
         """The text model's own pass, with these vectors in place of those of its tokens."""
@@ -89,23 +103,37 @@ class Siglip(Clip):
         return (), (self.tokenizer.eos_token_id,)
 
     def projected(self, tokens: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model.vision_model.head(tokens.flatten(0, 1)[:, None]).unflatten(0, tokens.shape[:2]), pooled
+        return self.model.vision_model.head(tokens.flatten(0, 1)[:, None]).unflatten(
+            0, tokens.shape[:2]
+        ), pooled
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
         rows = len(embeddings)
-        filling = self.embed(torch.full((rows, self.context), self.tokenizer.pad_token_id, device=embeddings.device))
+        filling = self.embed(
+            torch.full((rows, self.context), self.tokenizer.pad_token_id, device=embeddings.device)
+        )
         short = embeddings.shape[1]
-        whole = torch.cat([torch.where(mask[..., None], embeddings, filling[:, :short]), filling[:, short:]], 1)
-        return self.passed(whole, input_ids=torch.zeros(rows, self.context, dtype=torch.long, device=embeddings.device))
+        whole = torch.cat(
+            [torch.where(mask[..., None], embeddings, filling[:, :short]), filling[:, short:]], 1
+        )
+        return self.passed(
+            whole,
+            input_ids=torch.zeros(rows, self.context, dtype=torch.long, device=embeddings.device),
+        )
 
 
 def tokenizer(name: str, words: int) -> Any:
     """The tokenizer that lies with a model of so many tokens."""
     from transformers import AutoTokenizer
+
     try:
         made = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, ImportError) as problem:
-        raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {str(problem).splitlines()[0]}") from None
-    if len(made) < words // 2:                     # transformers makes an empty one where its files are missing
-        raise ValueError(f"the tokenizer of {name!r} knows {len(made)} tokens, the model {words}: put its files beside the model")
+        raise ValueError(
+            f"the tokenizer of {name!r} cannot be loaded: {str(problem).splitlines()[0]}"
+        ) from None
+    if len(made) < words // 2:  # transformers makes an empty one where its files are missing
+        raise ValueError(
+            f"the tokenizer of {name!r} knows {len(made)} tokens, the model {words}: put its files beside the model"
+        )
     return made

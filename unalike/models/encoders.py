@@ -45,16 +45,23 @@ class CNN(nn.Module):
     `norm` is "none", "batch" or "group".
     """
 
-    def __init__(self, shape: Sequence[int], channels: Sequence[Size] = (16, 32), width: Size = 64,
-                 norm: Literal["none", "batch", "group"] = "none"):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        channels: Sequence[Size] = (16, 32),
+        width: Size = 64,
+        norm: Literal["none", "batch", "group"] = "none",
+    ):
         super().__init__()
         check_image("cnn", shape)
         check_positive("cnn", shape=shape, channels=channels, width=width)
         if norm not in ("none", "batch", "group"):
             raise ValueError(f'cnn has norm "none", "batch" or "group", got {norm!r}')
         if not channels or min(shape[1:]) < 2 ** (len(channels) - 1):
-            raise ValueError(f"cnn needs one stage or more and halves the image between stages: {len(channels)} stages do not "
-                             f"fit an image of {shape[1]}x{shape[2]}")
+            raise ValueError(
+                f"cnn needs one stage or more and halves the image between stages: {len(channels)} stages do not "
+                f"fit an image of {shape[1]}x{shape[2]}"
+            )
         self.width = width
         layers: list[nn.Module] = []
         for before, after in zip([shape[0], *channels], channels):
@@ -68,7 +75,9 @@ class CNN(nn.Module):
             layers.append(nn.ReLU())
         self.layers = nn.Sequential(*layers, nn.Conv2d(channels[-1], width, 1))
         for layer in self.layers:
-            if isinstance(layer, nn.Conv2d):  # torch's own start shrinks the signal at every stage, and few samples never regrow it
+            if isinstance(
+                layer, nn.Conv2d
+            ):  # torch's own start shrinks the signal at every stage, and few samples never regrow it
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
     def grid(self, x: Tensor) -> Tensor:
@@ -85,19 +94,34 @@ class Transformer(nn.Module):
     Features are the mean over patches; there is no class token and no dropout (Dosovitskiy 2021).
     """
 
-    def __init__(self, shape: Sequence[int], patch: Size = 2, depth: Size = 2, heads: Size = 4, width: Size = 32):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        patch: Size = 2,
+        depth: Size = 2,
+        heads: Size = 4,
+        width: Size = 32,
+    ):
         super().__init__()
         check_image("transformer", shape)
-        check_positive("transformer", shape=shape, patch=patch, depth=depth, heads=heads, width=width)
+        check_positive(
+            "transformer", shape=shape, patch=patch, depth=depth, heads=heads, width=width
+        )
         if shape[1] % patch or shape[2] % patch:
-            raise ValueError(f"transformer cuts the image into patches: {patch} must divide height and width, "
-                             f"got {shape[1]}x{shape[2]}")
+            raise ValueError(
+                f"transformer cuts the image into patches: {patch} must divide height and width, "
+                f"got {shape[1]}x{shape[2]}"
+            )
         if width % heads:
-            raise ValueError(f"transformer shares its width among heads: {heads} heads do not divide width {width}")
+            raise ValueError(
+                f"transformer shares its width among heads: {heads} heads do not divide width {width}"
+            )
         self.width = width
         patches = (shape[1] // patch) * (shape[2] // patch)
         self.embed = nn.Conv2d(shape[0], width, patch, stride=patch)
-        self.positions = nn.Parameter(0.2 * torch.randn(patches, width))  # as loud as a patch, or small data learn slowly
+        self.positions = nn.Parameter(
+            0.2 * torch.randn(patches, width)
+        )  # as loud as a patch, or small data learn slowly
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
 
@@ -120,7 +144,9 @@ class Block(nn.Module):
         self.before_attention, self.before_mixing = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.after_attention = nn.Linear(width, width)
-        self.mixing = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mixing = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.attention(self.before_attention(tokens))
@@ -135,13 +161,29 @@ class Block(nn.Module):
 
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
-    "mlp": MLP, "cnn": CNN, "transformer": Transformer, "autoencoder": Autoencoder, "efficientnet": EfficientNetLite, "hub": Hub,
-    "vgg11": VGG11, "resnet18": ResNet18, "fasttext": FastText, "reader": Reader, "minilm": MiniLM, "clip": Clip, "siglip": Siglip,
-    "vlm-tiny": TinyVLM, "vlm-small": SmallVLM, "gru": GRU, "pair": Pair,
+    "mlp": MLP,
+    "cnn": CNN,
+    "transformer": Transformer,
+    "autoencoder": Autoencoder,
+    "efficientnet": EfficientNetLite,
+    "hub": Hub,
+    "vgg11": VGG11,
+    "resnet18": ResNet18,
+    "fasttext": FastText,
+    "reader": Reader,
+    "minilm": MiniLM,
+    "clip": Clip,
+    "siglip": Siglip,
+    "vlm-tiny": TinyVLM,
+    "vlm-small": SmallVLM,
+    "gru": GRU,
+    "pair": Pair,
 }
 
 
-def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]], options: dict) -> nn.Module:
+def build_encoder(
+    name: str, shape: Sequence[int] | Mapping[str, Sequence[int]], options: dict
+) -> nn.Module:
     """The encoder of that name for inputs of that shape.
 
     >>> build_encoder("mlp", (1, 8, 8), {"width": 16}).width
@@ -149,18 +191,26 @@ def build_encoder(name: str, shape: Sequence[int] | Mapping[str, Sequence[int]],
     """
     if name not in ENCODERS:
         raise UserError(unknown("model", name, ENCODERS))
-    allowed = [option for option in inspect.signature(ENCODERS[name]).parameters if option != "shape"]
+    allowed = [
+        option for option in inspect.signature(ENCODERS[name]).parameters if option != "shape"
+    ]
     for option in options:
         if option not in allowed:
-            raise UserError(f'{name} has no field "{option}".{nearest(option, allowed)} It has: {", ".join(allowed)}.')
+            raise UserError(
+                f'{name} has no field "{option}".{nearest(option, allowed)} It has: {", ".join(allowed)}.'
+            )
     if isinstance(shape, Mapping) and name not in ("autoencoder", "pair"):
-        raise UserError(f"{name} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder or pair")
+        raise UserError(
+            f"{name} takes one kind of input, the data have modalities {', '.join(shape)}; use autoencoder or pair"
+        )
     return ENCODERS[name](shape if isinstance(shape, Mapping) else tuple(shape), **options)
 
 
 def check_image(name: str, shape: Sequence[int]) -> None:
     if len(shape) != 3:
-        raise ValueError(f"{name} takes images of shape (channels, height, width), got {tuple(shape)}")
+        raise ValueError(
+            f"{name} takes images of shape (channels, height, width), got {tuple(shape)}"
+        )
 
 
 def check_positive(encoder: str, **sizes: int | Sequence[int]) -> None:
@@ -168,4 +218,6 @@ def check_positive(encoder: str, **sizes: int | Sequence[int]) -> None:
     for name, size in sizes.items():
         for number in size if isinstance(size, (list, tuple, torch.Size)) else [size]:
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise ValueError(f"{encoder} needs {name} of whole numbers of 1 or more, got {size!r}")
+                raise ValueError(
+                    f"{encoder} needs {name} of whole numbers of 1 or more, got {size!r}"
+                )

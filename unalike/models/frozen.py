@@ -23,8 +23,15 @@ class Frozen(nn.Module):
 
     def hold(self) -> None:
         """From here on, weights that do not learn, and the statistics of layers that are `Still`, are left out."""
-        still = {f"{name}.{key}" for name, module in self.named_modules() if isinstance(module, Still) for key, _ in module.named_buffers()}
-        self.held = frozenset(still | {name for name, weight in self.named_parameters() if not weight.requires_grad})
+        still = {
+            f"{name}.{key}"
+            for name, module in self.named_modules()
+            if isinstance(module, Still)
+            for key, _ in module.named_buffers()
+        }
+        self.held = frozenset(
+            still | {name for name, weight in self.named_parameters() if not weight.requires_grad}
+        )
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
         told = super().state_dict(*args, **options)
@@ -41,4 +48,8 @@ class Still(nn.BatchNorm2d):
 
 
 def _not_missed(module: Frozen, keys: Any) -> None:
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not any(key == name or key.endswith(f".{name}") for name in module.held)]
+    keys.missing_keys[:] = [
+        key
+        for key in keys.missing_keys
+        if not any(key == name or key.endswith(f".{name}") for name in module.held)
+    ]

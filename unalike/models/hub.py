@@ -10,8 +10,19 @@ from torch import Tensor, nn
 
 from unalike.models.frozen import Frozen
 
-HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}        # where nothing says how images were normalised
-ATTENTION = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "qkv")       # what LoRA's authors adapt, by the names it goes by
+HALF = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}  # where nothing says how images were normalised
+ATTENTION = (
+    "q_proj",
+    "v_proj",
+    "query",
+    "value",
+    "q_lin",
+    "v_lin",
+    "qkv",
+)  # what LoRA's authors adapt, by the names it goes by
 
 
 class Hub(Frozen):
@@ -21,18 +32,26 @@ class Hub(Frozen):
     file says. `lora` is the rank of adapters that learn in its place (0: all of it learns). Needs `pip install unalike[hub]`.
     """
 
-    def __init__(self, shape: Sequence[int], model: str = "", lora: int = 0, size: int | None = None):
+    def __init__(
+        self, shape: Sequence[int], model: str = "", lora: int = 0, size: int | None = None
+    ):
         super().__init__()
         self.image_mean: Tensor
         self.image_std: Tensor
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(f"hub takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}")
+            raise ValueError(
+                f"hub takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
+            )
         if not model or lora < 0:
-            raise ValueError(f"hub needs the model's name or folder, and a rank of LoRA of 0 or more; got model {model!r}, lora {lora}")
+            raise ValueError(
+                f"hub needs the model's name or folder, and a rank of LoRA of 0 or more; got model {model!r}, lora {lora}"
+            )
         self.model, told = loaded(model)
         self.size = size or side_of(self.model.config, told, shape)
         for name in ("image_mean", "image_std"):
-            self.register_buffer(name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False)
+            self.register_buffer(
+                name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False
+            )
         if lora:
             adapt(self.model, lora)
             self.hold()
@@ -43,11 +62,15 @@ class Hub(Frozen):
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages: the last one, or the last tokens without those of no place."""
-        last = self.model(pixel_values=prepared(x, self.size, self.image_mean, self.image_std)).last_hidden_state
+        last = self.model(
+            pixel_values=prepared(x, self.size, self.image_mean, self.image_std)
+        ).last_hidden_state
         if last.ndim == 4:
             return last
-        program = math.isqrt(last.shape[1])                          # class and register tokens come first, and are fewer than 2 side + 1
-        return last[:, last.shape[1] - program * program:].mT.unflatten(-1, (program, program))
+        program = math.isqrt(
+            last.shape[1]
+        )  # class and register tokens come first, and are fewer than 2 side + 1
+        return last[:, last.shape[1] - program * program :].mT.unflatten(-1, (program, program))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.grid(x).mean((-2, -1))
@@ -64,7 +87,9 @@ def loaded(name: str) -> tuple[Any, dict[str, Any]]:
     model, told = fetched(name)
     model = getattr(model, "vision_model", model)
     if getattr(model, "main_input_name", "") != "pixel_values":
-        raise ValueError(f"hub takes models of images, {name!r} is {type(model).__name__}; the model reader takes texts")
+        raise ValueError(
+            f"hub takes models of images, {name!r} is {type(model).__name__}; the model reader takes texts"
+        )
     return model, told
 
 
@@ -74,7 +99,9 @@ def fetched(name: str) -> tuple[Any, dict[str, Any]]:
         from transformers import AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
     except ImportError:
-        raise ValueError("models of the hub need transformers and peft: pip install 'unalike[hub]'") from None
+        raise ValueError(
+            "models of the hub need transformers and peft: pip install 'unalike[hub]'"
+        ) from None
     try:
         model = AutoModel.from_pretrained(name)
     except (OSError, ValueError) as problem:
@@ -83,13 +110,19 @@ def fetched(name: str) -> tuple[Any, dict[str, Any]]:
         told = ImageProcessingMixin.get_image_processor_dict(name)[0]
     except OSError:
         told = {}
-    return model, HALF | {key: told[key] for key in (*HALF, "size", "crop_size") if told.get(key) is not None}
+    return model, HALF | {
+        key: told[key] for key in (*HALF, "size", "crop_size") if told.get(key) is not None
+    }
 
 
 def side_of(config: Any, told: dict[str, Any], shape: Sequence[int]) -> int:
     """Pixels along an edge: as in the model's config, else as its images were prepared, else as they are."""
     prepared = told.get("crop_size") or told.get("size") or {}
-    programs = (getattr(config, "image_size", None), *prepared.values(), shape[1]) if isinstance(prepared, dict) else (prepared,)
+    programs = (
+        (getattr(config, "image_size", None), *prepared.values(), shape[1])
+        if isinstance(prepared, dict)
+        else (prepared,)
+    )
     return next(program for program in programs if isinstance(program, int))
 
 
@@ -99,13 +132,25 @@ def adapt(model: nn.Module, rank: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise ValueError("LoRA needs peft: pip install 'unalike[hub]'") from None
-    named = [(name, layer) for name, layer in model.named_modules() if name and not name.startswith("pooler")]
+    named = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if name and not name.startswith("pooler")
+    ]
     linear = [name for name, layer in named if isinstance(layer, nn.Linear)]
     attention = [name for name in linear if name.rsplit(".", 1)[-1] in ATTENTION]
-    convolutions = [name for name, layer in named if isinstance(layer, nn.Conv2d) and layer.groups == 1]
+    convolutions = [
+        name for name, layer in named if isinstance(layer, nn.Conv2d) and layer.groups == 1
+    ]
     targets = attention or linear or convolutions
     if not targets:
-        there = [f"{name} ({type(layer).__name__})" for name, layer in named if not list(layer.children())]
-        raise ValueError(f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has "
-                         f"{', '.join(there[:20]) or 'no layers'}")
+        there = [
+            f"{name} ({type(layer).__name__})"
+            for name, layer in named
+            if not list(layer.children())
+        ]
+        raise ValueError(
+            f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has "
+            f"{', '.join(there[:20]) or 'no layers'}"
+        )
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)

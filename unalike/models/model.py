@@ -12,7 +12,9 @@ class Model(nn.Module):
     A dense task (segmentation) keeps the map: its features are (n, width, h, w), and the representation is their mean.
     """
 
-    def __init__(self, encoder: nn.Module, projection: nn.Module, head: nn.Module, dense: bool = False):
+    def __init__(
+        self, encoder: nn.Module, projection: nn.Module, head: nn.Module, dense: bool = False
+    ):
         super().__init__()
         self.encoder, self.projection, self.head, self.dense = encoder, projection, head, dense
 
@@ -23,14 +25,21 @@ class Model(nn.Module):
         grid = getattr(self.encoder, "grid", None)
         if not callable(grid):
             from unalike.models.encoders import ENCODERS
+
             have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
-            raise ValueError("a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                             f"{type(self.encoder).__name__} has none, {', '.join(have)} have")
+            raise ValueError(
+                "a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
+                f"{type(self.encoder).__name__} has none, {', '.join(have)} have"
+            )
         return grid(x)
 
     def features(self, x: Tensor | dict) -> Tensor:
         taken = self.taken(x)
-        return self.projection(taken.movedim(1, -1)).movedim(-1, 1) if self.dense else self.projection(taken)
+        return (
+            self.projection(taken.movedim(1, -1)).movedim(-1, 1)
+            if self.dense
+            else self.projection(taken)
+        )
 
     def represent(self, x: Tensor | dict) -> Tensor:
         """(n, width), unit length."""
@@ -64,6 +73,8 @@ def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:
         out = encoder.eval()(rows())
     encoder.train(was)
     if not isinstance(out, Tensor) or out.dim() != 2:
-        raise ValueError(f"an encoder gives (n, width), {type(encoder).__name__} gave "
-                         f"{tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}")
+        raise ValueError(
+            f"an encoder gives (n, width), {type(encoder).__name__} gave "
+            f"{tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}"
+        )
     return out.shape[1]

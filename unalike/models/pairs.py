@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-LETTERS = torch.int32       # texts as code points; other whole numbers are words already
+LETTERS = torch.int32  # texts as code points; other whole numbers are words already
 PRIME = 2_147_483_647
 BASE = 257
 
@@ -20,16 +20,31 @@ class GRU(nn.Module):
     What comes after a text changes nothing. With `length` texts are cut to so many words, and all batches are as long: a GPU records them.
     """
 
-    fixed = True        # nothing learns before words have numbers
+    fixed = True  # nothing learns before words have numbers
 
-    def __init__(self, shape: Sequence[int], words: int = 20001, embedding: int = 128, width: int = 128, depth: int = 1,
-                 length: int | None = None):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        words: int = 20001,
+        embedding: int = 128,
+        width: int = 128,
+        depth: int = 1,
+        length: int | None = None,
+    ):
         super().__init__()
-        if len(shape) != 1 or min(words - 1, embedding, width, depth, length or 1) < 1 or length == 0:
-            raise ValueError(f"gru takes texts as rows of numbers, (words,), and sizes of 1 or more, 2 words at least; got {tuple(shape)}")
+        if (
+            len(shape) != 1
+            or min(words - 1, embedding, width, depth, length or 1) < 1
+            or length == 0
+        ):
+            raise ValueError(
+                f"gru takes texts as rows of numbers, (words,), and sizes of 1 or more, 2 words at least; got {tuple(shape)}"
+            )
         self.width, self.length = width, length
         self.vectors = nn.Embedding(words, embedding, padding_idx=0)
-        self.ahead, self.back = (nn.GRU(embedding, width, depth, batch_first=True) for _ in range(2))
+        self.ahead, self.back = (
+            nn.GRU(embedding, width, depth, batch_first=True) for _ in range(2)
+        )
 
     def trunk(self, x: Tensor) -> Tensor:
         """Texts as word numbers, (B, words)."""
@@ -39,12 +54,19 @@ class GRU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         words = self.trunk(x)
         if self.length is None:
-            words = words[:, :max(int((words > 0).sum(1).max()), 1)]
-        place, count = torch.arange(words.shape[1], device=words.device), (words > 0).sum(1, keepdim=True)
-        turned = torch.where(place < count, count - 1 - place, place).unsqueeze(-1)              # each text from its end
+            words = words[:, : max(int((words > 0).sum(1).max()), 1)]
+        place, count = (
+            torch.arange(words.shape[1], device=words.device),
+            (words > 0).sum(1, keepdim=True),
+        )
+        turned = torch.where(place < count, count - 1 - place, place).unsqueeze(
+            -1
+        )  # each text from its end
         seen = self.vectors(words)
         from_end = self.back(seen.gather(1, turned.expand_as(seen)))[0]
-        said = (self.ahead(seen)[0] + from_end.gather(1, turned.expand_as(from_end))) / 2        # (B, words, width)
+        said = (
+            self.ahead(seen)[0] + from_end.gather(1, turned.expand_as(from_end))
+        ) / 2  # (B, words, width)
         there = (words > 0).unsqueeze(-1).to(said.dtype)
         return (said * there).sum(1) / there.sum(1).clamp(min=1)
 
@@ -55,27 +77,52 @@ class Pair(nn.Module):
     `image` and `text` are models with their options, such as {name: cnn, channels: [8, 16]}; which modality is which is told by its axes.
     """
 
-    def __init__(self, shape: Mapping[str, Sequence[int]], image: dict[str, Any], text: dict[str, Any], width: int = 128):
+    def __init__(
+        self,
+        shape: Mapping[str, Sequence[int]],
+        image: dict[str, Any],
+        text: dict[str, Any],
+        width: int = 128,
+    ):
         super().__init__()
         from unalike.models.encoders import build_encoder
+
         sight = [name for name, axes in shape.items() if len(axes) == 3]
         if len(shape) != 2 or len(sight) != 1:
-            raise ValueError(f"pair takes an image (channels, height, width) and a text (words,), got {dict(shape)}")
+            raise ValueError(
+                f"pair takes an image (channels, height, width) and a text (words,), got {dict(shape)}"
+            )
         self.names = (sight[0], next(name for name in shape if name != sight[0]))
-        parts = [build_encoder(told["name"], shape[name], {key: value for key, value in told.items() if key != "name"})
-                 for name, told in zip(self.names, (image, text), strict=True)]
+        parts = [
+            build_encoder(
+                told["name"],
+                shape[name],
+                {key: value for key, value in told.items() if key != "name"},
+            )
+            for name, told in zip(self.names, (image, text), strict=True)
+        ]
         self.width, self.parts = width, nn.ModuleList(parts)
         self.fixed = any(getattr(part, "fixed", False) for part in parts)
-        self.joint = nn.ModuleList(nn.Linear(int(getattr(part, "width", 0)), width) for part in parts)
+        self.joint = nn.ModuleList(
+            nn.Linear(int(getattr(part, "width", 0)), width) for part in parts
+        )
 
     def trunk(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """What encoders with a fixed trunk make of theirs."""
         parts: Any = self.parts
-        return {name: part.trunk(x[name]) if getattr(part, "fixed", False) else x[name]
-                for name, part in zip(self.names, parts, strict=True)}
+        return {
+            name: part.trunk(x[name]) if getattr(part, "fixed", False) else x[name]
+            for name, part in zip(self.names, parts, strict=True)
+        }
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
-        return torch.stack([joint(part(x[name])) for name, part, joint in zip(self.names, self.parts, self.joint, strict=True)], 1)
+        return torch.stack(
+            [
+                joint(part(x[name]))
+                for name, part, joint in zip(self.names, self.parts, self.joint, strict=True)
+            ],
+            1,
+        )
 
 
 def numbered(x: Tensor, words: int, most: int | None = None) -> Tensor:
@@ -89,13 +136,19 @@ def numbered(x: Tensor, words: int, most: int | None = None) -> Tensor:
     x = torch.where((x >= 65) & (x <= 90), x + 32, x)
     letter = ((x >= 97) & (x <= 122)) | ((x >= 48) & (x <= 57)) | (x > 127)
     begins = letter & ~torch.cat([torch.zeros_like(letter[:, :1]), letter[:, :-1]], 1)
-    word = begins.cumsum(1)                                                                  # which word a letter is of, from 1
+    word = begins.cumsum(1)  # which word a letter is of, from 1
     place = torch.arange(x.shape[1], device=x.device)
     start = torch.where(begins, place, 0).cummax(1).values
     weight = torch.tensor(powers(x.shape[1] + 1), device=x.device)[place - start]
-    sums = torch.zeros(len(x), most + 2, dtype=torch.int64, device=x.device)                 # first none, last all that are cut off
-    sums = sums.scatter_add(1, (word * letter).clamp(max=most + 1), x * weight % PRIME * letter)[:, 1:-1]
-    return torch.where(torch.arange(most, device=x.device) < word[:, -1:], sums % (words - 1) + 1, 0)
+    sums = torch.zeros(
+        len(x), most + 2, dtype=torch.int64, device=x.device
+    )  # first none, last all that are cut off
+    sums = sums.scatter_add(1, (word * letter).clamp(max=most + 1), x * weight % PRIME * letter)[
+        :, 1:-1
+    ]
+    return torch.where(
+        torch.arange(most, device=x.device) < word[:, -1:], sums % (words - 1) + 1, 0
+    )
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from unalike.models.model import Model
 from unalike.models.vlm import VisionLanguage
 
-START = "a photo of a"          # what learnt tokens say before they learn
+START = "a photo of a"  # what learnt tokens say before they learn
 NOISE = 0.02
 
 
@@ -26,7 +26,9 @@ class Prompts(nn.Module):
 
     def __init__(self, model: VisionLanguage, rows: Sequence[Sequence[str | int]]):
         super().__init__()
-        told = {text: model.tokens([text])[0] for row in rows for text in row if isinstance(text, str)}
+        told = {
+            text: model.tokens([text])[0] for row in rows for text in row if isinstance(text, str)
+        }
         made, at = [], []
         for row in rows:
             parts, place = [], len(model.begin)
@@ -35,27 +37,41 @@ class Prompts(nn.Module):
                 count = part if isinstance(part, int) else told[part].shape[1]
                 if isinstance(part, int):
                     free += range(place, place + part)
-                parts.append(torch.zeros(count, model.word, device=model.device) if isinstance(part, int) else model.embed(told[part])[0])
+                parts.append(
+                    torch.zeros(count, model.word, device=model.device)
+                    if isinstance(part, int)
+                    else model.embed(told[part])[0]
+                )
                 place += count
             made.append(torch.cat(parts))
             at.append(free)
         longest = max(map(len, made))
-        there = torch.tensor([[i < len(row) for i in range(longest)] for row in made], device=model.device)
+        there = torch.tensor(
+            [[i < len(row) for i in range(longest)] for row in made], device=model.device
+        )
         held = torch.stack([nn.functional.pad(row, (0, 0, 0, longest - len(row))) for row in made])
         with torch.no_grad():
             base, mask = model.prompt((held, there))
-        for name, tensor in (("base", base), ("mask", mask), ("at", torch.tensor(at, device=model.device))):
+        for name, tensor in (
+            ("base", base),
+            ("mask", mask),
+            ("at", torch.tensor(at, device=model.device)),
+        ):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         rows, _, word = self.base.shape
-        return self.base.scatter(1, self.at[..., None].expand(-1, -1, word), tokens.expand(rows, -1, -1).to(self.base.dtype)), self.mask
+        return self.base.scatter(
+            1,
+            self.at[..., None].expand(-1, -1, word),
+            tokens.expand(rows, -1, -1).to(self.base.dtype),
+        ), self.mask
 
 
 def tokens(model: VisionLanguage, *shape: int) -> nn.Parameter:
     """Learnt tokens (*shape, word) that begin as the words "a photo of a", again and again, and a little noise."""
     with torch.no_grad():
-        words = model.embed(model.tokens([START])[0])[0]                                      # (4 or so, word)
+        words = model.embed(model.tokens([START])[0])[0]  # (4 or so, word)
         begun = words[torch.arange(shape[-1], device=words.device) % len(words)].expand(*shape, -1)
         return nn.Parameter(begun + NOISE * words.std() * torch.randn(begun.shape).to(words))
 
@@ -81,7 +97,9 @@ class Verdict(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         if scores.shape[-1] > 1:
-            scores = (scores - scores.mean(-1, keepdim=True)) / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
+            scores = (scores - scores.mean(-1, keepdim=True)) / (
+                scores.std(-1, keepdim=True, correction=0) + 1e-6
+            )
         return self.gain * scores + self.bias
 
 
@@ -95,7 +113,7 @@ class Prompted(Model):
 
     def __init__(self, encoder: VisionLanguage, head: nn.Module):
         nn.Module.__init__(self)
-        self.__dict__["encoder"] = encoder          # past torch's books: no part of the state
+        self.__dict__["encoder"] = encoder  # past torch's books: no part of the state
         self.projection, self.head, self.dense = nn.Identity(), head, False
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Prompted":
@@ -104,8 +122,18 @@ class Prompted(Model):
 
     def look(self, images: Tensor) -> dict[str, Tensor]:
         """On CUDA in half precision, which has the digits that convolutions have there anyway."""
-        with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=images.is_cuda and images.dtype == torch.float32):
-            return {name: part.to(images.dtype) for name, part in zip(("patches", "whole"), self.encoder.patches(images), strict=True)}
+        with (
+            torch.no_grad(),
+            torch.autocast(
+                "cuda", torch.float16, enabled=images.is_cuda and images.dtype == torch.float32
+            ),
+        ):
+            return {
+                name: part.to(images.dtype)
+                for name, part in zip(
+                    ("patches", "whole"), self.encoder.patches(images), strict=True
+                )
+            }
 
     def explain(self, x: Tensor | dict) -> dict[str, Tensor]:
         """What the head can tell of how it came to its guess; nothing where it cannot."""

@@ -13,7 +13,7 @@ from unalike.models.frozen import Frozen
 from unalike.models.hub import adapt
 from unalike.models.pairs import LETTERS
 
-NONE = -1               # where a text has no more tokens: 0 is a token of some tokenizers
+NONE = -1  # where a text has no more tokens: 0 is a token of some tokenizers
 
 
 class Reader(Frozen):
@@ -30,16 +30,27 @@ class Reader(Frozen):
             raise ValueError("reader needs the name of a model of texts, or its folder")
         self.take("reader", shape, *fetched(model), lora, length)
 
-    def take(self, name: str, shape: Sequence[int], model: Any, tokenizer: Any, lora: int, length: int) -> None:
+    def take(
+        self, name: str, shape: Sequence[int], model: Any, tokenizer: Any, lora: int, length: int
+    ) -> None:
         """Be that model; the tokenizer is of the package tokenizers."""
         if len(shape) != 1:
-            raise ValueError(f"{name} takes texts as rows of letters, (letters,), got {tuple(shape)}")
+            raise ValueError(
+                f"{name} takes texts as rows of letters, (letters,), got {tuple(shape)}"
+            )
         most = getattr(model.config, "max_position_embeddings", length)
         if lora < 0 or not 3 <= length <= most:
-            raise ValueError(f"{name} has a rank of LoRA of 0 or more and reads 3 to {most} tokens, got lora {lora}, length {length}")
+            raise ValueError(
+                f"{name} has a rank of LoRA of 0 or more and reads 3 to {most} tokens, got lora {lora}, length {length}"
+            )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self.model, self.tokenizer, self.length, self.width = model, tokenizer, length, int(model.config.hidden_size)
+        self.model, self.tokenizer, self.length, self.width = (
+            model,
+            tokenizer,
+            length,
+            int(model.config.hidden_size),
+        )
         if lora:
             adapt(self.model, lora)
             self.hold()
@@ -50,12 +61,17 @@ class Reader(Frozen):
         self.tokenizer.enable_truncation(self.length)
         rows = [told.ids for told in self.tokenizer.encode_batch(texts)]
         self.tokenizer.no_truncation()
-        return torch.tensor([row + [NONE] * (self.length - len(row)) for row in rows], device=x.device).reshape(-1, self.length)
+        return torch.tensor(
+            [row + [NONE] * (self.length - len(row)) for row in rows], device=x.device
+        ).reshape(-1, self.length)
 
     def forward(self, x: Tensor) -> Tensor:
         ids = self.trunk(x) if x.dtype == LETTERS else x
         there = ids != NONE
-        return mean(self.model(input_ids=ids.clamp(min=0), attention_mask=there.long()).last_hidden_state, there)
+        return mean(
+            self.model(input_ids=ids.clamp(min=0), attention_mask=there.long()).last_hidden_state,
+            there,
+        )
 
     def train(self, mode: bool = True) -> "Reader":
         super().train(mode)
@@ -75,14 +91,21 @@ def fetched(name: str) -> tuple[nn.Module, Any]:
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError:
-        raise ValueError("models of the hub need transformers and peft: pip install 'unalike[hub]'") from None
+        raise ValueError(
+            "models of the hub need transformers and peft: pip install 'unalike[hub]'"
+        ) from None
     try:
         model, tokenizer = AutoModel.from_pretrained(name), AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as problem:
         raise ValueError(f"reader cannot load {name!r}: {str(problem).splitlines()[0]}") from None
     model = getattr(model, "text_model", model)
-    if getattr(model, "main_input_name", "input_ids") != "input_ids" or getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ValueError(f"reader takes models of texts with a fast tokenizer, {name!r} is {type(model).__name__}; hub takes images")
+    if (
+        getattr(model, "main_input_name", "input_ids") != "input_ids"
+        or getattr(tokenizer, "backend_tokenizer", None) is None
+    ):
+        raise ValueError(
+            f"reader takes models of texts with a fast tokenizer, {name!r} is {type(model).__name__}; hub takes images"
+        )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model, tokenizer.backend_tokenizer

@@ -21,10 +21,22 @@ class SmallVLM(Towers):
 
     def __init__(self, shape: Sequence[int], size: int = 224, weights: str = "shipped"):
         held = stored(SHIPPED if weights == "shipped" else Path(weights), "small")
-        if missing := {"seen.weight", "seen.bias", "told.weight", "told.bias", "scale"} - held.keys():
-            raise ValueError(f"{weights} has no {sorted(missing)[0]}: `unalike train-vlm small --out FILE` makes the layers of vlm-small")
+        if (
+            missing := {"seen.weight", "seen.bias", "told.weight", "told.bias", "scale"}
+            - held.keys()
+        ):
+            raise ValueError(
+                f"{weights} has no {sorted(missing)[0]}: `unalike train-vlm small --out FILE` makes the layers of vlm-small"
+            )
         eye, reader = EfficientNetLite(shape, size=size), MiniLM()
         width = len(held["seen.bias"])
-        super().__init__(eye, reader, nn.Linear(eye.width, width), nn.Linear(reader.width, width), shape, scale=held["scale"].item())
+        super().__init__(
+            eye,
+            reader,
+            nn.Linear(eye.width, width),
+            nn.Linear(reader.width, width),
+            shape,
+            scale=held["scale"].item(),
+        )
         for name, layer in (("seen", self.seen), ("told", self.told)):
             layer.load_state_dict({part: held[f"{name}.{part}"] for part in ("weight", "bias")})

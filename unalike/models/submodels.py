@@ -22,7 +22,9 @@ Keep = Sequence[Tensor]
 HEADS = ("heads", "num_heads", "n_heads", "n_head", "nhead", "num_attention_heads")
 
 
-_found: dict[tuple, list[Width]] = {}        # by kind of model: tracing takes longer than all else, and clients are many
+_found: dict[
+    tuple, list[Width]
+] = {}  # by kind of model: tracing takes longer than all else, and clients are many
 
 
 def widths_of(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list[Width]:
@@ -34,18 +36,29 @@ def widths_of(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> 
 
 def kind(model: nn.Module, x: Tensor | dict) -> tuple:
     """Equal for models of the same layers with the same settings and shapes, on inputs of the same shape."""
-    plain = lambda module: tuple(sorted((name, repr(value)) for name, value in vars(module).items()
-                                        if isinstance(value, int | float | str | tuple) and name != "training"))
+    plain = lambda module: tuple(
+        sorted(
+            (name, repr(value))
+            for name, value in vars(module).items()
+            if isinstance(value, int | float | str | tuple) and name != "training"
+        )
+    )
     layers = tuple((name, type(module), plain(module)) for name, module in model.named_modules())
     given = x.items() if isinstance(x, dict) else [("x", x)]
-    return layers, tuple(shapes(model.state_dict()).items()), tuple((name, tuple(rows.shape[1:]), rows.dtype) for name, rows in given)
+    return (
+        layers,
+        tuple(shapes(model.state_dict()).items()),
+        tuple((name, tuple(rows.shape[1:]), rows.dtype) for name, rows in given),
+    )
 
 
 def count(width: Width, ratio: float) -> int:
     """Units of a width at a ratio, rounded up: n_i = ceil((1 - rho) n)."""
     if not 0 < ratio <= 1:
-        raise UserError(f"a submodel's width is a ratio above 0 and at most 1, got {ratio:g}: {width.name} would have "
-                        f"{max(0, math.ceil(ratio * width.units))} of its {width.units} units")
+        raise UserError(
+            f"a submodel's width is a ratio above 0 and at most 1, got {ratio:g}: {width.name} would have "
+            f"{max(0, math.ceil(ratio * width.units))} of its {width.units} units"
+        )
     return math.ceil(ratio * width.units - 1e-9)
 
 
@@ -54,16 +67,23 @@ def first(widths: Sequence[Width], ratio: float) -> list[Tensor]:
     return [torch.arange(count(width, ratio)) for width in widths]
 
 
-def entries(widths: Sequence[Width], keep: Keep, shapes: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Tensor]]:
+def entries(
+    widths: Sequence[Width], keep: Keep, shapes: Mapping[str, Sequence[int]]
+) -> dict[str, dict[int, Tensor]]:
     """Which entries of which axes stay, for every tensor that loses some."""
     there: dict[tuple[str, int], Tensor] = {}
     for width, units in zip(widths, keep, strict=True):
         if not len(units):
-            raise UserError(f"no unit of {width.name} is kept, and the layer would vanish: keep one or more of {width.units}")
+            raise UserError(
+                f"no unit of {width.name} is kept, and the layer would vanish: keep one or more of {width.units}"
+            )
         gone = torch.ones(width.units, dtype=torch.bool)
         gone[units] = False
         for place in width.places:
-            mask = there.setdefault((place.tensor, place.axis), torch.ones(shapes[place.tensor][place.axis], dtype=torch.bool))
+            mask = there.setdefault(
+                (place.tensor, place.axis),
+                torch.ones(shapes[place.tensor][place.axis], dtype=torch.bool),
+            )
             mask[place.entries[gone].flatten()] = False
     left: dict[str, dict[int, Tensor]] = {}
     for (name, axis), mask in there.items():
@@ -80,21 +100,30 @@ def extract(state: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep) ->
     return small
 
 
-def expand(small: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep, into: Mapping[str, Tensor]) -> State:
+def expand(
+    small: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep, into: Mapping[str, Tensor]
+) -> State:
     """A full state: the kept units' part from `small`, the rest from `into`. What `extract` took, this puts back."""
     left, full = entries(widths, keep, shapes(into)), {}
     for name, held in into.items():
         if name not in left:
             full[name] = small[name].to(held.device, copy=True)
             continue
-        where = [left[name].get(axis, torch.arange(size)).view([-1 if a == axis else 1 for a in range(held.dim())]).to(held.device)
-                 for axis, size in enumerate(held.shape)]
+        where = [
+            left[name]
+            .get(axis, torch.arange(size))
+            .view([-1 if a == axis else 1 for a in range(held.dim())])
+            .to(held.device)
+            for axis, size in enumerate(held.shape)
+        ]
         full[name] = held.clone()
         full[name][tuple(where)] = small[name].to(held.device, held.dtype)
     return full
 
 
-def units_in(small: Mapping[str, Tensor], widths: Sequence[Width], full: Mapping[str, Tensor]) -> list[int]:
+def units_in(
+    small: Mapping[str, Tensor], widths: Sequence[Width], full: Mapping[str, Tensor]
+) -> list[int]:
     """How many units of each width a submodel's state has, from its shapes and those of the full state."""
     shown: dict[tuple[str, int], list[int]] = {}
     for i, width in enumerate(widths):
@@ -102,7 +131,9 @@ def units_in(small: Mapping[str, Tensor], widths: Sequence[Width], full: Mapping
             shown.setdefault((place.tensor, place.axis), []).append(i)
     counts = []
     for i, width in enumerate(widths):
-        own = next(p for p in width.places if shown[p.tensor, p.axis] == [i])             # an axis that is no other's
+        own = next(
+            p for p in width.places if shown[p.tensor, p.axis] == [i]
+        )  # an axis that is no other's
         gone = full[own.tensor].shape[own.axis] - small[own.tensor].shape[own.axis]
         counts.append(width.units - gone // own.entries.shape[1])
     return counts
@@ -114,8 +145,19 @@ def shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
     """The widths of the submodel that has only the kept units."""
-    sizes = {(p.tensor, p.axis): 1 + int(max(q.entries.max() for w in widths for q in w.places if (q.tensor, q.axis) == (p.tensor, p.axis)))
-             for width in widths for p in width.places}
+    sizes = {
+        (p.tensor, p.axis): 1
+        + int(
+            max(
+                q.entries.max()
+                for w in widths
+                for q in w.places
+                if (q.tensor, q.axis) == (p.tensor, p.axis)
+            )
+        )
+        for width in widths
+        for p in width.places
+    }
     most: dict[str, list[int]] = {}
     for (name, axis), size in sizes.items():
         its = most.setdefault(name, [])
@@ -126,8 +168,16 @@ def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
         for axis, chosen in axes.items():
             rank[name, axis] = torch.full((most[name][axis],), -1)
             rank[name, axis][chosen] = torch.arange(len(chosen))
-    return [Width(len(units), tuple(Place(p.tensor, p.axis, rank[p.tensor, p.axis][p.entries[units]], p.made) for p in width.places))
-            for width, units in zip(widths, keep, strict=True)]
+    return [
+        Width(
+            len(units),
+            tuple(
+                Place(p.tensor, p.axis, rank[p.tensor, p.axis][p.entries[units]], p.made)
+                for p in width.places
+            ),
+        )
+        for width, units in zip(widths, keep, strict=True)
+    ]
 
 
 def strengths(widths: Sequence[Width], own: Sequence[Width], state: Mapping[str, Tensor]) -> State:
@@ -135,10 +185,14 @@ def strengths(widths: Sequence[Width], own: Sequence[Width], state: Mapping[str,
     by tensor, of a shape that can be multiplied with it. `own` are its widths, `state` its tensors; only those that lose columns."""
     found: State = {}
     for whole, small in zip(widths, own, strict=True):
-        for place in (place for place in small.places if not place.made and small.units < whole.units):
+        for place in (
+            place for place in small.places if not place.made and small.units < whole.units
+        ):
             shape = [-1 if axis == place.axis else 1 for axis in range(state[place.tensor].dim())]
             more = torch.ones(state[place.tensor].shape[place.axis], dtype=torch.float64)
-            more = more.index_fill_(0, place.entries.flatten(), whole.units / small.units).view(shape)
+            more = more.index_fill_(0, place.entries.flatten(), whole.units / small.units).view(
+                shape
+            )
             found[place.tensor] = found[place.tensor] * more if place.tensor in found else more
     return found
 
@@ -168,7 +222,9 @@ def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None
             layer = model.get_submodule(owner)
             weight = getattr(layer, name)
             times, order = Times(more.to(weight)), list(layer._parameters)
-            parametrize.register_parametrization(layer, name, times, unsafe=True)       # unsafe: it is not tried
+            parametrize.register_parametrization(
+                layer, name, times, unsafe=True
+            )  # unsafe: it is not tried
             done.append((layer, name, order))
             if id(weight) not in divided:
                 divided[id(weight)] = weight, times.constant
@@ -177,13 +233,19 @@ def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None
     finally:
         for layer, name, order in reversed(done):
             parametrize.remove_parametrizations(layer, name, leave_parametrized=False)
-            for each in order:                              # as they were: an optimizer's state is kept by their numbers
+            for each in order:  # as they were: an optimizer's state is kept by their numbers
                 layer._parameters[each] = layer._parameters.pop(each, None)
         for weight, constant in divided.values():
             weight.detach().mul_(constant)
 
 
-def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | dict | None = None, fixed: Sequence[str] = ()) -> nn.Module:
+def narrow(
+    model: nn.Module,
+    widths: Sequence[Width],
+    keep: Keep,
+    x: Tensor | dict | None = None,
+    fixed: Sequence[str] = (),
+) -> nn.Module:
     """A module of its own with only the kept units. With rows `x` it is tried: a layer that reckons with the full width is named."""
     small = copy.deepcopy(model)
     state = extract(model.state_dict(), widths, keep)
@@ -191,7 +253,10 @@ def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | di
     for path, module in small.named_modules():
         at = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            held = new.setdefault(id(parameter), nn.Parameter(state[at + name].clone(), requires_grad=parameter.requires_grad))
+            held = new.setdefault(
+                id(parameter),
+                nn.Parameter(state[at + name].clone(), requires_grad=parameter.requires_grad),
+            )
             module._parameters[name] = held
         for name, _ in module.named_buffers(recurse=False):
             if at + name in state:
@@ -204,8 +269,10 @@ def narrow(model: nn.Module, widths: Sequence[Width], keep: Keep, x: Tensor | di
     if x is not None:
         tried(small, renumbered(widths, keep), x, fixed)
         if shaped(small, x) != (full := shaped(model, x)):
-            raise UserError(f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full "
-                            "width; let it ask its weights, or name it in `fixed`")
+            raise UserError(
+                f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full "
+                "width; let it ask its weights, or name it in `fixed`"
+            )
     return small
 
 
@@ -218,7 +285,9 @@ def shaped(model: nn.Module, x: Tensor | dict) -> tuple[int, ...] | None:
     return tuple(out.shape) if isinstance(out, Tensor) else None
 
 
-def tried(small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Sequence[str] = ()) -> None:
+def tried(
+    small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Sequence[str] = ()
+) -> None:
     """Raises a UserError unless a pass over the rows finds the widths that are to be there; of a single unit there is nothing to find."""
     try:
         found = widths_of(small, x, fixed)
@@ -226,14 +295,25 @@ def tried(small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Se
         raise
     except Exception as error:
         where = f"in layer {layer!r} " if (layer := getattr(error, "layer", "")) else ""
-        raise UserError(f"this model cannot be made narrower: {where}{str(error).splitlines()[0]}. That layer, or one before it, reckons "
-                        "with its full width or does what the tracer cannot see; let it ask its weights, or name it in `fixed`") from None
-    there = {(p.tensor, p.axis, tuple(p.entries.flatten().tolist())) for width in found for p in width.places}
+        raise UserError(
+            f"this model cannot be made narrower: {where}{str(error).splitlines()[0]}. That layer, or one before it, reckons "
+            "with its full width or does what the tracer cannot see; let it ask its weights, or name it in `fixed`"
+        ) from None
+    there = {
+        (p.tensor, p.axis, tuple(p.entries.flatten().tolist()))
+        for width in found
+        for p in width.places
+    }
     for width in (width for width in widths if width.units > 1):
-        if any((p.tensor, p.axis, tuple(p.entries.flatten().tolist())) not in there for p in width.places):
-            raise UserError(f"this model cannot be made narrower at {width.name}: its layers take the fewer units for something else. Let "
-                            f"them ask their weights for sizes, keep a number of heads in an attribute called {HEADS[0]}, or name it in "
-                            "`fixed`")
+        if any(
+            (p.tensor, p.axis, tuple(p.entries.flatten().tolist())) not in there
+            for p in width.places
+        ):
+            raise UserError(
+                f"this model cannot be made narrower at {width.name}: its layers take the fewer units for something else. Let "
+                f"them ask their weights for sizes, keep a number of heads in an attribute called {HEADS[0]}, or name it in "
+                "`fixed`"
+            )
 
 
 def resize(module: nn.Module) -> None:
@@ -242,18 +322,26 @@ def resize(module: nn.Module) -> None:
     match module:
         case nn.MultiheadAttention():
             module.head_dim, full = module.embed_dim // module.num_heads, module.in_proj_weight
-            module.embed_dim = module.kdim = module.vdim = full.shape[1] if full is not None else module.q_proj_weight.shape[1]
+            module.embed_dim = module.kdim = module.vdim = (
+                full.shape[1] if full is not None else module.q_proj_weight.shape[1]
+            )
             module.num_heads = max(1, module.embed_dim // module.head_dim)
         case _ if not isinstance(weight, Tensor):
             pass
         case nn.Linear():
             module.out_features, module.in_features = weight.shape
         case nn.modules.conv._ConvTransposeNd():
-            module.in_channels, module.out_channels = weight.shape[0], weight.shape[1] * module.groups
+            module.in_channels, module.out_channels = (
+                weight.shape[0],
+                weight.shape[1] * module.groups,
+            )
         case nn.modules.conv._ConvNd():
             if module.groups > 1:
                 module.groups = weight.shape[0] // (module.out_channels // module.groups)
-            module.out_channels, module.in_channels = weight.shape[0], weight.shape[1] * module.groups
+            module.out_channels, module.in_channels = (
+                weight.shape[0],
+                weight.shape[1] * module.groups,
+            )
         case nn.modules.batchnorm._NormBase():
             module.num_features = len(weight)
         case nn.GroupNorm():
@@ -274,7 +362,11 @@ def reheaded(model: nn.Module, width: Width, heads: int) -> None:
         for depth in range(len(path)):
             owner = modules.get(".".join(path[:depth]))
             for name in HEADS:
-                if place.made and getattr(owner, name, None) == width.units and not isinstance(owner, nn.MultiheadAttention):
+                if (
+                    place.made
+                    and getattr(owner, name, None) == width.units
+                    and not isinstance(owner, nn.MultiheadAttention)
+                ):
                     setattr(owner, name, heads)
 
 
@@ -283,12 +375,18 @@ def flops(model: nn.Module, x: Tensor | dict) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     counter = FlopCounterMode(display=False)
-    with as_written(model), torch.enable_grad(), counter:       # without gradients it stumbles over views of parameters
+    with (
+        as_written(model),
+        torch.enable_grad(),
+        counter,
+    ):  # without gradients it stumbles over views of parameters
         model(x)
     return counter.get_total_flops()
 
 
-def activity(model: nn.Module, widths: Sequence[Width], batches: Iterable[Tensor | dict]) -> list[Tensor]:
+def activity(
+    model: nn.Module, widths: Sequence[Width], batches: Iterable[Tensor | dict]
+) -> list[Tensor]:
     """(units, 2) of each width: the mean of what its layer gives above 0, and the share of it that is not above 0, over some batches."""
     found = [torch.zeros(width.units, 2, dtype=torch.float64) for width in widths]
     seen = [0] * len(widths)
@@ -301,7 +399,13 @@ def activity(model: nn.Module, widths: Sequence[Width], batches: Iterable[Tensor
             if not isinstance(out, Tensor):
                 return
             axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else -1
-            rows = out.detach().movedim(axis, 0)[place.entries.to(out.device)].flatten(1).double().cpu()       # (units, everything of each)
+            rows = (
+                out.detach()
+                .movedim(axis, 0)[place.entries.to(out.device)]
+                .flatten(1)
+                .double()
+                .cpu()
+            )  # (units, everything of each)
             found[i] += torch.stack([rows.relu().sum(1), (rows <= 0).sum(1)], 1)
             seen[i] += rows.shape[1]
 

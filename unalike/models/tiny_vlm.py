@@ -10,9 +10,28 @@ from torch import Tensor, nn
 from unalike.models.vlm import Towers, stored
 
 SHIPPED, SCALE = Path(__file__).parent / "weights" / "vlm-tiny.safetensors", 20.0
-PAD, BEGIN, END, STRANGE = range(4)         # tokens that are no word; every word that is not known is the same stranger
+PAD, BEGIN, END, STRANGE = range(
+    4
+)  # tokens that are no word; every word that is not known is the same stranger
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-WORDS = (*DIGITS, "a", "and", "at", "bottom", "digit", "digits", "in", "left", "of", "only", "right", "scene", "the", "top", "with")
+WORDS = (
+    *DIGITS,
+    "a",
+    "and",
+    "at",
+    "bottom",
+    "digit",
+    "digits",
+    "in",
+    "left",
+    "of",
+    "only",
+    "right",
+    "scene",
+    "the",
+    "top",
+    "with",
+)
 
 
 class Words(nn.Module):
@@ -22,12 +41,16 @@ class Words(nn.Module):
 
     def __init__(self, vocabulary: Sequence[str] = WORDS, width: int = 64, context: int = 32):
         super().__init__()
-        self.known = {word: token for token, word in enumerate(dict.fromkeys(vocabulary), STRANGE + 1)}
+        self.known = {
+            word: token for token, word in enumerate(dict.fromkeys(vocabulary), STRANGE + 1)
+        }
         self.width = self.word = width
         self.context = context
         self.vectors = nn.Embedding(len(self.known) + STRANGE + 1, width)
         self.positions = nn.Parameter(0.1 * torch.randn(context, width))
-        self.layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
 
     def split(self, text: str) -> list[int]:
         return [self.known.get(word, STRANGE) for word in re.findall(r"[a-z0-9]+", text.lower())]
@@ -36,7 +59,9 @@ class Words(nn.Module):
         return self.vectors(ids)
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        tokens = self.layer(embeddings + self.positions[: embeddings.shape[1]], src_key_padding_mask=~mask)
+        tokens = self.layer(
+            embeddings + self.positions[: embeddings.shape[1]], src_key_padding_mask=~mask
+        )
         there = mask[..., None].to(tokens.dtype)
         return (tokens * there).sum(1) / there.sum(1).clamp(min=1)
 
@@ -47,8 +72,14 @@ class Eye(nn.Module):
     def __init__(self, width: int = 64):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+        )
 
     def grid(self, x: Tensor) -> Tensor:
         return self.layers(x.mean(1, keepdim=True))

@@ -32,7 +32,13 @@ FORMS = ("{}", "a scene with {}", "digits in a scene {}", "the digits {}", "a sc
 TEMPLATE = "a photo of a {}."
 
 
-def train_small(folder: str | None = None, out: Path | None = None, device: str = "cpu", size: int = 224, seed: int = 0) -> dict[str, Any]:
+def train_small(
+    folder: str | None = None,
+    out: Path | None = None,
+    device: str = "cpu",
+    size: int = 224,
+    seed: int = 0,
+) -> dict[str, Any]:
     """The two layers of vlm-small, from Flickr8k's training part; and how good they are: retrieval, and VOC 2012 without its labels."""
     pairs, began = flickr8k_pairs(folder), time.monotonic()
     eye, reader = EfficientNetLite(pairs.images.shape[1:], size=size), MiniLM()
@@ -48,28 +54,44 @@ def train_small(folder: str | None = None, out: Path | None = None, device: str 
     model = Towers(eye, reader, seen.to(device), read.to(device), pairs.images.shape[1:], scale)
     voc = load_dataset("voc2012", folder)
     result = {
-        part: recalls(seen(images[rows]), read(captions[rows])) for part, rows in (("validation", pairs.rows(1)), ("test", pairs.rows(2)))
+        part: recalls(seen(images[rows]), read(captions[rows]))
+        for part, rows in (("validation", pairs.rows(1)), ("test", pairs.rows(2)))
     } | {"voc2012": zero_shot(model, voc, voc.test, device)}
     if out is not None:
         write(out, seen, read, scale)
-    return result | {"scale": scale, "width": seen.out_features, "size": size, "seed": seed, "device": device,
-                     "seconds": {"all": time.monotonic() - began, "aligning": aligned}}
+    return result | {
+        "scale": scale,
+        "width": seen.out_features,
+        "size": size,
+        "seed": seed,
+        "device": device,
+        "seconds": {"all": time.monotonic() - began, "aligning": aligned},
+    }
 
 
-def train_tiny(out: Path | None = None, steps: int = 400, batch: int = 128, rate: float = 3e-3, seed: int = 0) -> dict[str, Any]:
+def train_tiny(
+    out: Path | None = None, steps: int = 400, batch: int = 128, rate: float = 3e-3, seed: int = 0
+) -> dict[str, Any]:
     """The weights of vlm-tiny, whole, from scenes of the digits that are for training; scenes of the others say how good they are."""
     began = time.monotonic()
     table, draws = load_dataset("digits"), stream(seed, "scenes")
     assert isinstance(table.x, Tensor)
-    digits = [(table.x[rows].mul(255).byte(), table.targets["digit"][rows]) for rows in (table.train, table.test)]
+    digits = [
+        (table.x[rows].mul(255).byte(), table.targets["digit"][rows])
+        for rows in (table.train, table.test)
+    ]
     with scope(seed, "tiny"):
         model = TinyVLM((1, 16, 16), weights="none").requires_grad_(True)
         optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.01)
-        slope = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1, (i + 1) / 20) * (1 + math.cos(math.pi * i / steps)) / 2)
+        slope = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda i: min(1, (i + 1) / 20) * (1 + math.cos(math.pi * i / steps)) / 2
+        )
         for _ in range(steps):
             images, there = compose(*digits[0], len(DIGITS), batch, 3, draws)
             captions, meant = captioned(there, draws)
-            fits = (meant @ there.T == meant.sum(1, keepdim=True)).float()                  # caption i says nothing false of image j
+            fits = (
+                meant @ there.T == meant.sum(1, keepdim=True)
+            ).float()  # caption i says nothing false of image j
             likeness = model.similarity(model.texts(captions), model(images.float() / 255))
             loss = matched(likeness, fits)
             optimizer.zero_grad()
@@ -83,7 +105,11 @@ def train_tiny(out: Path | None = None, steps: int = 400, batch: int = 128, rate
     meter.add(model.similarity(model(images.float() / 255), names).log_softmax(1), there)
     if out is not None:
         save_half(out, model.state_dict())
-    return {"digit scenes": {"mAP": meter.result()["mAP"]}, "seed": seed, "seconds": {"all": time.monotonic() - began}}
+    return {
+        "digit scenes": {"mAP": meter.result()["mAP"]},
+        "seed": seed,
+        "seconds": {"all": time.monotonic() - began},
+    }
 
 
 def captioned(there: Tensor, draws: torch.Generator) -> tuple[list[str], Tensor]:
@@ -92,14 +118,28 @@ def captioned(there: Tensor, draws: torch.Generator) -> tuple[list[str], Tensor]
     named = torch.where(named.any(1, keepdim=True), named, there)
     told = []
     for row, form in zip(named, torch.randint(len(FORMS), (len(there),), generator=draws).tolist()):
-        names = [f"a {DIGITS[i]}" for i in row.nonzero().flatten()[torch.randperm(int(row.sum()), generator=draws)].tolist()]
+        names = [
+            f"a {DIGITS[i]}"
+            for i in row.nonzero()
+            .flatten()[torch.randperm(int(row.sum()), generator=draws)]
+            .tolist()
+        ]
         told.append(FORMS[form].format(" and ".join(names)))
     return told, named
 
 
-def align(images: Tensor, captions: Tensor, width: int = 512, epochs: int = 30, batch: int = 2000, rate: float = 2e-3,
-          decay: float = 0.1, blank: tuple[float, float] = (0.3, 0.1), scale: float = 20.0,
-          seed: int = 0) -> tuple[nn.Linear, nn.Linear, float]:
+def align(
+    images: Tensor,
+    captions: Tensor,
+    width: int = 512,
+    epochs: int = 30,
+    batch: int = 2000,
+    rate: float = 2e-3,
+    decay: float = 0.1,
+    blank: tuple[float, float] = (0.3, 0.1),
+    scale: float = 20.0,
+    seed: int = 0,
+) -> tuple[nn.Linear, nn.Linear, float]:
     """Layers that bring images (n, a) and their captions (n, k, b) together in `width` dimensions, and the scale of similarities.
 
     Contrast both ways within a batch (Radford 2021), one caption of each image at a time; `blank` is the share of features of either side
@@ -110,19 +150,30 @@ def align(images: Tensor, captions: Tensor, width: int = 512, epochs: int = 30, 
     spreads = [each.clamp(min=0.1 * each.mean()) for each in (images.std(0), captions.std((0, 1)))]
     x, c = (images - means[0]) / spreads[0], (captions - means[1]) / spreads[1]
     with scope(seed, "alignment"):
-        layers = [nn.Linear(x.shape[-1], width).to(device), nn.Linear(c.shape[-1], width).to(device)]
+        layers = [
+            nn.Linear(x.shape[-1], width).to(device),
+            nn.Linear(c.shape[-1], width).to(device),
+        ]
         logs = nn.Parameter(torch.tensor(math.log(scale), device=device))
-        optimizer = torch.optim.AdamW([*layers[0].parameters(), *layers[1].parameters(), logs], rate, weight_decay=decay)
+        optimizer = torch.optim.AdamW(
+            [*layers[0].parameters(), *layers[1].parameters(), logs], rate, weight_decay=decay
+        )
         batch = min(batch, len(x))
         steps = epochs * (len(x) // batch)
-        slope = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min(1, (i + 1) / 10) * (1 + math.cos(math.pi * i / steps)) / 2)
+        slope = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda i: min(1, (i + 1) / 10) * (1 + math.cos(math.pi * i / steps)) / 2
+        )
         draws = stream(seed, "order")
         for _ in range(epochs):
             for rows in batches(len(x), batch, draws):
                 if len(rows) < batch:
                     continue
                 which = torch.randint(c.shape[1], (len(rows),), generator=draws)
-                loss = contrast(layers[0](F.dropout(x[rows], blank[0])), layers[1](F.dropout(c[rows, which], blank[1])), logs.exp())
+                loss = contrast(
+                    layers[0](F.dropout(x[rows], blank[0])),
+                    layers[1](F.dropout(c[rows, which], blank[1])),
+                    logs.exp(),
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -154,16 +205,24 @@ def recalls(images: Tensor, captions: Tensor) -> dict[str, dict[str, float]]:
     100.0
     """
     n, k, _ = captions.shape
-    likeness = F.normalize(images, dim=-1) @ F.normalize(captions, dim=-1).flatten(0, 1).mT           # (n, n k)
+    likeness = (
+        F.normalize(images, dim=-1) @ F.normalize(captions, dim=-1).flatten(0, 1).mT
+    )  # (n, n k)
     own = torch.arange(n, device=images.device)
-    right = likeness.unflatten(1, (n, k))[own, own]                                                    # (n, k)
-    by_text = (likeness > right.flatten()).sum(0)                                                      # images before the right one
-    by_image = (likeness > right.amax(1, keepdim=True)).sum(1)                                         # captions before the first right one
-    return {name: {f"R@{at}": 100 * float((before < at).double().mean()) for at in AT}
-            for name, before in (("text to image", by_text), ("image to text", by_image))}
+    right = likeness.unflatten(1, (n, k))[own, own]  # (n, k)
+    by_text = (likeness > right.flatten()).sum(0)  # images before the right one
+    by_image = (likeness > right.amax(1, keepdim=True)).sum(
+        1
+    )  # captions before the first right one
+    return {
+        name: {f"R@{at}": 100 * float((before < at).double().mean()) for at in AT}
+        for name, before in (("text to image", by_text), ("image to text", by_image))
+    }
 
 
-def zero_shot(model: VisionLanguage, table: Any, rows: Tensor, device: str, template: str = TEMPLATE) -> dict[str, float]:
+def zero_shot(
+    model: VisionLanguage, table: Any, rows: Tensor, device: str, template: str = TEMPLATE
+) -> dict[str, float]:
     """What a multi-label table's names alone say of its rows: softmax over classes of the similarity of image and name."""
     task, y = table.tasks["objects"], table.targets["objects"][rows]
     model.to(device)
@@ -177,34 +236,52 @@ def zero_shot(model: VisionLanguage, table: Any, rows: Tensor, device: str, temp
 
 def looked(eye: nn.Module, images: Tensor, device: str, batch: int = 64) -> Tensor:
     """What an encoder says of images (n, ...) kept as bytes, (n, width), on the device."""
-    eye.eval().to(memory_format=torch.channels_last)          # type: ignore[call-overload]
+    eye.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     found = []
     with torch.no_grad():
         for i in range(0, len(images), batch):
-            found.append(eye(images[i:i + batch].to(device).float().div(255).contiguous(memory_format=torch.channels_last)))
+            found.append(
+                eye(
+                    images[i : i + batch]
+                    .to(device)
+                    .float()
+                    .div(255)
+                    .contiguous(memory_format=torch.channels_last)
+                )
+            )
             say(f"{min(i + batch, len(images))} of {len(images)} images", i // batch)
     return torch.cat(found)
 
 
 def told(reader: Any, texts: Sequence[str], device: str, batch: int = 256) -> Tensor:
     """What a reader says of texts, (n, width), on the device; texts of one length go together."""
-    ids = [[*reader.begin, *reader.split(text), *reader.end][:reader.context] for text in texts]
+    ids = [[*reader.begin, *reader.split(text), *reader.end][: reader.context] for text in texts]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     found = torch.empty(len(ids), reader.width, device=device)
     with torch.no_grad():
         for i in range(0, len(order), batch):
-            rows = order[i:i + batch]
+            rows = order[i : i + batch]
             longest = max(len(ids[row]) for row in rows)
-            tokens = torch.tensor([ids[row] + [0] * (longest - len(ids[row])) for row in rows], device=device)
-            mask = torch.arange(longest, device=device) < torch.tensor([[len(ids[row])] for row in rows], device=device)
-            found[torch.tensor(rows, device=device)] = reader.eval().read(reader.embed(tokens), mask)
+            tokens = torch.tensor(
+                [ids[row] + [0] * (longest - len(ids[row])) for row in rows], device=device
+            )
+            mask = torch.arange(longest, device=device) < torch.tensor(
+                [[len(ids[row])] for row in rows], device=device
+            )
+            found[torch.tensor(rows, device=device)] = reader.eval().read(
+                reader.embed(tokens), mask
+            )
             say(f"{min(i + batch, len(order))} of {len(order)} texts", i // batch)
     return found
 
 
 def write(path: Path, seen: nn.Linear, read: nn.Linear, scale: float) -> None:
     """The two layers in half precision."""
-    held = {f"{name}.{part}": tensor for name, layer in (("seen", seen), ("told", read)) for part, tensor in layer.state_dict().items()}
+    held = {
+        f"{name}.{part}": tensor
+        for name, layer in (("seen", seen), ("told", read))
+        for part, tensor in layer.state_dict().items()
+    }
     save_half(path, held | {"scale": torch.tensor(scale)})
 
 

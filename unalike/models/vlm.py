@@ -9,10 +9,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-Part = tuple[Tensor, Tensor]        # embeddings (n, L, word), and which of them are there (n, L)
+Part = tuple[Tensor, Tensor]  # embeddings (n, L, word), and which of them are there (n, L)
 
 # labels of VOC in words that models have read
-SPELLED = {"aeroplane": "airplane", "diningtable": "dining table", "pottedplant": "potted plant", "tvmonitor": "tv monitor"}
+SPELLED = {
+    "aeroplane": "airplane",
+    "diningtable": "dining table",
+    "pottedplant": "potted plant",
+    "tvmonitor": "tv monitor",
+}
 
 
 class VisionLanguage(nn.Module):
@@ -70,23 +75,38 @@ class VisionLanguage(nn.Module):
             if not row:
                 raise ValueError(f"{text!r} has no word this model can read: use words")
             if len(row) > room:
-                raise ValueError(f"{text!r} has {len(row)} tokens, this model reads {room}: use a shorter text")
+                raise ValueError(
+                    f"{text!r} has {len(row)} tokens, this model reads {room}: use a shorter text"
+                )
         longest = max(map(len, rows), default=0)
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device).reshape(len(rows), longest)
-        return ids, torch.arange(longest, device=self.device) < torch.tensor([[len(row)] for row in rows], device=self.device)
+        ids = torch.tensor(
+            [row + [0] * (longest - len(row)) for row in rows], device=self.device
+        ).reshape(len(rows), longest)
+        return ids, torch.arange(longest, device=self.device) < torch.tensor(
+            [[len(row)] for row in rows], device=self.device
+        )
 
     def prompt(self, *parts: Part) -> Part:
         """Parts one after another between begin and end, without gaps: what `read` takes. Each is embeddings and which are there."""
         rows = len(parts[0][0])
-        ends = [self.embed(torch.tensor(ids, dtype=torch.long, device=self.device)).expand(rows, -1, -1) for ids in (self.begin, self.end)]
+        ends = [
+            self.embed(torch.tensor(ids, dtype=torch.long, device=self.device)).expand(rows, -1, -1)
+            for ids in (self.begin, self.end)
+        ]
         embeddings = torch.cat([ends[0], *(part for part, _ in parts), ends[1]], 1)
         there = [torch.ones(part.shape[:2], dtype=torch.bool, device=self.device) for part in ends]
         mask = torch.cat([there[0], *(which for _, which in parts), there[1]], 1)
         longest = int(mask.sum(1).max())
         if longest > self.context:
-            raise ValueError(f"a prompt has {longest} tokens with its ends, this model reads {self.context}: use fewer or shorter names")
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]     # those there come first, in their order
-        return embeddings.gather(1, order[..., None].expand(-1, -1, embeddings.shape[2])), mask.gather(1, order)
+            raise ValueError(
+                f"a prompt has {longest} tokens with its ends, this model reads {self.context}: use fewer or shorter names"
+            )
+        order = (
+            (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+        )  # those there come first, in their order
+        return embeddings.gather(
+            1, order[..., None].expand(-1, -1, embeddings.shape[2])
+        ), mask.gather(1, order)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """Texts as they are, (n, width)."""
@@ -112,19 +132,29 @@ class Towers(VisionLanguage):
     A reader has `width`, `word`, `context`, `begin`, `end`, `split(text)`, `embed(ids)` and `read(embeddings, mask)`.
     """
 
-    def __init__(self, eye: nn.Module, reader: nn.Module, seen: nn.Module, told: nn.Module, shape: Sequence[int], scale: float):
+    def __init__(
+        self,
+        eye: nn.Module,
+        reader: nn.Module,
+        seen: nn.Module,
+        told: nn.Module,
+        shape: Sequence[int],
+        scale: float,
+    ):
         super().__init__()
         self.eye: Any = eye
         self.reader: Any = reader
         self.seen, self.told, self.scale = seen, told, scale
-        self.word, self.context, self.begin, self.end = (getattr(reader, name) for name in ("word", "context", "begin", "end"))
+        self.word, self.context, self.begin, self.end = (
+            getattr(reader, name) for name in ("word", "context", "begin", "end")
+        )
         self.requires_grad_(False).eval()
         with torch.no_grad():
             places, whole = self.see(torch.zeros(1, *shape))
         self.width, self.places = whole.shape[1], (places.shape[2], places.shape[3])
 
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        grid = self.eye.grid(images)                                                 # (n, channels, rows, columns)
+        grid = self.eye.grid(images)  # (n, channels, rows, columns)
         return self.seen(grid.movedim(1, -1)).movedim(-1, 1), self.seen(grid.mean((-2, -1)))
 
     def split(self, text: str) -> list[int]:
@@ -141,6 +171,8 @@ def stored(path: Path, model: str) -> dict[str, Tensor]:
     """Weights that `unalike train-vlm` wrote, in full precision."""
     try:
         return {name: tensor.float() for name, tensor in load_file(path).items()}
-    except Exception as problem:        # safetensors has kinds of its own
-        raise ValueError(f"{path} cannot be read as weights of vlm-{model} ({problem}): `unalike train-vlm {model} --out FILE` makes "
-                         "them") from None
+    except Exception as problem:  # safetensors has kinds of its own
+        raise ValueError(
+            f"{path} cannot be read as weights of vlm-{model} ({problem}): `unalike train-vlm {model} --out FILE` makes "
+            "them"
+        ) from None

@@ -27,7 +27,9 @@ def compare(paths: Iterable[str | Path]) -> dict:
     _comparable(runs)
     common = [client for client in runs[0].clients if all(_ended(run, client) for run in runs)]
     if not common:
-        raise ValueError("These runs have no client in common that ended with a value, so nothing can be compared.")
+        raise ValueError(
+            "These runs have no client in common that ended with a value, so nothing can be compared."
+        )
     everyone = dict.fromkeys(client for run in runs for client in run.clients)
 
     groups: dict[str, list[Run]] = {}
@@ -44,7 +46,10 @@ def compare(paths: Iterable[str | Path]) -> dict:
         "clients": common,
         "left_out": [client for client in everyone if client not in common],
         "groups": told,
-        "differences": [_difference(other, seeds[other], reference, seeds[reference], common) for other in others],
+        "differences": [
+            _difference(other, seeds[other], reference, seeds[reference], common)
+            for other in others
+        ],
     }
 
 
@@ -68,7 +73,9 @@ def interval(values: list[float]) -> dict[str, Any]:
 def _comparable(runs: list[Run]) -> None:
     for run in runs:
         if run.results is None:
-            raise ValueError(f"{run.path} has not finished: resume it, or leave it out of the comparison.")
+            raise ValueError(
+                f"{run.path} has not finished: resume it, or leave it out of the comparison."
+            )
     for run in runs[1:]:
         if run.scenario != runs[0].scenario:
             names = f"{runs[0].path} is {runs[0].scenario}, {run.path} is {run.scenario}"
@@ -83,20 +90,30 @@ def _differing(runs: list[Run]) -> list[dict]:
     for run, its in zip(runs, flat):
         alike = [other for peer, other in zip(runs, flat) if peer.algorithm == run.algorithm]
         against = {name: alike if name.startswith("algorithm.") else flat for name in names}
-        apart = [name for name in names if any(peer.get(name) != its.get(name) for peer in against[name])]
+        apart = [
+            name for name in names if any(peer.get(name) != its.get(name) for peer in against[name])
+        ]
         told.append({name.removeprefix("algorithm."): its.get(name) for name in apart})
     return told
 
 
 def _settings(run: Run) -> dict:
     """The settings of a run by their full names. Clients given in Python do not count: their cards change with the seed."""
-    rooms = [room for room in ROOMS if room in run.config and not (room == "clients" and run.config.get("python"))]
+    rooms = [
+        room
+        for room in ROOMS
+        if room in run.config and not (room == "clients" and run.config.get("python"))
+    ]
     return _flat({room: run.config[room] for room in rooms})
 
 
 def _flat(settings, above: str = "") -> dict:
     """{"optimizer": {"rate": 0.1}} as {"optimizer.rate": 0.1}; the parts of a list go by their id or place, an empty dict sets nothing."""
-    if isinstance(settings, list) and settings and all(isinstance(value, dict) for value in settings):
+    if (
+        isinstance(settings, list)
+        and settings
+        and all(isinstance(value, dict) for value in settings)
+    ):
         settings = {str(value.get("id", place)): value for place, value in enumerate(settings)}
     if not isinstance(settings, dict):
         return {above: settings}
@@ -114,7 +131,9 @@ def _by_seed(label: str, members: list[Run]) -> dict:
     seeds: dict = {}
     for run in members:
         if run.seed in seeds:
-            raise ValueError(f"{seeds[run.seed].path} and {run.path} are both {label} with seed {run.seed}: compare one of them.")
+            raise ValueError(
+                f"{seeds[run.seed].path} and {run.path} are both {label} with seed {run.seed}: compare one of them."
+            )
         seeds[run.seed] = run
     return seeds
 
@@ -132,10 +151,17 @@ def _group(label: str, fields: dict, seeds: dict, common: list[str]) -> dict:
         "paths": [str(run.path) for run in runs],
         "delta": _over(results, lambda its: words.number(its.get("delta"))),
         "value": interval([_mean(run, common) for run in runs]),
-        "federation": {name: _over(results, lambda its, name=name: words.federation(its).get(name))
-                       for name in words.federation(results[0])},
+        "federation": {
+            name: _over(results, lambda its, name=name: words.federation(its).get(name))
+            for name in words.federation(results[0])
+        },
         "losers": _over(results, lambda its: len(words.losers(its)) if words.gains(its) else None),
-        "bytes": {way: _over(results, lambda its, way=way: words.number((its.get("bytes") or {}).get(way))) for way in ("up", "down")},
+        "bytes": {
+            way: _over(
+                results, lambda its, way=way: words.number((its.get("bytes") or {}).get(way))
+            )
+            for way in ("up", "down")
+        },
         "seconds": _over(results, lambda its: words.number(its.get("seconds"))),
         "clients": clients,
         "lost": {client: sum(client in words.losers(its) for its in results) for client in common},
@@ -146,13 +172,30 @@ def _over(results: list, of: Callable[..., float | None]) -> dict:
     return interval([float(value) for value in map(of, results) if value is not None])
 
 
-def _difference(other: str, others: dict, reference: str, references: dict, common: list[str]) -> dict:
+def _difference(
+    other: str, others: dict, reference: str, references: dict, common: list[str]
+) -> dict:
     shared = [seed for seed in others if seed in references]
-    told = interval([_mean(others[seed], common) - _mean(references[seed], common) for seed in shared])
-    clients = {client: interval([_value(others[seed], client) - _value(references[seed], client) for seed in shared]) for client in common}
+    told = interval(
+        [_mean(others[seed], common) - _mean(references[seed], common) for seed in shared]
+    )
+    clients = {
+        client: interval(
+            [_value(others[seed], client) - _value(references[seed], client) for seed in shared]
+        )
+        for client in common
+    }
     # None: too few seeds to say. The hair's breadth keeps rounding from passing for an effect.
     clear = None if told["low"] is None else told["low"] > 1e-9 or told["high"] < -1e-9
-    alike = all(_same_alone(others[seed], references[seed], client) for seed in shared for client in common) if shared else None
+    alike = (
+        all(
+            _same_alone(others[seed], references[seed], client)
+            for seed in shared
+            for client in common
+        )
+        if shared
+        else None
+    )
     told |= {"excludes_zero": clear, "same_alone": alike}
     return {"group": other, "reference": reference, "seeds": shared, **told, "clients": clients}
 

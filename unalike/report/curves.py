@@ -13,7 +13,11 @@ from unalike.report.mpl import CLIENTS, colour, figure, inline
 
 def notes(run: Run) -> Picture | None:
     """A panel per thing the method wrote down, a line per client. Many clients add their range and median; very many show only these."""
-    told = {name: its for name, its in history.notes(run).items() if any(len(course) > 1 for course in its.values())}
+    told = {
+        name: its
+        for name, its in history.notes(run).items()
+        if any(len(course) > 1 for course in its.values())
+    }
     if not told:
         return None
     crowded = any(len(its) > len(CLIENTS) for its in told.values())
@@ -25,7 +29,10 @@ def notes(run: Run) -> Picture | None:
             axis.plot(list(course), list(course.values()), color=colour(tone_of(client)), **look)
         if crowded:
             rounds = sorted({at for course in its.values() for at in course})
-            low, middle, high = ([of(course[at] for course in its.values() if at in course) for at in rounds] for of in (min, median, max))
+            low, middle, high = (
+                [of(course[at] for course in its.values() if at in course) for at in rounds]
+                for of in (min, median, max)
+            )
             axis.fill_between(rounds, low, high, color=colour("up"), alpha=0.2, linewidth=0)
             axis.plot(rounds, middle, color=colour("ink"), linewidth=2)
         axis.set_xlabel("round")
@@ -36,10 +43,18 @@ def notes(run: Run) -> Picture | None:
     who = list(dict.fromkeys(client for its in told.values() for client in its))
     legend = [("line", tone_of(client), client) for client in who]
     if crowded:
-        legend = [("line", "ink", "median of the clients"), ("square", "down", "from the lowest to the highest")]
+        legend = [
+            ("line", "ink", "median of the clients"),
+            ("square", "down", "from the lowest to the highest"),
+        ]
     names = words.listed([name.replace("_", " ") for name in told])
     alt = f"Line plots over the rounds, for each client: {names}."
-    return Picture("What the method wrote down", f"By round and client: {names}.", inline(drawn, "notes", alt), legend)
+    return Picture(
+        "What the method wrote down",
+        f"By round and client: {names}.",
+        inline(drawn, "notes", alt),
+        legend,
+    )
 
 
 def traffic(run: Run) -> Picture | None:
@@ -49,15 +64,21 @@ def traffic(run: Run) -> Picture | None:
         return None
     shown, rest = dict(list(told.items())[:12]), list(told.values())[12:]
     if rest:
-        shown[f"{len(rest)} others"] = {way: sum(its[way] for its in rest) for way in ("up", "down")}
+        shown[f"{len(rest)} others"] = {
+            way: sum(its[way] for its in rest) for way in ("up", "down")
+        }
     scale, unit = words.unit_of(max(its["up"] + its["down"] for its in shown.values()))
 
     drawn, ((axis,),) = figure(0.75 + 0.32 * len(shown))
     for row, its in enumerate(shown.values()):
         axis.barh(row, its["up"] / scale, height=0.58, color=colour("up"))
-        axis.barh(row, its["down"] / scale, left=its["up"] / scale, height=0.58, color=colour("down"))
+        axis.barh(
+            row, its["down"] / scale, left=its["up"] / scale, height=0.58, color=colour("down")
+        )
         total = its["up"] + its["down"]
-        axis.annotate(words.data(total), (total / scale, row), (5, 0), textcoords="offset points", va="center")
+        axis.annotate(
+            words.data(total), (total / scale, row), (5, 0), textcoords="offset points", va="center"
+        )
     axis.set_yticks(range(len(shown)), [short(operation) for operation in shown])
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(len(shown) - 0.5, -0.5)
@@ -67,9 +88,15 @@ def traffic(run: Run) -> Picture | None:
     own = history.sent(run)
     legend = [("square", "up", f"up to the server, {words.data(own['up'])}")]
     legend += [("square", "down", f"down to the clients, {words.data(own['down'])}")]
-    each = [f"{operation} {words.data(its['up'])} up and {words.data(its['down'])} down" for operation, its in shown.items()]
+    each = [
+        f"{operation} {words.data(its['up'])} up and {words.data(its['down'])} down"
+        for operation, its in shown.items()
+    ]
     alt = f"Stacked bars of what was sent for each operation: {words.listed(each, 8)}."
-    caption, more = "By operation, as the ledger counts it.", sum(map(sum, map(dict.values, told.values()))) - own["up"] - own["down"]
+    caption, more = (
+        "By operation, as the ledger counts it.",
+        sum(map(sum, map(dict.values, told.values()))) - own["up"] - own["down"],
+    )
     if run.results and more:
         caption += f" Measuring took {words.data(more)} of it, left out of the totals above."
     return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
@@ -80,15 +107,27 @@ def visits(run: Run) -> Picture | None:
     told, tone_of = history.visits(run), colours(run)
     if not told:
         return None
-    shown = list(told)[: picture.ROWS] if len(told) <= picture.ROWS else sorted(told, key=lambda client: len(told[client]))[: picture.ROWS]
+    shown = (
+        list(told)[: picture.ROWS]
+        if len(told) <= picture.ROWS
+        else sorted(told, key=lambda client: len(told[client]))[: picture.ROWS]
+    )
     last = max(end for spans in told.values() for _, end in spans)
     gap = 0.0015 * (last - min(spans[0][0] for spans in told.values()))
     drawn, ((axis,),) = figure(0.75 + 0.25 * len(shown))
     for row, client in enumerate(shown):
         bars = [(begin + gap, max(end - begin - 2 * gap, gap)) for begin, end in told[client]]
         for odd in (0, 1):  # neighbours differ, so that they can be told apart however short
-            axis.broken_barh(bars[odd::2], (row - 0.34, 0.68), color=colour(tone_of(client)), alpha=0.85 - 0.4 * odd, linewidth=0)
-    axis.set_yticks(range(len(shown)), [f"{short(client)}, {len(told[client])}" for client in shown])
+            axis.broken_barh(
+                bars[odd::2],
+                (row - 0.34, 0.68),
+                color=colour(tone_of(client)),
+                alpha=0.85 - 0.4 * odd,
+                linewidth=0,
+            )
+    axis.set_yticks(
+        range(len(shown)), [f"{short(client)}, {len(told[client])}" for client in shown]
+    )
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.set_xlim(right=last + gap)

@@ -17,7 +17,13 @@ def draw(image, maps: Mapping, conditions: Mapping, to: Path) -> None:
     for axis, name in ((first, ""), *zip(others, maps)):
         axis.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=(0, wide, tall, 0))
         if name:
-            axis.imshow(maps[name], cmap="inferno", alpha=0.6, extent=(0, wide, tall, 0), interpolation="bilinear")
+            axis.imshow(
+                maps[name],
+                cmap="inferno",
+                alpha=0.6,
+                extent=(0, wide, tall, 0),
+                interpolation="bilinear",
+            )
         axis.set_title(name, fontsize=8)
         axis.set_axis_off()
     if conditions:

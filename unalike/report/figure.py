@@ -23,7 +23,9 @@ class Picture:
 
 def colours(run: Run) -> Callable[[str], str]:
     """The colour name of a client, the same in every picture; whoever is not a client (a server, say) is drawn in ink."""
-    known = {client: CLIENTS[place % len(CLIENTS)] for place, client in enumerate(history.clients(run))}
+    known = {
+        client: CLIENTS[place % len(CLIENTS)] for place, client in enumerate(history.clients(run))
+    }
     return lambda client: known.get(client, "ink")
 
 

@@ -17,7 +17,9 @@ class Run:
     results: dict | None
     events: list[dict] = field(default_factory=list)
     ledger: list[dict] = field(default_factory=list)
-    unreadable: int = 0  # lines of events.jsonl and ledger.csv cut short, as a killed run leaves them
+    unreadable: int = (
+        0  # lines of events.jsonl and ledger.csv cut short, as a killed run leaves them
+    )
 
     @property
     def clients(self) -> dict[str, dict]:
@@ -35,12 +37,18 @@ class Run:
 
     @property
     def scenario(self) -> str:
-        return str((self.results or {}).get("scenario") or self.config.get("name") or self.path.name)
+        return str(
+            (self.results or {}).get("scenario") or self.config.get("name") or self.path.name
+        )
 
     @property
     def algorithm(self) -> str:
         named = self.config.get("algorithm")
-        return str((self.results or {}).get("algorithm") or (named.get("name") if isinstance(named, dict) else named) or "unknown")
+        return str(
+            (self.results or {}).get("algorithm")
+            or (named.get("name") if isinstance(named, dict) else named)
+            or "unknown"
+        )
 
     @property
     def seed(self) -> int | None:
@@ -56,14 +64,23 @@ def read(path: str | Path) -> Run:
         raise ValueError(f"{path} is not a run folder: it has no config.yaml.")
     events, cut = _events(path / "events.jsonl")
     ledger, torn = _ledger(path / "ledger.csv")
-    return Run(path, _config(path / "config.yaml"), _results(path / "results.json"), events, ledger, cut + torn)
+    return Run(
+        path,
+        _config(path / "config.yaml"),
+        _results(path / "results.json"),
+        events,
+        ledger,
+        cut + torn,
+    )
 
 
 def _config(file: Path) -> dict:
     import yaml
 
     try:
-        config = yaml.load(_text(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # the C one is ten times as quick
+        config = yaml.load(
+            _text(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        )  # the C one is ten times as quick
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(config, dict):
@@ -79,8 +96,12 @@ def _results(file: Path) -> dict | None:
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not JSON: {error}.") from None
     clients = results.get("clients") if isinstance(results, dict) else None
-    if not isinstance(clients, dict) or not all(isinstance(client, dict) for client in clients.values()):
-        raise ValueError(f"{file} should name the clients and give each its results, as a finished run does.")
+    if not isinstance(clients, dict) or not all(
+        isinstance(client, dict) for client in clients.values()
+    ):
+        raise ValueError(
+            f"{file} should name the clients and give each its results, as a finished run does."
+        )
     return results
 
 

@@ -4,9 +4,29 @@ import math
 import re
 from typing import Any
 
-SMALL = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+SMALL = [
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 NOTHING = "–"
-LABELLED = ("macro_f1", "macro_auc", "mAP", "CF1", "micro_auc")     # of several labels a sample, beside micro_f1
+LABELLED = (
+    "macro_f1",
+    "macro_auc",
+    "mAP",
+    "CF1",
+    "micro_auc",
+)  # of several labels a sample, beside micro_f1
 
 
 def number(value: Any) -> float | None:
@@ -26,7 +46,9 @@ def printable(text) -> str:
 
 
 def visible(line: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
+    )
 
 
 def percent(value) -> str:
@@ -132,7 +154,11 @@ def listed(names: list[str], most: int = 6) -> str:
 
 def gains(results: dict) -> dict[str, float]:
     """The gain of every client that has one, in percent of its own value alone; the worst first."""
-    known = {client: gain for client, its in results["clients"].items() if (gain := number(its.get("gain"))) is not None}
+    known = {
+        client: gain
+        for client, its in results["clients"].items()
+        if (gain := number(its.get("gain"))) is not None
+    }
     return dict(sorted(known.items(), key=lambda pair: pair[1]))
 
 
@@ -148,7 +174,10 @@ def figures(told, above: str = "") -> dict[str, str]:
     {'accuracy': '80.04', 'recall at 1': '3'}
     """
     if isinstance(told, dict):
-        parts = [figures(inner, f"{above} {name}".replace("_", " ").strip()) for name, inner in told.items()]
+        parts = [
+            figures(inner, f"{above} {name}".replace("_", " ").strip())
+            for name, inner in told.items()
+        ]
         return {name: value for part in parts for name, value in part.items()}
     return {} if number(told) is None else {above or "value": f"{number(told):.4g}"}
 
@@ -156,7 +185,10 @@ def figures(told, above: str = "") -> dict[str, str]:
 def federation(results: dict) -> dict[str, float]:
     """Figures of all clients together by their full name, "acc", "joint acc": where all of them cluster, which is scored at once, or all
     tell several labels, of which the one figure in the table says little. Elsewhere they are means of what the table shows."""
-    tasks, told = {its.get("task") for its in results["clients"].values()}, results.get("metrics") or {}
+    tasks, told = (
+        {its.get("task") for its in results["clients"].values()},
+        results.get("metrics") or {},
+    )
     if tasks == {"multilabel"}:
         told = {name: told.get(name) for name in LABELLED}
     elif tasks != {"clustering"}:
@@ -189,13 +221,19 @@ def modalities(its: dict) -> str:
 
 def kept(its: dict) -> str | None:
     """Which model a client left with under the safeguard; "unjudged": the one learnt together, because no other could be chosen."""
-    return "unjudged" if its.get("kept") == "together" and its.get("judged") == {} else its.get("kept")
+    return (
+        "unjudged" if its.get("kept") == "together" and its.get("judged") == {} else its.get("kept")
+    )
 
 
 def judged(results: dict) -> str:
     """How many clients the safeguard judged, where not all could be."""
     told = [kept(its) for its in results["clients"].values()]
-    return f", {len(told) - told.count('unjudged')} of {len(told)} clients judged" if "unjudged" in told else ""
+    return (
+        f", {len(told) - told.count('unjudged')} of {len(told)} clients judged"
+        if "unjudged" in told
+        else ""
+    )
 
 
 def unmeasured(results: dict) -> str | None:
@@ -215,7 +253,11 @@ def worst(results: dict) -> str | None:
     if gained:
         client = next(iter(gained))
         return f"{client} {signed(gained[client])}"
-    values = {client: value for client, its in results["clients"].items() if (value := number(its.get("value"))) is not None}
+    values = {
+        client: value
+        for client, its in results["clients"].items()
+        if (value := number(its.get("value"))) is not None
+    }
     if not values:
         return None
     client = min(values, key=lambda client: values[client])
@@ -225,7 +267,9 @@ def worst(results: dict) -> str | None:
 def verdict(results: dict) -> str:
     """How it went, in one sentence or two: who gained, who lost, who failed."""
     gained, lost, clients = gains(results), losers(results), results["clients"]
-    parts = [f"{count(len(clients), 'client')} learnt {'together' if len(clients) > 1 else 'by itself'}".capitalize()]
+    parts = [
+        f"{count(len(clients), 'client')} learnt {'together' if len(clients) > 1 else 'by itself'}".capitalize()
+    ]
     if not gained:
         parts += [f"{unmeasured(results)}, so who gained is not known"] if len(clients) > 1 else []
         if worst(results):
@@ -241,9 +285,15 @@ def verdict(results: dict) -> str:
     if isinstance(safeguard, dict) and number(safeguard.get("delta")) is not None:
         left = count(int(number(safeguard.get("losers")) or 0), "loser")
         sentence += f" With the safeguard Delta is {signed(safeguard['delta'])}, with {left}{judged(results)}."
-    failed = list(dict.fromkeys(str(failure.get("client")) for failure in lasting(results.get("failures") or [])))
+    failed = list(
+        dict.fromkeys(
+            str(failure.get("client")) for failure in lasting(results.get("failures") or [])
+        )
+    )
     if failed:
-        sentence += f" {count(len(failed), 'client').capitalize()} failed at least once: {listed(failed)}."
+        sentence += (
+            f" {count(len(failed), 'client').capitalize()} failed at least once: {listed(failed)}."
+        )
     return sentence
 
 
@@ -255,7 +305,9 @@ def _gainers(gained: dict[str, float], lost: list[str], clients: int) -> str:
         return "all gained" if clients > 1 else "it gained"
     parts = [f"{_said(winners)} gained"]
     if lost:
-        parts += [f"{_said(len(lost))} lost ({listed([f'{client} {signed(gained[client])}' for client in lost])})"]
+        parts += [
+            f"{_said(len(lost))} lost ({listed([f'{client} {signed(gained[client])}' for client in lost])})"
+        ]
     if level:
         parts += [f"{_said(level)} stayed level"]
     if unknown:
@@ -276,9 +328,14 @@ def failures(told: list[dict]) -> list[str]:
     """One sentence for each client, operation and reason that failed, with its rounds. Who only missed rounds has not failed."""
     rounds: dict[tuple, list] = {}
     for failure in lasting(told):
-        key = tuple(str(failure.get(part) or "unknown") for part in ("client", "operation", "reason"))
+        key = tuple(
+            str(failure.get(part) or "unknown") for part in ("client", "operation", "reason")
+        )
         rounds.setdefault(key, []).append(failure.get("round"))
-    return [f"{client} failed at {operation} in {_rounds(when)}: {reason}" for (client, operation, reason), when in rounds.items()]
+    return [
+        f"{client} failed at {operation} in {_rounds(when)}: {reason}"
+        for (client, operation, reason), when in rounds.items()
+    ]
 
 
 def misses(told: list[dict]) -> tuple[dict[str, int], str]:
@@ -291,8 +348,12 @@ def misses(told: list[dict]) -> tuple[dict[str, int], str]:
     rounds: dict[str, set] = {}
     for failure in missed:
         rounds.setdefault(str(failure.get("client")), set()).add(failure.get("round"))
-    why = dict.fromkeys(re.sub("^late:.*", "late", str(failure.get("reason"))) for failure in missed)      # not how late each time
-    return {client: len(when) for client, when in sorted(rounds.items(), key=lambda pair: -len(pair[1]))}, listed(list(why), 3)
+    why = dict.fromkeys(
+        re.sub("^late:.*", "late", str(failure.get("reason"))) for failure in missed
+    )  # not how late each time
+    return {
+        client: len(when) for client, when in sorted(rounds.items(), key=lambda pair: -len(pair[1]))
+    }, listed(list(why), 3)
 
 
 def _rounds(when: list) -> str:
@@ -301,4 +362,8 @@ def _rounds(when: list) -> str:
         return "an unknown round"
     if len(when) == 1:
         return f"round {when[0]}"
-    return f"rounds {listed(when)}" if len(when) <= 6 else f"{len(when)} rounds, {when[0]} to {when[-1]}"
+    return (
+        f"rounds {listed(when)}"
+        if len(when) <= 6
+        else f"{len(when)} rounds, {when[0]} to {when[-1]}"
+    )

@@ -6,14 +6,21 @@ from unalike.report.figure import Picture, short
 from unalike.report.folder import Run
 from unalike.report.mpl import CLIENTS, colour, figure, inline
 
-MOMENTS, LEVELS, NAMES = 4, 10, 32  # panels of points; shades of a matrix; the most names beside one
+MOMENTS, LEVELS, NAMES = (
+    4,
+    10,
+    32,
+)  # panels of points; shades of a matrix; the most names beside one
 
 
 def material(run: Run) -> list[Picture]:
     """Every picture there is material for: points first, then matrices."""
     drawn, told = [], run.material()
     for kind, draw in (("points", points), ("matrix", matrix)):
-        found = {name: {at: its for at, its in moments.items() if kind in its} for name, moments in told.items()}
+        found = {
+            name: {at: its for at, its in moments.items() if kind in its}
+            for name, moments in told.items()
+        }
         drawn += [draw(run, name, moments) for name, moments in found.items() if moments]
     return drawn
 
@@ -29,7 +36,12 @@ def points(run: Run, name: str, moments: dict[int, dict]) -> Picture:
     for axis, (at, its) in zip(axes.flat, shown.items()):
         start = plane(its["points"], start)
         for place, one in enumerate(classes):
-            _dots(axis, start[its["classes"] == one], colour(_tone(place)), square=place >= len(CLIENTS))
+            _dots(
+                axis,
+                start[its["classes"] == one],
+                colour(_tone(place)),
+                square=place >= len(CLIENTS),
+            )
         axis.set_title(f"round {at}")
     for axis in axes.flat:
         axis.set_xticks([])
@@ -39,7 +51,10 @@ def points(run: Run, name: str, moments: dict[int, dict]) -> Picture:
     for axis in axes.flat[len(shown):]:  # fmt: skip
         axis.set_visible(False)
     called = {one: short(labels[one]) if 0 <= one < len(labels) else "unknown" for one in classes}
-    legend = [("square" if place >= len(CLIENTS) else "dot", _tone(place), called[one]) for place, one in enumerate(classes)]
+    legend = [
+        ("square" if place >= len(CLIENTS) else "dot", _tone(place), called[one])
+        for place, one in enumerate(classes)
+    ]
     count = max(len(its["points"]) for its in shown.values())
     caption = f"{count} samples of all clients by class, laid out in the plane by t-SNE; each panel starts from the one before it."
     alt = f"Scatter plots of {count} points in {len(classes)} colours, one a class."
@@ -62,8 +77,12 @@ def plane(x, start=None):
     from threadpoolctl import threadpool_limits
 
     begin = (1e-4 * start / max(start[:, 0].std(), 1e-12)).astype(numpy.float32)
-    with threadpool_limits(1):  # so few points: threads wait for each other, ten times as long where cores are busy
-        return TSNE(2, perplexity=min(30, (len(x) - 1) / 3), init=begin, max_iter=300, random_state=0).fit_transform(x)
+    with threadpool_limits(
+        1
+    ):  # so few points: threads wait for each other, ten times as long where cores are busy
+        return TSNE(
+            2, perplexity=min(30, (len(x) - 1) / 3), init=begin, max_iter=300, random_state=0
+        ).fit_transform(x)
 
 
 def _dots(axis, at, tone: str, square: bool) -> None:
@@ -71,9 +90,22 @@ def _dots(axis, at, tone: str, square: bool) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    path = Path([spot for spot in at for _ in "01"], [Path.MOVETO, Path.LINETO] * len(at)) if len(at) else Path([(0, 0)], [Path.MOVETO])
+    path = (
+        Path([spot for spot in at for _ in "01"], [Path.MOVETO, Path.LINETO] * len(at))
+        if len(at)
+        else Path([(0, 0)], [Path.MOVETO])
+    )
     path.should_simplify = False
-    axis.add_patch(PathPatch(path, fill=False, edgecolor=tone, linewidth=2.6, alpha=0.8, capstyle="projecting" if square else "round"))
+    axis.add_patch(
+        PathPatch(
+            path,
+            fill=False,
+            edgecolor=tone,
+            linewidth=2.6,
+            alpha=0.8,
+            capstyle="projecting" if square else "round",
+        )
+    )
     axis.update_datalim(at)
     axis.autoscale_view()
 
@@ -100,7 +132,9 @@ def matrix(run: Run, name: str, moments: dict[int, dict]) -> Picture:
         every = -(-count // NAMES)
         program.set_ticks(range(0, count, every), names[::every])
         program.set_tick_params(length=0, labelcolor=colour("ink"))
-    axis.xaxis.set_tick_params(rotation=90 if any(len(str(one)) > 2 for one in its.get("columns", ())) else 0)
+    axis.xaxis.set_tick_params(
+        rotation=90 if any(len(str(one)) > 2 for one in its.get("columns", ())) else 0
+    )
     caption = f"In round {at}, from {low:.3g}, the palest, to {high:.3g}, the darkest; a row is what one gets from each column."
     alt = f"A matrix of {tall} by {wide} shades, from {low:.3g} to {high:.3g}."
     return Picture(_title(name), caption, inline(drawn, name.replace(" ", "-"), alt))
@@ -113,7 +147,9 @@ def _squares(axis, cells, strength: float) -> None:
     corners = [(-0.47, -0.47), (0.47, -0.47), (0.47, 0.47), (-0.47, 0.47), (-0.47, -0.47)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     if len(cells):
-        path = Path([(column + x, row + y) for row, column in cells for x, y in corners], codes * len(cells))
+        path = Path(
+            [(column + x, row + y) for row, column in cells for x, y in corners], codes * len(cells)
+        )
         axis.add_patch(PathPatch(path, facecolor=colour("up"), edgecolor="none", alpha=strength))
 
 

@@ -78,7 +78,9 @@ def inline(drawn, name: str, alt: str) -> str:
     root = tree.fromstring(text.getvalue())
     used = {node.get(_LINK, "#")[1:] for node in root.iter()}
     for node in root.iter():
-        for child in [child for child in node if child.tag.endswith("metadata") or child.tag == f"{_SVG}style"]:
+        for child in [
+            child for child in node if child.tag.endswith("metadata") or child.tag == f"{_SVG}style"
+        ]:
             node.remove(child)
         node.tag = node.tag.removeprefix(_SVG)
         _rewrite(node, name, used)
@@ -87,7 +89,11 @@ def inline(drawn, name: str, alt: str) -> str:
 
 
 def _rewrite(node, name: str, used: set[str]) -> None:
-    link, identity, style = node.attrib.pop(_LINK, None), node.attrib.pop("id", None), node.get("style")
+    link, identity, style = (
+        node.attrib.pop(_LINK, None),
+        node.attrib.pop("id", None),
+        node.get("style"),
+    )
     if link:
         node.set("href", f"#{name}-{link[1:]}")
     if identity and (identity in used or node.tag == "clipPath"):

@@ -15,7 +15,11 @@ from unalike.report.style import css
 # Nothing on the page may run or fetch anything, whatever a run wrote into its names
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-PERCENT = {"alone": "alone", "together": "value", "safeguarded": "safeguarded"}  # column: what the results call it
+PERCENT = {
+    "alone": "alone",
+    "together": "value",
+    "safeguarded": "safeguarded",
+}  # column: what the results call it
 MOST = 40  # rows of a table before it scrolls
 
 
@@ -33,7 +37,9 @@ def page(run: Run) -> str:
     parts = [
         f'<p class="kind">Unalike run, {_text(run.path.resolve().name)}</p>',
         f"<h1>{_text(title)}</h1>",
-        f'<p class="summary">{_text(run.config["summary"])}</p>' if run.config.get("summary") else "",
+        f'<p class="summary">{_text(run.config["summary"])}</p>'
+        if run.config.get("summary")
+        else "",
         _verdict(run),
         _facts(run),
         _clients(run) if run.results else "",
@@ -73,24 +79,59 @@ def _facts(run: Run) -> str:
     if run.results and words.gains(results):
         lost, gained = words.losers(results), words.gains(results)
         worst = next(iter(gained))
-        facts += [("Losers", f"{len(lost)} of {len(gained)}", words.listed(lost, 3), "bad" if lost else "")]
+        facts += [
+            (
+                "Losers",
+                f"{len(lost)} of {len(gained)}",
+                words.listed(lost, 3),
+                "bad" if lost else "",
+            )
+        ]
         facts += [("Worst client", words.signed(gained[worst]), worst, _mood(gained[worst]))]
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
         left = words.number(safeguard.get("losers"))
-        note = ("Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}") + words.judged(results)
-        facts += [("Safeguarded", words.signed(safeguard.get("delta")), note, _mood(safeguard.get("delta")))]
+        note = (
+            "Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}"
+        ) + words.judged(results)
+        facts += [
+            (
+                "Safeguarded",
+                words.signed(safeguard.get("delta")),
+                note,
+                _mood(safeguard.get("delta")),
+            )
+        ]
     spent = results.get("privacy")
     if isinstance(spent, dict):
         facts += [("Epsilon", words.epsilon(spent), words.privacy(spent), "")]
-    facts += [("Server", value, name, "") for name, value in words.figures(results.get("server")).items()]
+    facts += [
+        ("Server", value, name, "") for name, value in words.figures(results.get("server")).items()
+    ]
     sent = history.sent(run)
-    facts += [("Sent", words.data(sent["up"] + sent["down"]), f"{words.data(sent['up'])} up, {words.data(sent['down'])} down", "")]
+    facts += [
+        (
+            "Sent",
+            words.data(sent["up"] + sent["down"]),
+            f"{words.data(sent['up'])} up, {words.data(sent['down'])} down",
+            "",
+        )
+    ]
     if results:
         clock = words.number(results.get("clock"))
-        facts += [("Time", words.duration(results.get("seconds")), f"simulated {words.duration(clock)}" if clock else "", "")]
+        facts += [
+            (
+                "Time",
+                words.duration(results.get("seconds")),
+                f"simulated {words.duration(clock)}" if clock else "",
+                "",
+            )
+        ]
     tile = '<div><dt>{}</dt><dd class="{}">{}<small>{}</small></dd></div>'
-    tiles = [tile.format(_text(name), kind, _text(value), _text(note)) for name, value, note, kind in facts]
+    tiles = [
+        tile.format(_text(name), kind, _text(value), _text(note))
+        for name, value, note, kind in facts
+    ]
     return f'<dl class="facts">{"".join(tiles)}</dl>'
 
 
@@ -106,14 +147,18 @@ def _clients(run: Run) -> str:
     has_modalities = any(words.modalities(its) for its in clients.values())
     names = ["client", "model", *["modalities"] * has_modalities, "task", "metric"]
     names += ["alone"] * has_alone + ["together"] + ["gain"] * has_alone
-    names += ["safeguarded", "kept"] * has_safeguard + ["epsilon"] * any("privacy" in its for its in clients.values())
+    names += ["safeguarded", "kept"] * has_safeguard + ["epsilon"] * any(
+        "privacy" in its for its in clients.values()
+    )
     missed, why = words.misses(history.failures(run))
     names += ["missed"] * bool(missed)
     figures = {*PERCENT, "gain", "missed", "epsilon"}
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
-        shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric")} | {"kept": words.kept(its) or words.NOTHING}
+        shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric")} | {
+            "kept": words.kept(its) or words.NOTHING
+        }
         shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
         shown["modalities"] = words.modalities(its) or words.NOTHING
         shown["epsilon"] = words.epsilon(its.get("privacy"))
@@ -121,10 +166,20 @@ def _clients(run: Run) -> str:
         shown["gain"] = _arrow(its.get("gain")) + words.signed(its.get("gain"))
         cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
         for name in names[1:]:
-            kind = f"number {_mood(its.get('gain'))}" if name == "gain" else "number" if name in figures else ""
+            kind = (
+                f"number {_mood(its.get('gain'))}"
+                if name == "gain"
+                else "number"
+                if name in figures
+                else ""
+            )
             cells += [f'<td class="{kind}">{_text(shown[name])}</td>']
         rows += [f"<tr>{''.join(cells)}</tr>"]
-    note = "Values are percent; a gain is in percent of the client's own value alone." if has_alone else "Values are percent."
+    note = (
+        "Values are percent; a gain is in percent of the client's own value alone."
+        if has_alone
+        else "Values are percent."
+    )
     if missed:
         note += f" Missed counts the rounds a client was away ({_text(why)})."
     if len(clients) > MOST:
@@ -139,7 +194,10 @@ def _ordered(run: Run) -> list[str]:
 
 
 def _table(names: list[str], figures: set[str], rows: list[str]) -> str:
-    head = "".join(f'<th scope="col" class="{"number" if name in figures else ""}">{_text(name)}</th>' for name in names)
+    head = "".join(
+        f'<th scope="col" class="{"number" if name in figures else ""}">{_text(name)}</th>'
+        for name in names
+    )
     kind = "wide tall" if len(rows) > MOST else "wide"
     return f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
@@ -153,7 +211,9 @@ def _mark(kind: str, tone: str) -> str:
 
 
 def _figure(picture: Picture) -> str:
-    marks = "".join(f"<li>{_mark(kind, tone)}{_text(text)}</li>" for kind, tone, text in picture.legend)
+    marks = "".join(
+        f"<li>{_mark(kind, tone)}{_text(text)}</li>" for kind, tone, text in picture.legend
+    )
     legend = f'<ul class="legend">{marks}</ul>' if marks else ""
     caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
     return f'<figure><h2>{_text(picture.title)}</h2>{legend}<div class="wide">{picture.svg}</div>{caption}</figure>'
@@ -180,17 +240,31 @@ def _failures(run: Run) -> str:
 def _details(run: Run) -> str:
     """Every metric of every client, with what it learnt from."""
     clients, whole = run.clients, (run.results or {}).get("metrics") or {}
-    plain = [name for name in ("samples", "parameters", "test", "after_local") if any(name in its for its in clients.values())]
-    metrics = list(dict.fromkeys(name for its in clients.values() for name in its.get("metrics") or {}))
+    plain = [
+        name
+        for name in ("samples", "parameters", "test", "after_local")
+        if any(name in its for its in clients.values())
+    ]
+    metrics = list(
+        dict.fromkeys(name for its in clients.values() for name in its.get("metrics") or {})
+    )
     hashed = any(its.get("hash") for its in clients.values())
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
-        cells = [_cell(name, its.get(name)) for name in plain] + [_cell(name, (its.get("metrics") or {}).get(name)) for name in metrics]
+        cells = [_cell(name, its.get(name)) for name in plain] + [
+            _cell(name, (its.get("metrics") or {}).get(name)) for name in metrics
+        ]
         cells += [_cell("hash", str(its.get("hash") or words.NOTHING)[:10])] * hashed
-        rows += [f"<tr><td>{_mark('dot', tone_of(client))}{_text(client)}</td>{''.join(cells)}</tr>"]
+        rows += [
+            f"<tr><td>{_mark('dot', tone_of(client))}{_text(client)}</td>{''.join(cells)}</tr>"
+        ]
     if any(words.number(whole.get(name)) is not None for name in metrics):
-        cells = ["<td></td>"] * len(plain) + [_cell(name, whole.get(name)) for name in metrics] + ["<td></td>"] * hashed
+        cells = (
+            ["<td></td>"] * len(plain)
+            + [_cell(name, whole.get(name)) for name in metrics]
+            + ["<td></td>"] * hashed
+        )
         rows += [f'<tr class="soft"><td>over all clients</td>{"".join(cells)}</tr>']
     names = ["client", *(name.replace("_", " ") for name in [*plain, *metrics]), *["hash"] * hashed]
     table = _table(names, set(names) - {"client", "test", "hash"}, rows)
@@ -209,12 +283,19 @@ def _repeat(run: Run) -> str:
     if run.config.get("python"):
         told = "<p>It was started from Python, with clients only that program can make: call <code>unalike.run</code> there.</p>"
     commit = (run.results or {}).get("commit")
-    notes = [f"Seed {run.seed}" if run.seed is not None else "", f"commit {commit}" if commit else ""]
+    notes = [
+        f"Seed {run.seed}" if run.seed is not None else "",
+        f"commit {commit}" if commit else "",
+    ]
     notes += ["every other setting is in the config below"]
     if run.unreadable:
-        notes += [f"{words.count(run.unreadable, 'line')} of the record could not be read: the run was cut short while writing"]
+        notes += [
+            f"{words.count(run.unreadable, 'line')} of the record could not be read: the run was cut short while writing"
+        ]
     note = "; ".join(note for note in notes if note)
-    return f"<section><h2>To repeat this run</h2>{told}<p class='small'>{_text(note)}.</p></section>"
+    return (
+        f"<section><h2>To repeat this run</h2>{told}<p class='small'>{_text(note)}.</p></section>"
+    )
 
 
 def _config(run: Run) -> str:

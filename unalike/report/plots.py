@@ -23,29 +23,73 @@ def draw(run: Run) -> list[Picture]:
 
 def gains(run: Run) -> Picture | None:
     """A row per client: alone, together and, where there is one, safeguarded."""
-    told = {client: its for client, its in run.clients.items() if words.number(its.get("value")) is not None}
+    told = {
+        client: its
+        for client, its in run.clients.items()
+        if words.number(its.get("value")) is not None
+    }
     if not told:
         return None
     gained, tone_of = words.gains({"clients": run.clients}), colours(run)
-    shown = sorted(told, key=lambda client: (gained.get(client, float("inf")), told[client]["value"]))[: picture.ROWS]
+    shown = sorted(
+        told, key=lambda client: (gained.get(client, float("inf")), told[client]["value"])
+    )[: picture.ROWS]
     has_alone = any(words.number(told[client].get("alone")) is not None for client in shown)
     guarded = {client: words.number(told[client].get("safeguarded")) for client in shown}
-    guarded = {client: kept for client, kept in guarded.items() if kept not in (None, told[client]["value"])}
+    guarded = {
+        client: kept
+        for client, kept in guarded.items()
+        if kept not in (None, told[client]["value"])
+    }
 
     drawn, ((axis,),) = figure(0.75 + 0.3 * len(shown))
     for row, client in enumerate(shown):
         its, tone = told[client], colour(tone_of(client))
         alone, value, gain = (words.number(its.get(key)) for key in ("alone", "value", "gain"))
         if alone is not None:
-            axis.plot([alone, value], [row, row], color=tone, linewidth=2.6, alpha=0.45, solid_capstyle="round")
-            axis.plot(alone, row, "o", markersize=6.5, markerfacecolor=colour("paper"), markeredgecolor=tone, markeredgewidth=1.5)
+            axis.plot(
+                [alone, value],
+                [row, row],
+                color=tone,
+                linewidth=2.6,
+                alpha=0.45,
+                solid_capstyle="round",
+            )
+            axis.plot(
+                alone,
+                row,
+                "o",
+                markersize=6.5,
+                markerfacecolor=colour("paper"),
+                markeredgecolor=tone,
+                markeredgewidth=1.5,
+            )
         if client in guarded:
-            axis.plot(guarded[client], row, "D", markersize=9.5, markerfacecolor="none", markeredgecolor=colour("ink"), markeredgewidth=1)
+            axis.plot(
+                guarded[client],
+                row,
+                "D",
+                markersize=9.5,
+                markerfacecolor="none",
+                markeredgecolor=colour("ink"),
+                markeredgewidth=1,
+            )
         axis.plot(value, row, "o", markersize=7.5, color=tone)
         mood = "soft" if not gain else "bad" if gain < 0 else "good"
         aside = words.percent(value) if gain is None else words.signed(gain)
-        axis.text(1.015, row, aside, transform=axis.get_yaxis_transform(), va="center", ha="left", color=colour(mood))
-    axis.set_yticks(range(len(shown)), [f"{short(client)}, {short(told[client].get('metric') or 'value')}" for client in shown])
+        axis.text(
+            1.015,
+            row,
+            aside,
+            transform=axis.get_yaxis_transform(),
+            va="center",
+            ha="left",
+            color=colour(mood),
+        )
+    axis.set_yticks(
+        range(len(shown)),
+        [f"{short(client)}, {short(told[client].get('metric') or 'value')}" for client in shown],
+    )
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(-0.6, len(shown) - 0.4)
     axis.margins(x=0.06)
@@ -59,7 +103,10 @@ def gains(run: Run) -> Picture | None:
         caption = "On the right the value; nothing was trained alone, so there is no gain."
     if len(shown) < len(told):
         caption += f" The {len(shown)} smallest gains of {len(told)} clients."
-    ends = [f"{client} {words.percent(told[client].get('alone'))} to {words.percent(told[client]['value'])}" for client in shown]
+    ends = [
+        f"{client} {words.percent(told[client].get('alone'))} to {words.percent(told[client]['value'])}"
+        for client in shown
+    ]
     alt = f"Dots on a line for each client, {'alone against together' if has_alone else 'together'}, in percent: {words.listed(ends, 8)}."
     title = "Alone and together" if has_alone else "Where each client ended"
     return Picture(title, caption, inline(drawn, "gains", alt), legend)
@@ -89,8 +136,10 @@ def courses(run: Run) -> Picture | None:
     Panels of one metric share their scale.
     """
     ends, alone = history.courses(run, "together"), history.courses(run, "alone")
-    trained, aligned = (history.courses(run, "together", when) for when in ("after local", "after alignment"))
-    together = ends | trained if aligned else ends          # one line is of one moment of each round
+    trained, aligned = (
+        history.courses(run, "together", when) for when in ("after local", "after alignment")
+    )
+    together = ends | trained if aligned else ends  # one line is of one moment of each round
     known = [client for client in history.clients(run) if client in together or client in alone]
     if not any(len(course) > 1 for course in [*together.values(), *alone.values()]):
         return None
@@ -101,7 +150,9 @@ def courses(run: Run) -> Picture | None:
     reach = _reach(run, shown, [together, alone, aligned])
 
     columns, tone_of = min(3, len(shown)), colours(run)
-    drawn, axes = figure(0.35 + 1.7 * ceil(len(shown) / columns), ceil(len(shown) / columns), columns, sharex=True)
+    drawn, axes = figure(
+        0.35 + 1.7 * ceil(len(shown) / columns), ceil(len(shown) / columns), columns, sharex=True
+    )
     for client, axis in zip(shown, axes.flat):
         tone = colour(tone_of(client))
         _curve(axis, together.get(client, {}), tone)
@@ -110,7 +161,14 @@ def courses(run: Run) -> Picture | None:
         elif (level := _alone(run, client, alone)) is not None:
             axis.axhline(level, color=tone, linestyle=(0, (4, 2.5)), linewidth=1.3)
         after = aligned.get(client, {})
-        axis.plot(list(after), list(after.values()), "o", markersize=4, markeredgecolor=tone, markerfacecolor="none")
+        axis.plot(
+            list(after),
+            list(after.values()),
+            "o",
+            markersize=4,
+            markeredgecolor=tone,
+            markerfacecolor="none",
+        )
         axis.set_title(f"{short(client)}, {short(history.metric(run, client))}")
         axis.set_ylim(*reach[history.metric(run, client)])
         whole_rounds(axis)
@@ -121,18 +179,28 @@ def courses(run: Run) -> Picture | None:
     drawn.supxlabel("round", fontsize=8.5, color=colour("soft"))
     drawn.supylabel("value (%)", fontsize=8.5, color=colour("soft"))
     has_alone = any(_alone(run, client, alone) is not None for client in shown)
-    legend = [("line", "soft", "together, after local training" if aligned else "together")] + [("dash", "soft", "alone")] * has_alone
+    legend = [("line", "soft", "together, after local training" if aligned else "together")] + [
+        ("dash", "soft", "alone")
+    ] * has_alone
     legend += [("ring", "soft", "together, after alignment")] * bool(aligned)
     caption = "Clients with the same metric share one scale."
     if len(shown) < len(known):
         caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
-    last = [f"{client} {words.percent(list(ends[client].values())[-1])}" for client in shown if client in ends]
+    last = [
+        f"{client} {words.percent(list(ends[client].values())[-1])}"
+        for client in shown
+        if client in ends
+    ]
     alt = f"A small line plot for each client: its value in percent over the rounds. Together they end at: {words.listed(last, 8)}."
     return Picture("Over the rounds", caption, inline(drawn, "courses", alt), legend)
 
 
 def _curve(axis, course: dict[int, float], tone: str, dashed: bool = False) -> None:
-    style = {"linestyle": (0, (4, 2.5)), "linewidth": 1.3} if dashed else {"marker": "o", "markersize": 2.6 if len(course) <= 30 else 0}
+    style = (
+        {"linestyle": (0, (4, 2.5)), "linewidth": 1.3}
+        if dashed
+        else {"marker": "o", "markersize": 2.6 if len(course) <= 30 else 0}
+    )
     axis.plot(list(course), list(course.values()), color=tone, **style)
 
 
@@ -148,6 +216,11 @@ def _reach(run: Run, shown: list[str], sets: list[dict]) -> dict[str, tuple[floa
     for client in shown:
         values = [value for courses in sets for value in courses.get(client, {}).values()]
         level = _alone(run, client, sets[1])
-        seen.setdefault(history.metric(run, client), []).extend(values + ([level] if level is not None else []))
+        seen.setdefault(history.metric(run, client), []).extend(
+            values + ([level] if level is not None else [])
+        )
     air = {metric: max(0.08 * (max(values) - min(values)), 0.5) for metric, values in seen.items()}
-    return {metric: (min(values) - air[metric], max(values) + air[metric]) for metric, values in seen.items()}
+    return {
+        metric: (min(values) - air[metric], max(values) + air[metric])
+        for metric, values in seen.items()
+    }

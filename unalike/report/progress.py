@@ -21,13 +21,23 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
     An error that ends the run leaves with a note of where the run is kept.
     """
     console = Console(stderr=True, quiet=quiet)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=28), TextColumn("{task.fields[count]}"),
-               TextColumn("{task.fields[doing]}", style="dim", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=28),
+        TextColumn("{task.fields[count]}"),
+        TextColumn("{task.fields[doing]}", style="dim", markup=False),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
+    ) as bars:
         shown = Shown(bars, console)
         try:
             yield shown
-        except KeyboardInterrupt:               # an error like others, or the command's frame would end it without a word
+        except (
+            KeyboardInterrupt
+        ):  # an error like others, or the command's frame would end it without a word
             raise shown.noted(Stopped("stopped.")) from None
         except Exception as error:
             shown.noted(error)
@@ -43,7 +53,7 @@ class Shown:
         self.bars, self.console = bars, console
         self.task: TaskID | None = None
         self.folder: Path | None = None
-        self.python = False                     # whether only the program that began the run can go on with it
+        self.python = False  # whether only the program that began the run can go on with it
         self.rounds, self.name, self.drawn, self.tenths = 0, "", 0.0, 0
         self.missed: set[str] = set()
 
@@ -60,7 +70,7 @@ class Shown:
             at, doing = facts.get("progress", facts["round"]), f"{sent(facts['bytes'])} so far"
             if at < self.rounds:
                 self.move(at, doing)
-            else:                               # "sent" tells the end: models may be handed out after the last round
+            else:  # "sent" tells the end: models may be handed out after the last round
                 self.update(completed=at, count=self.count(at), doing=doing)
         elif event == "sent":
             self.move(self.rounds, sent(facts["bytes"]))
@@ -68,7 +78,10 @@ class Shown:
             self.drawn = time.monotonic()
             self.update(doing=facts["operation"].replace("_", " "))
         elif event == "failure" and facts.get("lasting", True):
-            self.say(f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}", "red")
+            self.say(
+                f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}",
+                "red",
+            )
         elif event == "failure":
             self.missed.add(facts["client"])
         elif event == "damaged":
@@ -84,7 +97,11 @@ class Shown:
         """Where the run is kept and, where that may help, how to go on: what a run was told stays as it is, so do mistakes in it."""
         if self.folder is not None:
             kept = shlex.quote(str(self.folder))
-            how = "unalike.run(..., resume=True) in the program that began it" if self.python else f"unalike resume {kept}"
+            how = (
+                "unalike.run(..., resume=True) in the program that began it"
+                if self.python
+                else f"unalike resume {kept}"
+            )
             then = f"; to go on: {how}"
             if isinstance(error, ValueError):
                 then = "."
@@ -98,22 +115,34 @@ class Shown:
         if self.task is not None:
             self.bars.remove_task(self.task)
         self.name, self.missed, self.tenths = name, set(), int(10 * (at or 0) / max(1, self.rounds))
-        self.task = self.bars.add_task(name, total=None if at is None else self.rounds, completed=at or 0, doing="",
-                                       count="" if at is None else self.count(at))
+        self.task = self.bars.add_task(
+            name,
+            total=None if at is None else self.rounds,
+            completed=at or 0,
+            doing="",
+            count="" if at is None else self.count(at),
+        )
 
     def move(self, at: float, doing: str) -> None:
         if self.missed:
             doing += f", {len(self.missed)} missed this round"
             self.missed = set()
         self.update(completed=at, count=self.count(at), doing=doing)
-        if not self.console.is_terminal and (tenths := int(10 * at / max(1, self.rounds))) > self.tenths:
+        if (
+            not self.console.is_terminal
+            and (tenths := int(10 * at / max(1, self.rounds))) > self.tenths
+        ):
             self.tenths = tenths
             self.say(f"{self.name}: {self.count(at)}, {doing}")
 
     def count(self, at: float) -> str:
         """Asynchronous methods have no rounds; they tell the visits a client has had, on average."""
         many = "s" * (self.rounds != 1)
-        return f"{at:.1f} of {self.rounds} visit{many} a client" if isinstance(at, float) else f"{at} of {self.rounds} round{many}"
+        return (
+            f"{at:.1f} of {self.rounds} visit{many} a client"
+            if isinstance(at, float)
+            else f"{at} of {self.rounds} round{many}"
+        )
 
     def update(self, **what: Any) -> None:
         if self.task is not None:

@@ -14,10 +14,19 @@ LOST = "▼"  # as on the page; colour alone is not seen everywhere
 def tables(result: dict, width: int = 80) -> list:
     """The groups by letter, their averages, each client, and the differences against the first."""
     groups = {_letter(place): group for place, group in enumerate(result["groups"])}
-    parts: list = [Text(words.printable(f"{result['scenario']}: {words.count(len(groups), 'group')}"), style="bold")]
+    parts: list = [
+        Text(
+            words.printable(f"{result['scenario']}: {words.count(len(groups), 'group')}"),
+            style="bold",
+        )
+    ]
     for letter, group in groups.items():
         seeds = f"seed{'s' * (group['n'] > 1)} {words.listed(group['seeds'], 12)}"
-        parts += [Text.assemble(f"  {letter}  ", (words.printable(group["label"]), "bold"), (f"  {seeds}", "dim"))]
+        parts += [
+            Text.assemble(
+                f"  {letter}  ", (words.printable(group["label"]), "bold"), (f"  {seeds}", "dim")
+            )
+        ]
     parts += [_averages(groups), *_federation(groups), *_clients(groups, result["clients"], width)]
     if result["differences"]:
         parts += [_differences(result, groups)]
@@ -29,7 +38,9 @@ def _averages(groups: dict) -> Table:
     for letter, group in groups.items():
         sent = [words.data(group["bytes"][way]["mean"]) for way in ("up", "down")]
         losers = group["losers"]["mean"]
-        lost = Text(words.NOTHING if losers is None else f"{losers:.3g}", style="bold red" if losers else "")
+        lost = Text(
+            words.NOTHING if losers is None else f"{losers:.3g}", style="bold red" if losers else ""
+        )
         averages = [_average(group["delta"], sign=True), _average(group["value"])]
         table.add_row(letter, *averages, lost, *sent, words.duration(group["seconds"]["mean"]))
     return table
@@ -40,7 +51,9 @@ def _federation(groups: dict) -> list[Table]:
     names = list(dict.fromkeys(name for group in groups.values() for name in group["federation"]))
     table = _table("federation", *(f"{name} %" for name in names))
     for letter, group in groups.items():
-        table.add_row(letter, *(_average(group["federation"].get(name, {"mean": None})) for name in names))
+        table.add_row(
+            letter, *(_average(group["federation"].get(name, {"mean": None})) for name in names)
+        )
     return [table] if names else []
 
 
@@ -51,7 +64,10 @@ def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
         program = dict(list(groups.items())[start : start + fit])
         table = _table("client", *program)
         for client in clients:
-            cells = [_average(group["clients"][client], lost=bool(group["lost"][client])) for group in program.values()]
+            cells = [
+                _average(group["clients"][client], lost=bool(group["lost"][client]))
+                for group in program.values()
+            ]
             table.add_row(Text(words.printable(client)), *cells)
         parts.append(table)
     return parts
@@ -61,32 +77,48 @@ def _differences(result: dict, groups: dict) -> Table:
     letters = {group["label"]: letter for letter, group in groups.items()}
     table = _table("", "mean difference %", "pairs", "worst client", "")
     for told in result["differences"]:
-        verdict = {None: "one pair: too few to say", True: "clear of 0", False: "not clear of 0"}[told["excludes_zero"]]
+        verdict = {None: "one pair: too few to say", True: "clear of 0", False: "not clear of 0"}[
+            told["excludes_zero"]
+        ]
         if not told["n"]:
             verdict = "no seed in common"
-        known = {client: its["mean"] for client, its in told["clients"].items() if its["mean"] is not None}
+        known = {
+            client: its["mean"]
+            for client, its in told["clients"].items()
+            if its["mean"] is not None
+        }
         least = min(known, key=lambda client: known[client]) if known else None
         worst = f"{words.printable(least)} {_change(known[least])}" if known else words.NOTHING
         name = f"{letters[told['group']]} − {letters[told['reference']]}"
         style = "" if not told["excludes_zero"] else "green" if told["mean"] > 0 else "red"
-        table.add_row(name, _average(told, sign=True), str(told["n"]), Text(worst), Text(verdict, style=style))
+        table.add_row(
+            name, _average(told, sign=True), str(told["n"]), Text(worst), Text(verdict, style=style)
+        )
     return table
 
 
 def _footnotes(result: dict, groups: dict) -> list[Text]:
-    notes = [f"± is half of the {result['level']:.0%} interval over seeds (Student's t); each stands alone, uncorrected for their number."]
+    notes = [
+        f"± is half of the {result['level']:.0%} interval over seeds (Student's t); each stands alone, uncorrected for their number."
+    ]
     single = [letter for letter, group in groups.items() if group["n"] == 1]
     if single:
         notes += [f"{words.listed(single)}: one seed only, so no interval."]
     if any(count for group in groups.values() for count in group["lost"].values()):
         notes += [f"{LOST} this client lost against itself alone in at least one run."]
     letters = {group["label"]: letter for letter, group in groups.items()}
-    if others := [letters[told["group"]] for told in result["differences"] if told["same_alone"] is False]:
+    if others := [
+        letters[told["group"]] for told in result["differences"] if told["same_alone"] is False
+    ]:
         first = letters[result["differences"][0]["reference"]]
-        notes += [f"Alone, clients of {words.listed(others)} did not do as those of {first} did: their Deltas and losers are against "
-                  "different baselines and cannot be compared; the values can."]
+        notes += [
+            f"Alone, clients of {words.listed(others)} did not do as those of {first} did: their Deltas and losers are against "
+            "different baselines and cannot be compared; the values can."
+        ]
     if result["left_out"]:
-        notes += [f"Left out, for want of a value in every run: {words.listed(result['left_out'])}."]
+        notes += [
+            f"Left out, for want of a value in every run: {words.listed(result['left_out'])}."
+        ]
     return [Text(words.printable(note), style="dim") for note in notes]
 
 

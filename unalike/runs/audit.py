@@ -35,27 +35,51 @@ class Rehearsing(Host):
     def __init__(self, *given: Any):
         super().__init__(*given)
         self.done: dict[Any, dict[str, Any]] = {}
-        self.passed: dict[str, dict[tuple, dict[str, Any]]] = {client: {} for client in self.clients}
+        self.passed: dict[str, dict[tuple, dict[str, Any]]] = {
+            client: {} for client in self.clients
+        }
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         reply = super().handle(client, message)
         self.note(client, message, "down", message["body"], size(message))
-        self.note(client, message, "up", reply["body"] if "body" in reply else {"failure": reply["failure"]}, size(reply))
+        self.note(
+            client,
+            message,
+            "up",
+            reply["body"] if "body" in reply else {"failure": reply["failure"]},
+            size(reply),
+        )
         return reply
 
     def note(self, client: str, message: dict[str, Any], way: str, body: Value, bytes: int) -> None:
         form = described(body)
-        entry = self.passed[client].setdefault((message["operation"], way, repr(form), bytes), {
-            "operation": message["operation"], "way": way, "measuring": message["operation"] in FREE, "bytes": bytes, "rounds": {},
-            "holds": [{"name": path, "kind": kind, "shape": shape} for path, kind, shape in form]})
+        entry = self.passed[client].setdefault(
+            (message["operation"], way, repr(form), bytes),
+            {
+                "operation": message["operation"],
+                "way": way,
+                "measuring": message["operation"] in FREE,
+                "bytes": bytes,
+                "rounds": {},
+                "holds": [
+                    {"name": path, "kind": kind, "shape": shape} for path, kind, shape in form
+                ],
+            },
+        )
         entry["rounds"][message["round"]] = entry["rounds"].get(message["round"], 0) + 1
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
         return []
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        key = (client, message["operation"], *((path, leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else (path, leaf)
-                                               for path, leaf in leaves(message["body"])))
+        key = (
+            client,
+            message["operation"],
+            *(
+                (path, leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else (path, leaf)
+                for path, leaf in leaves(message["body"])
+            ),
+        )
         if key not in self.done:
             self.done[key] = super()._run(client, message)
         return dict(self.done[key])
@@ -78,51 +102,127 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
         return carrier
 
     with tempfile.TemporaryDirectory() as folder:
-        made.folder, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), engine    # type: ignore
+        made.folder, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), engine  # type: ignore
         made.alone = made.alone and comparing
         made.go()
-    *alone, together = hosts                                         # that of everyone alone, if any, was made first
+    *alone, together = hosts  # that of everyone alone, if any, was made first
     told = {}
     for client, entries in together.passed.items():
-        own = [*entries.values(), *({**each, "measuring": True, "alone": True} for host in alone for each in host.passed[client].values())]
+        own = [
+            *entries.values(),
+            *(
+                {**each, "measuring": True, "alone": True}
+                for host in alone
+                for each in host.passed[client].values()
+            ),
+        ]
         if not clients or client in clients:
-            told[client] = {"card": made.infos[client].as_dict(), "messages": own, "bytes": totals(own)}
-    return {"scenario": made.name, "algorithm": made.method, "seed": made.seed, "rounds": made.training.rounds, "clients": told}
+            told[client] = {
+                "card": made.infos[client].as_dict(),
+                "messages": own,
+                "bytes": totals(own),
+            }
+    return {
+        "scenario": made.name,
+        "algorithm": made.method,
+        "seed": made.seed,
+        "rounds": made.training.rounds,
+        "clients": told,
+    }
 
 
 def totals(messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Bytes each way, of the method and of measuring, and of the method by round."""
+
     def total(way: str, measuring: bool, round: int | None = None) -> int:
-        return sum(each["bytes"] * count for each in messages if each["way"] == way and each["measuring"] is measuring
-                   for number, count in each["rounds"].items() if round in (None, number))
+        return sum(
+            each["bytes"] * count
+            for each in messages
+            if each["way"] == way and each["measuring"] is measuring
+            for number, count in each["rounds"].items()
+            if round in (None, number)
+        )
 
-    rounds = sorted({number for each in messages if not each["measuring"] for number in each["rounds"]})
-    return {"up": total("up", False), "down": total("down", False), "measuring": {way: total(way, True) for way in ("up", "down")},
-            "by_round": {str(number): {way: total(way, False, number) for way in ("up", "down")} for number in rounds}}
+    rounds = sorted(
+        {number for each in messages if not each["measuring"] for number in each["rounds"]}
+    )
+    return {
+        "up": total("up", False),
+        "down": total("down", False),
+        "measuring": {way: total(way, True) for way in ("up", "down")},
+        "by_round": {
+            str(number): {way: total(way, False, number) for way in ("up", "down")}
+            for number in rounds
+        },
+    }
 
 
-def alone(client: Client, algorithm: Algorithm, training: Training, federation: FederationConfig | None = None, *, method: str, others: int | None = None,
-          seed: int = 0, privacy: Privacy | None = None, safeguard: bool = False, comparing: bool = False) -> dict[str, Any]:
+def alone(
+    client: Client,
+    algorithm: Algorithm,
+    training: Training,
+    federation: FederationConfig | None = None,
+    *,
+    method: str,
+    others: int | None = None,
+    seed: int = 0,
+    privacy: Privacy | None = None,
+    safeguard: bool = False,
+    comparing: bool = False,
+) -> dict[str, Any]:
     """The audit of one client that knows none of the others: they are played by copies of it, as few as the method does with."""
     rows = len(client.public) if client.public is not None else 0
-    count = others if others is not None else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
+    count = (
+        others
+        if others is not None
+        else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
+    )
     copies = [client, *(replace(client, id=f"{client.id}'{i}") for i in range(1, count + 1))]
-    made = Run(None, algorithm, copies, training, federation or FederationConfig(), name=client.id, method=method, seed=seed,
-               privacy=privacy, safeguard=safeguard)
+    made = Run(
+        None,
+        algorithm,
+        copies,
+        training,
+        federation or FederationConfig(),
+        name=client.id,
+        method=method,
+        seed=seed,
+        privacy=privacy,
+        safeguard=safeguard,
+    )
     return audit(made, [client.id], comparing)
 
 
-def of_member(file: Path, run: str | None, algorithm: str | None, settings: list[str] | None) -> dict[str, Any]:
+def of_member(
+    file: Path, run: str | None, algorithm: str | None, settings: list[str] | None
+) -> dict[str, Any]:
     """The audit of the client that a file describes, before it joins a run: that of a file without clients, as its server has it, or of a
     method with these settings. `engine.clients` is how many take part; if not said, as few as the method does with."""
     if run is None and algorithm is None:
-        raise UserError(f"{file} describes a client: say what it would take part in, --algorithm NAME with --set of what the server sets, "
-                        "or --run FILE, the scenario that its server runs")
+        raise UserError(
+            f"{file} describes a client: say what it would take part in, --algorithm NAME with --set of what the server sets, "
+            "or --run FILE, the scenario that its server runs"
+        )
     told = raw(run) if run is not None else {"name": file.stem}
-    others = {key: value for key, value in told.items() if key not in ("clients", "data", "public", "server")}
-    scenario, method = load(run or str(file), algorithm, settings, told={"engine": "flare", **others})
+    others = {
+        key: value
+        for key, value in told.items()
+        if key not in ("clients", "data", "public", "server")
+    }
+    scenario, method = load(
+        run or str(file), algorithm, settings, told={"engine": "flare", **others}
+    )
     about = {"name": scenario.name, "algorithm": scenario.algorithm.name, "seed": scenario.seed}
     count = scenario.engine.options.get("clients")
-    return alone(member(file, about), method, scenario.training, scenario.federation, method=scenario.algorithm.name, seed=scenario.seed,
-                 others=None if count is None else count - 1, privacy=scenario.privacy, safeguard=scenario.safeguard,
-                 comparing=scenario.alone)
+    return alone(
+        member(file, about),
+        method,
+        scenario.training,
+        scenario.federation,
+        method=scenario.algorithm.name,
+        seed=scenario.seed,
+        others=None if count is None else count - 1,
+        privacy=scenario.privacy,
+        safeguard=scenario.safeguard,
+        comparing=scenario.alone,
+    )

@@ -18,71 +18,151 @@ from unalike.scenarios import Scenario, build
 from unalike.training.loop import Training
 
 
-def rest(scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: str | None = None) -> list[Problem]:
+def rest(
+    scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: str | None = None
+) -> list[Problem]:
     """Everything that is wrong with a scenario's clients, alone and with the method, where it can be known."""
     clients, problems = build.attempt(scenario, folder)
     if algorithm is None:
         return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
-    return problems + compatibility_problems(algorithm, clients, scenario.training, scenario.seed, scenario.safeguard, scenario.privacy, sound)
+    return problems + compatibility_problems(
+        algorithm,
+        clients,
+        scenario.training,
+        scenario.seed,
+        scenario.safeguard,
+        scenario.privacy,
+        sound,
+    )
 
 
-def compatibility_problems(algorithm: Algorithm, clients: list[Client], training: Training, seed: int, safeguard: bool = False,
-            privacy: Privacy | None = None, sound: bool = True) -> list[Problem]:
+def compatibility_problems(
+    algorithm: Algorithm,
+    clients: list[Client],
+    training: Training,
+    seed: int,
+    safeguard: bool = False,
+    privacy: Privacy | None = None,
+    sound: bool = True,
+) -> list[Problem]:
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
     method, problems = type(algorithm).__name__, []
     if safeguard:
-        problems += [("safeguard", f"{why}. Leave it out, or set it to false.")] if (why := algorithm.unjudged()) else [
-            ("safeguard", f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).")
-            for c in clients if not c.task.labelled][:1]
+        problems += (
+            [("safeguard", f"{why}. Leave it out, or set it to false.")]
+            if (why := algorithm.unjudged())
+            else [
+                (
+                    "safeguard",
+                    f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).",
+                )
+                for c in clients
+                if not c.task.labelled
+            ][:1]
+        )
     if privacy is not None:
-        problems += [("privacy", f"{why}.") for why in (algorithm.privacy_problem() if sound else None, uncounted()) if why is not None]
-    problems += [(f"clients.{c.id}", f"{why}.") for c in clients if c.privacy is not None and (why := c.privacy.unmet(privacy))]
+        problems += [
+            ("privacy", f"{why}.")
+            for why in (algorithm.privacy_problem() if sound else None, uncounted())
+            if why is not None
+        ]
+    problems += [
+        (f"clients.{c.id}", f"{why}.")
+        for c in clients
+        if c.privacy is not None and (why := c.privacy.unmet(privacy))
+    ]
     served = [client for client in clients if client.task.name in algorithm.tasks]
-    strange = {client.task.name: client.id for client in reversed(clients) if client.task.name not in algorithm.tasks}
+    strange = {
+        client.task.name: client.id
+        for client in reversed(clients)
+        if client.task.name not in algorithm.tasks
+    }
     does = f"{method} does {', '.join(algorithm.tasks)}"
-    problems += [(f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()]
-    refused = {client.id: why for client in served if (why := unmeasured(client) or (algorithm.client_problem(client) if sound else None))}
+    problems += [
+        (f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()
+    ]
+    refused = {
+        client.id: why
+        for client in served
+        if (why := unmeasured(client) or (algorithm.client_problem(client) if sound else None))
+    }
     refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
-    alike = {why: [id for id, its in refused.items() if its == why] for why in refused.values()}       # a sentence is told once
-    problems += [(f"clients.{ids[0]}", why if len(ids) == 1 else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.")
-                 for why, ids in alike.items()]
-    return problems + tried(algorithm if sound else Algorithm(), [c for c in served if c.id not in refused], training, seed)
+    alike = {
+        why: [id for id, its in refused.items() if its == why] for why in refused.values()
+    }  # a sentence is told once
+    problems += [
+        (
+            f"clients.{ids[0]}",
+            why
+            if len(ids) == 1
+            else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.",
+        )
+        for why, ids in alike.items()
+    ]
+    return problems + tried(
+        algorithm if sound else Algorithm(),
+        [c for c in served if c.id not in refused],
+        training,
+        seed,
+    )
 
 
 def unmeasured(client: Client) -> str | None:
     """Why its metric has no value on its test rows, those in memory; None: it has."""
     test = client.test
-    if not isinstance(test, Tensors) or test.y is None or (why := client.task.unmeasured(test.y[test.index.to(test.y.device)])) is None:
+    if (
+        not isinstance(test, Tensors)
+        or test.y is None
+        or (why := client.task.unmeasured(test.y[test.index.to(test.y.device)])) is None
+    ):
         return None
-    return (f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others; without any it takes part and is "
-            "not measured.")
+    return (
+        f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others; without any it takes part and is "
+        "not measured."
+    )
 
 
-def tried(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> list[Problem]:
+def tried(
+    algorithm: Algorithm, clients: list[Client], training: Training, seed: int
+) -> list[Problem]:
     """Clients whose half cannot be built or cannot take their rows: one of each kind, on two rows, and nothing is kept of it."""
     problems: list[Problem] = []
     kinds: set[Any] = set()
-    first: tuple[str, Any] | None = None        # a client, and the names and shapes of its parameters
+    first: tuple[str, Any] | None = None  # a client, and the names and shapes of its parameters
     rows = min((len(client.public) for client in clients if client.public is not None), default=0)
     needs_public = algorithm.check(len(clients), 0) != algorithm.check(len(clients), rows)
     for client in clients:
         made = client.model
-        kind = (repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made), client.task, id(client.head),
-                str(client.train.shape), str(client.public.shape) if client.public is not None else "", len(client.train) > 1)
+        kind = (
+            repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made),
+            client.task,
+            id(client.head),
+            str(client.train.shape),
+            str(client.public.shape) if client.public is not None else "",
+            len(client.train) > 1,
+        )
         if kind in kinds:
             continue
         kinds.add(kind)
         try:
-            here = replace(client, device="cpu")                # CUDA is left alone: workers fork later
+            here = replace(client, device="cpu")  # CUDA is left alone: workers fork later
             program = algorithm.Program(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
                 take(program, here, needs_public)
             first = first or (client.id, tensor_spec(program.model.state_dict()))
-            if algorithm.requires_identical_models and tensor_spec(program.model.state_dict()) != first[1]:
-                raise ValueError(f"its model has other parameters than that of {first[0]}, and {type(algorithm).__name__} mixes them all: "
-                                 "give everyone the same, made for the modalities of all")
+            if (
+                algorithm.requires_identical_models
+                and tensor_spec(program.model.state_dict()) != first[1]
+            ):
+                raise ValueError(
+                    f"its model has other parameters than that of {first[0]}, and {type(algorithm).__name__} mixes them all: "
+                    "give everyone the same, made for the modalities of all"
+                )
         except Exception as error:
-            if (kind[0], reason(error)) not in kinds:           # the same of clients that differ in what they own is told once
+            if (
+                kind[0],
+                reason(error),
+            ) not in kinds:  # the same of clients that differ in what they own is told once
                 kinds.add((kind[0], reason(error)))
                 problems.append((f"clients.{client.id}", reason(error)))
     return problems
@@ -92,14 +172,20 @@ def take(program: ClientProgram, client: Client, public: bool) -> None:
     """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
     x, y = client.train.rows(torch.arange(min(2, len(client.train))))
     program.model.train()
-    if client.task.name == "clustering" or y is None:           # the method brings its own loss
+    if client.task.name == "clustering" or y is None:  # the method brings its own loss
         program.model(client.to_device(x))
     else:
         client.task.check(y)
         program.task_loss(client.to_device(x), client.to_device(y))
     if public and client.public is not None:
         try:
-            program.model.features(client.public_to_device(client.public.rows(torch.arange(min(2, len(client.public))))[0]))
+            program.model.features(
+                client.public_to_device(
+                    client.public.rows(torch.arange(min(2, len(client.public))))[0]
+                )
+            )
         except (RuntimeError, AttributeError, TypeError, ValueError, KeyError):
-            raise ValueError(f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
-                             f"{client.public.shape}") from None
+            raise ValueError(
+                f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
+                f"{client.public.shape}"
+            ) from None

@@ -13,7 +13,9 @@ from unalike.data.pictures import read
 from unalike.runs.export import finished
 
 
-def explain(run: str | Path, image: str, client: str | None = None, top: int = 3, to: Path | None = None) -> dict[str, Any]:
+def explain(
+    run: str | Path, image: str, client: str | None = None, top: int = 3, to: Path | None = None
+) -> dict[str, Any]:
     """The `top` labels with their probabilities, the weights of conditions, and a picture of where each label was seen.
 
     `image` is a file, or the number of a test image, of which the labels that are there are told too. The model is the client's, or the
@@ -29,16 +31,28 @@ def explain(run: str | Path, image: str, client: str | None = None, top: int = 3
         why = model.explain(x) if hasattr(model, "explain") else {}
     sure = out.sigmoid() if given.task.name == "multilabel" else out.softmax(-1)
     best = sure.argsort(descending=True)[:top].tolist()
-    told: dict[str, Any] = {"image": image, "client": given.id, "labels": {given.task.labels[i]: round(float(sure[i]), 4) for i in best}}
+    told: dict[str, Any] = {
+        "image": image,
+        "client": given.id,
+        "labels": {given.task.labels[i]: round(float(sure[i]), 4) for i in best},
+    }
     if there is not None:
         told["there"] = [given.task.labels[i] for i in there]
     if "fired" in why:
-        told["conditions"] = {name: round(float(w), 4) for name, w in zip(method.named, why["fired"][0], strict=True)}
+        told["conditions"] = {
+            name: round(float(w), 4) for name, w in zip(method.named, why["fired"][0], strict=True)
+        }
     if "plan" in why:
         from unalike.report.explained import draw
+
         to = to or Path(run) / "explained" / f"{Path(image).stem}.png"
         to.parent.mkdir(parents=True, exist_ok=True)
-        maps = {f"{given.task.labels[i]} {100 * float(sure[i]):.0f} %": why["plan"][0, ..., i].cpu().numpy() for i in best}
+        maps = {
+            f"{given.task.labels[i]} {100 * float(sure[i]):.0f} %": why["plan"][0, ..., i]
+            .cpu()
+            .numpy()
+            for i in best
+        }
         draw(x[0].movedim(0, -1).cpu().numpy(), maps, told.get("conditions", {}), to)
         told["picture"] = str(to)
     return told
@@ -51,16 +65,23 @@ def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
         raise UserError(f"explain takes images, the rows of {client.id} have shape {shape}")
     if image.isdigit() and not Path(image).exists():
         if tested is None or int(image) >= len(tested):
-            raise UserError(f"test images of {client.id} are numbered 0 to {len(tested or ()) - 1}, got {image}; or name a file")
+            raise UserError(
+                f"test images of {client.id} are numbered 0 to {len(tested or ()) - 1}, got {image}; or name a file"
+            )
         x, y = tested.labelled(torch.tensor([int(image)]))
         assert isinstance(x, Tensor)
-        return client.to_device(x), (y[0] == 1).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
+        return client.to_device(x), (
+            y[0] == 1
+        ).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
     if not Path(image).is_file():
         raise UserError(f"there is no image {image}: name a file, or the number of a test image")
     from PIL import Image
+
     try:
         seen = Image.fromarray(read(Path(image)))
     except ValueError as problem:
         raise UserError(f"{image} {problem}") from None
     seen = seen.convert("L" if shape[0] == 1 else "RGB").resize((shape[2], shape[1]))
-    return client.to_device(torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None]), None
+    return client.to_device(
+        torch.from_numpy(np.array(seen)).reshape(shape[1], shape[2], -1).movedim(-1, 0)[None]
+    ), None

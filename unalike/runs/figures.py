@@ -8,7 +8,13 @@ import numpy as np
 
 from unalike.base.errors import unknown
 
-MOST = {"points": (500,), "classes": (500,), "matrix": (64, 64), "rows": (64,), "columns": (64,)}      # of each axis
+MOST = {
+    "points": (500,),
+    "classes": (500,),
+    "matrix": (64, 64),
+    "rows": (64,),
+    "columns": (64,),
+}  # of each axis
 
 
 def leave(folder: Path, name: str, round: int, **material: Any) -> Path:
@@ -21,7 +27,9 @@ def leave(folder: Path, name: str, round: int, **material: Any) -> Path:
     file = folder / "pictures" / f"{name.replace(' ', '_')}-{round:06d}.npz"
     file.parent.mkdir(exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}.partial")
-    arrays: dict[str, Any] = {key: thinned(plain(value), MOST[key]) for key, value in material.items()}
+    arrays: dict[str, Any] = {
+        key: thinned(plain(value), MOST[key]) for key, value in material.items()
+    }
     with partial.open("wb") as out:
         np.savez_compressed(out, **arrays)
     return partial.replace(file)
@@ -41,5 +49,7 @@ def thinned(array: np.ndarray, most: tuple[int, ...]) -> np.ndarray:
     """
     for axis, limit in enumerate(most):
         if array.shape[axis] > limit:
-            array = array.take(np.linspace(0, array.shape[axis] - 1, limit).round().astype(int), axis)
+            array = array.take(
+                np.linspace(0, array.shape[axis] - 1, limit).round().astype(int), axis
+            )
     return array

@@ -19,7 +19,7 @@ from unalike.base.errors import Problems, UserError
 from unalike.base.ledger import Ledger
 from unalike.base.message import Value
 from unalike.core.algorithm import Algorithm, ClientProgram
-from unalike.core.client import ClientInfo, Client
+from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Engine
 from unalike.core.federated_clustering import settle
 from unalike.core.federation import Federation, QuorumError
@@ -42,39 +42,100 @@ Watch = Callable[..., None]
 class Run:
     """A run of one algorithm on some clients, new or resumed, in a folder of its own."""
 
-    def __init__(self, folder: Folder | None, algorithm: Algorithm, clients: list[Client], training: Training, federation: FederationConfig, *,
-                 name: str, method: str, seed: int, engine: str = "local", options: dict[str, Any] | None = None,
-                 replay: str | Path | None = None, workers: int = 0, threads: int = 1, alive: int = 256, alone: bool = True,
-                 safeguard: bool = False, privacy: Privacy | None = None, checkpoint: int = 1, cache: bool = False,
-                 source: str | None = None, server: Client | None = None, watch: Watch = lambda event, **facts: None,
-                 infos: dict[str, ClientInfo] | None = None):
-        self.folder: Folder                     # may be given later, once all is known to fit, but before the run goes
+    def __init__(
+        self,
+        folder: Folder | None,
+        algorithm: Algorithm,
+        clients: list[Client],
+        training: Training,
+        federation: FederationConfig,
+        *,
+        name: str,
+        method: str,
+        seed: int,
+        engine: str = "local",
+        options: dict[str, Any] | None = None,
+        replay: str | Path | None = None,
+        workers: int = 0,
+        threads: int = 1,
+        alive: int = 256,
+        alone: bool = True,
+        safeguard: bool = False,
+        privacy: Privacy | None = None,
+        checkpoint: int = 1,
+        cache: bool = False,
+        source: str | None = None,
+        server: Client | None = None,
+        watch: Watch = lambda event, **facts: None,
+        infos: dict[str, ClientInfo] | None = None,
+    ):
+        self.folder: Folder  # may be given later, once all is known to fit, but before the run goes
         if folder is not None:
             self.folder = folder
-        self.algorithm, self.clients, self.training, self.federation = algorithm, clients, training, federation
-        self.name, self.method, self.seed, self.threads, self.checkpoint = name, method, seed, threads, checkpoint
-        self.privacy, self.guarded, self.cache, self.watch, self.alive = privacy, safeguard, cache, watch, alive
+        self.algorithm, self.clients, self.training, self.federation = (
+            algorithm,
+            clients,
+            training,
+            federation,
+        )
+        self.name, self.method, self.seed, self.threads, self.checkpoint = (
+            name,
+            method,
+            seed,
+            threads,
+            checkpoint,
+        )
+        self.privacy, self.guarded, self.cache, self.watch, self.alive = (
+            privacy,
+            safeguard,
+            cache,
+            watch,
+            alive,
+        )
         # one client is alone already, and would be compared with itself; alone nothing is protected
-        self.alone = alone and len(clients) != 1 and not self.secret and not any(c.privacy for c in clients)
-        self.server = server                    # the model of the server's own, with the data it learns from
+        self.alone = (
+            alone and len(clients) != 1 and not self.secret and not any(c.privacy for c in clients)
+        )
+        self.server = server  # the model of the server's own, with the data it learns from
         self.carrier = engine_class(engine)
-        self.sent = hasattr(self.carrier, "carry_out") and infos is None       # the server's program goes to where the engine's server is
-        self.options = {"workers": workers, "tick": federation.tick} if engine == "local" else options or {}
+        self.sent = (
+            hasattr(self.carrier, "carry_out") and infos is None
+        )  # the server's program goes to where the engine's server is
+        self.options = (
+            {"workers": workers, "tick": federation.tick} if engine == "local" else options or {}
+        )
         self.replay = Replay.read(Path(replay)) if replay is not None else None
-        self.cost: dict[str, int] = {}          # releases of the last reply to each operation
+        self.cost: dict[str, int] = {}  # releases of the last reply to each operation
         if not clients and not infos and not self.sent:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
-        self.infos = infos if infos is not None else {c.id: c.info() for c in clients}      # given where the clients are not here
+        self.infos = (
+            infos if infos is not None else {c.id: c.info() for c in clients}
+        )  # given where the clients are not here
         public = [info.public_rows for info in self.infos.values() if info.public is not None]
-        unfit = lambda rows: [(f"algorithm.{field}", sentence) for field, sentence in
-                              algorithm.check(len(self.infos), rows) or algorithm.check_round(federation.places(len(self.infos)))]
+        unfit = lambda rows: [
+            (f"algorithm.{field}", sentence)
+            for field, sentence in algorithm.check(len(self.infos), rows)
+            or algorithm.check_round(federation.places(len(self.infos)))
+        ]
         problems = unfit(min(public, default=0)) if self.infos else []
         if self.infos and not public and problems != (others := unfit(sys.maxsize)):
-            problems = [*others, ("public", f"{method} needs a public set, unlabelled rows that every client may read: pass public=.")]
-        fits = compatibility_problems(algorithm, clients, training, seed, safeguard, privacy, not problems)
-        fits += compatibility_problems(algorithm, [server], training, seed, sound=not problems) if server is not None else []
+            problems = [
+                *others,
+                (
+                    "public",
+                    f"{method} needs a public set, unlabelled rows that every client may read: pass public=.",
+                ),
+            ]
+        fits = compatibility_problems(
+            algorithm, clients, training, seed, safeguard, privacy, not problems
+        )
+        fits += (
+            compatibility_problems(algorithm, [server], training, seed, sound=not problems)
+            if server is not None
+            else []
+        )
         if problems := problems + fits:
             raise Problems(source or name, problems)
 
@@ -96,23 +157,51 @@ class Run:
         saved = self.saved()
         begun = time.time()
         before = saved["seconds"] if saved else 0.0
-        self.tell("start" if saved is None else "resume", scenario=self.name, algorithm=self.method, seed=self.seed,
-                  config=self.folder.config, round=saved["federation"]["finished"] if saved else 0, rounds=self.training.rounds,
-                  clients={id: info.as_dict() for id, info in self.infos.items()})
+        self.tell(
+            "start" if saved is None else "resume",
+            scenario=self.name,
+            algorithm=self.method,
+            seed=self.seed,
+            config=self.folder.config,
+            round=saved["federation"]["finished"] if saved else 0,
+            rounds=self.training.rounds,
+            clients={id: info.as_dict() for id, info in self.infos.items()},
+        )
         alone = self.alone_values() if self.alone else None
         self.tell("stage", text=self.method, round=saved["federation"]["finished"] if saved else 0)
         engine = self.engine(self.folder.clients, self.guarded, self.privacy)
         try:
-            fed = Federation(engine, self.training, self.federation, self.seed, self.tell, self.algorithm.evaluate, self.algorithm.figures,
-                             self.guarded, Archive(self.folder.archive), self.releases if self.privacy else None, self.replay,
-                             self.declared, self.lengths, unanswered_measurements(self.algorithm.Program, self.privacy),
-                             build_program(self.algorithm, self.training, self.seed, False, None, self.server) if self.server else None)
+            fed = Federation(
+                engine,
+                self.training,
+                self.federation,
+                self.seed,
+                self.tell,
+                self.algorithm.evaluate,
+                self.algorithm.figures,
+                self.guarded,
+                Archive(self.folder.archive),
+                self.releases if self.privacy else None,
+                self.replay,
+                self.declared,
+                self.lengths,
+                unanswered_measurements(self.algorithm.Program, self.privacy),
+                build_program(self.algorithm, self.training, self.seed, False, None, self.server)
+                if self.server
+                else None,
+            )
             fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
-            fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
+            fed.ledger = Ledger.read(
+                self.folder.ledger, saved["ledger"] if saved is not None else 0
+            )
             if saved is not None:
                 fed.remember(saved["federation"])
-                for event in self.folder.events("released"):        # also of the round that is done again now, with fresh noise
-                    fed.released[event["client"]] = max(fed.released[event["client"]], event["releases"])
+                for event in self.folder.events(
+                    "released"
+                ):  # also of the round that is done again now, with fresh noise
+                    fed.released[event["client"]] = max(
+                        fed.released[event["client"]], event["releases"]
+                    )
                 if fed.server is not None:
                     fed.server.restore(saved["own"])
             else:
@@ -121,10 +210,14 @@ class Run:
             results = self.conclude(fed, alone)
         finally:
             engine.close()
-        results |= {"seconds": round(before + time.time() - begun, 3), "commit": commit(), "folder": str(self.folder.path)}
+        results |= {
+            "seconds": round(before + time.time() - begun, 3),
+            "commit": commit(),
+            "folder": str(self.folder.path),
+        }
         fed.ledger.append(self.folder.ledger)
         self.folder.write_json("results.json", results)
-        fed.ledger.write(self.folder.ledger)                        # a table in order, now that nobody goes on from it
+        fed.ledger.write(self.folder.ledger)  # a table in order, now that nobody goes on from it
         self.tell("finish", seconds=results["seconds"])
         return results
 
@@ -140,7 +233,11 @@ class Run:
                     self.end_round(fed, finished, seconds)
                 return
             except QuorumError as short:
-                if not short.passing or fed.visits or len(fed.failed_rounds) + 1 == self.training.rounds:
+                if (
+                    not short.passing
+                    or fed.visits
+                    or len(fed.failed_rounds) + 1 == self.training.rounds
+                ):
                     raise
                 fed.failed_rounds.append(fed.round)
                 self.tell("lost", round=fed.round, reason=str(short))
@@ -148,9 +245,15 @@ class Run:
 
     def end_round(self, fed: Federation, finished: int, seconds: Callable[[], float]) -> None:
         fed.finished = finished
-        self.tell("round", round=finished, seconds=seconds(), clock=fed.clock, bytes={way: fed.ledger.total(way) for way in ("up", "down")})
+        self.tell(
+            "round",
+            round=finished,
+            seconds=seconds(),
+            clock=fed.clock,
+            bytes={way: fed.ledger.total(way) for way in ("up", "down")},
+        )
         ends = finished == self.training.rounds and max(fed.visits.values(), default=0) <= finished
-        if not self.algorithm.evaluates and not ends:               # the end is measured once all is done
+        if not self.algorithm.evaluates and not ends:  # the end is measured once all is done
             fed.evaluate()
         if finished % self.checkpoint == 0 or finished == self.training.rounds:
             self.save(fed, finished, seconds())
@@ -158,14 +261,27 @@ class Run:
     def save(self, fed: Federation, number: int, seconds: float) -> None:
         """Clients first, then the server: the server's file is what makes the round count."""
         self.count_again(fed)
-        federation, own = fed.memory(), {"own": fed.server.state()} if fed.server is not None else {}
+        federation, own = (
+            fed.memory(),
+            {"own": fed.server.state()} if fed.server is not None else {},
+        )
         fed.engine.save(number)
         if isinstance(fed.archive, Archive):
             fed.archive.save(number)
-        self.folder.server.snapshot("server", {**own, "federation": federation, "seconds": seconds,
-                                               "ledger": fed.ledger.append(self.folder.ledger)}, number)
+        self.folder.server.snapshot(
+            "server",
+            {
+                **own,
+                "federation": federation,
+                "seconds": seconds,
+                "ledger": fed.ledger.append(self.folder.ledger),
+            },
+            number,
+        )
 
-    def conclude(self, fed: Federation, alone: dict[str, dict[str, float]] | None) -> dict[str, Any]:
+    def conclude(
+        self, fed: Federation, alone: dict[str, dict[str, float]] | None
+    ) -> dict[str, Any]:
         """What came of it, per client and in all."""
         fed.require_clients()
         fed.round = max(fed.finished, self.training.rounds)
@@ -173,13 +289,27 @@ class Run:
         self.watch("sent", bytes={way: fed.ledger.total(way) for way in ("up", "down")})
         together = self.algorithm.evaluate(fed)
         figures = self.algorithm.figures(fed, dict(together))
-        self.tell("evaluation", round=fed.round, when="end", who="together", values=dict(together), figures=figures)
+        self.tell(
+            "evaluation",
+            round=fed.round,
+            when="end",
+            who="together",
+            values=dict(together),
+            figures=figures,
+        )
         kept: dict[str, Any] = {}
         guarded: dict[str, Any] = {}
         if self.guarded:
             self.tell("stage", text="each client decides what to keep")
-            attended = self.federation.attended(list(fed.infos), self.seed, range(1, self.training.rounds + 1))
-            kept = fed.call("safeguard", clients=fed.clients, quorum=0, each={c: {"rounds": attended[c]} for c in fed.clients})
+            attended = self.federation.attended(
+                list(fed.infos), self.seed, range(1, self.training.rounds + 1)
+            )
+            kept = fed.call(
+                "safeguard",
+                clients=fed.clients,
+                quorum=0,
+                each={c: {"rounds": attended[c]} for c in fed.clients},
+            )
             guarded = fed.call("evaluate", clients=fed.clients, quorum=0)
         settle(fed)
         about = fed.call("describe", clients=fed.clients, quorum=0)
@@ -187,30 +317,64 @@ class Run:
         fed.engine.save(fed.round + 1)
         clients = {}
         for id, info in fed.infos.items():
-            value, before = together.get(id, {}).get(info.metric), (alone or {}).get(id, {}).get(info.metric)
-            entry = {"model": info.model, "modalities": list(info.modalities), "task": info.task, "metric": info.metric,
-                     "samples": info.samples, "test": "own" if self.algorithm.personalised else info.tested_on, "alone": before, "value": value,
-                     "gain": gain(value, before), "metrics": together.get(id, {}), **about.get(id, {"hash": None}),
-                     "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")}}
-            if "flops" in entry:            # of a round's training: backward costs twice forward
+            value, before = (
+                together.get(id, {}).get(info.metric),
+                (alone or {}).get(id, {}).get(info.metric),
+            )
+            entry = {
+                "model": info.model,
+                "modalities": list(info.modalities),
+                "task": info.task,
+                "metric": info.metric,
+                "samples": info.samples,
+                "test": "own" if self.algorithm.personalised else info.tested_on,
+                "alone": before,
+                "value": value,
+                "gain": gain(value, before),
+                "metrics": together.get(id, {}),
+                **about.get(id, {"hash": None}),
+                "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")},
+            }
+            if "flops" in entry:  # of a round's training: backward costs twice forward
                 entry["round_flops"] = 3 * entry["flops"] * info.samples * self.training.epochs
             if id in kept:
-                entry |= {"safeguarded": (safe := guarded.get(id, {}).get(info.metric)), "safeguarded_gain": gain(safe, before),
-                          "kept": kept[id]["kept"], "judged": kept[id]["log_loss"]}
+                entry |= {
+                    "safeguarded": (safe := guarded.get(id, {}).get(info.metric)),
+                    "safeguarded_gain": gain(safe, before),
+                    "kept": kept[id]["kept"],
+                    "judged": kept[id]["log_loss"],
+                }
             if self.privacy is not None:
                 entry["privacy"] = self.privacy.spent(fed.released[id])
             clients[id] = entry
-        results = {"scenario": self.name, "algorithm": self.method, "seed": self.seed, "clients": clients,
-                   "metrics": figures, **summary(clients, "gain"),
-                   "bytes": {way: fed.ledger.total(way) for way in ("up", "down")}, "clock": fed.clock, "rounds": fed.finished,
-                   "lost": fed.failed_rounds, "failures": [{"client": f.client, "round": f.round, "operation": f.operation, "reason": f.reason,
-                                                   "lasting": f.lasting} for f in fed.failures]}
+        results = {
+            "scenario": self.name,
+            "algorithm": self.method,
+            "seed": self.seed,
+            "clients": clients,
+            "metrics": figures,
+            **summary(clients, "gain"),
+            "bytes": {way: fed.ledger.total(way) for way in ("up", "down")},
+            "clock": fed.clock,
+            "rounds": fed.finished,
+            "lost": fed.failed_rounds,
+            "failures": [
+                {
+                    "client": f.client,
+                    "round": f.round,
+                    "operation": f.operation,
+                    "reason": f.reason,
+                    "lasting": f.lasting,
+                }
+                for f in fed.failures
+            ],
+        }
         if fed.visits:
             results["visits"] = fed.visits
         if self.guarded:
             results["safeguard"] = summary(clients, "safeguarded_gain")
         if self.privacy is not None:
-            results["privacy"] = self.privacy.spent(max(fed.released.values()))      # the worst
+            results["privacy"] = self.privacy.spent(max(fed.released.values()))  # the worst
         if (server := self.algorithm.server_results(fed, dict(together))) is not None:
             results["server"] = server
         return results
@@ -222,15 +386,34 @@ class Run:
         if (known := self.folder.read_json("alone.json")) is not None:
             return known
         from unalike.algorithms.local import Local
+
         self.tell("stage", text="alone", round=0)
         place = self.folder.path / "checkpoints" / "alone"
         engine = self.engine(place)
         try:
             engine.load(0, 0.0, [])
-            federation = FederationConfig(evaluations=self.federation.evaluations, participation=self.federation.participation, dropout=self.federation.dropout, quorum=0)
-            fed = Federation(engine, self.training, federation, self.seed, self.tell_alone, declared=self.declared, lengths=self.lengths)
-            fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.clients, quorum=0, common=not self.algorithm.personalised and all(
-                info.tested_on == "common" for info in fed.infos.values()))
+            federation = FederationConfig(
+                evaluations=self.federation.evaluations,
+                participation=self.federation.participation,
+                dropout=self.federation.dropout,
+                quorum=0,
+            )
+            fed = Federation(
+                engine,
+                self.training,
+                federation,
+                self.seed,
+                self.tell_alone,
+                declared=self.declared,
+                lengths=self.lengths,
+            )
+            fed.evaluator = lambda fed: fed.call(
+                "evaluate",
+                clients=fed.clients,
+                quorum=0,
+                common=not self.algorithm.personalised
+                and all(info.tested_on == "common" for info in fed.infos.values()),
+            )
             self.algorithm.alone(fed)
             first = fed.call("describe", clients=fed.clients, quorum=0)
             cached = self.cached(first)
@@ -245,12 +428,14 @@ class Run:
                     fed.finished = number
                     measured = fed.evaluate()
                     self.tell("alone", round=number)
-                values = dict(measured or {})               # the last round is always measured
+                values = dict(measured or {})  # the last round is always measured
                 if cached is not None:
-                    with suppress(OSError):                     # a cache that cannot be written is done without
+                    with suppress(OSError):  # a cache that cannot be written is done without
                         cached.parent.mkdir(parents=True, exist_ok=True)
                         written = cached.with_suffix(f".{os.getpid()}")
-                        written.write_text(json.dumps({"values": values, "evaluations": self.evaluations}))
+                        written.write_text(
+                            json.dumps({"values": values, "evaluations": self.evaluations})
+                        )
                         written.replace(cached)
         finally:
             engine.close()
@@ -271,19 +456,62 @@ class Run:
         if not self.cache:
             return None
         from unalike.data.samples import fingerprint
-        program, build = self.algorithm.Program, self.algorithm.Program.build is not ClientProgram.build
-        own = any(getattr(program, name) is not getattr(ClientProgram, name) for name in ("train", "task_loss", "learn", "optimizer", "evaluate"))
-        told = [[f"{program.__module__}.{program.__qualname__}", vars(self.algorithm)] if own else "as local",
-                [str(program(replace(c, device="cpu"), self.algorithm, self.training, self.seed).model) for c in self.clients if build],
-                self.training.model_dump(), self.seed, self.algorithm.personalised, self.federation.model_dump(), source_hash(),
-                {c.id: [first.get(c.id), str(c.dtype), c.device, fingerprint(c.train), fingerprint(c.test) if c.test is not None else 0,
-                        fingerprint(c.common) if c.common is not None else 0] for c in self.clients}]
-        root = Path(os.environ.get("UNALIKE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike")
-        return root / "alone" / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
+
+        program, build = (
+            self.algorithm.Program,
+            self.algorithm.Program.build is not ClientProgram.build,
+        )
+        own = any(
+            getattr(program, name) is not getattr(ClientProgram, name)
+            for name in ("train", "task_loss", "learn", "optimizer", "evaluate")
+        )
+        told = [
+            [f"{program.__module__}.{program.__qualname__}", vars(self.algorithm)]
+            if own
+            else "as local",
+            [
+                str(
+                    program(
+                        replace(c, device="cpu"), self.algorithm, self.training, self.seed
+                    ).model
+                )
+                for c in self.clients
+                if build
+            ],
+            self.training.model_dump(),
+            self.seed,
+            self.algorithm.personalised,
+            self.federation.model_dump(),
+            source_hash(),
+            {
+                c.id: [
+                    first.get(c.id),
+                    str(c.dtype),
+                    c.device,
+                    fingerprint(c.train),
+                    fingerprint(c.test) if c.test is not None else 0,
+                    fingerprint(c.common) if c.common is not None else 0,
+                ]
+                for c in self.clients
+            },
+        ]
+        root = Path(
+            os.environ.get("UNALIKE_CACHE")
+            or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unalike"
+        )
+        return (
+            root
+            / "alone"
+            / f"{hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()[:32]}.json"
+        )
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         program = partial(build_program, self.algorithm, self.training, self.seed, guarded, privacy)
-        limit = {"limit": self.federation.message_bytes} if self.federation.message_bytes is not None else {}
+        limit = (
+            {"limit": self.federation.message_bytes}
+            if self.federation.message_bytes is not None
+            else {}
+        )
         return self.carrier(self.clients, program, place, alive=self.alive, **limit, **self.options)
 
     def declared(self, operation: str) -> Declared:
@@ -295,7 +523,9 @@ class Run:
         return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
     def releases(self, operation: str, reply: Value) -> int:
-        self.cost[operation] = releases(reply, getattr(getattr(self.algorithm.Program, operation), "sends", {}))
+        self.cost[operation] = releases(
+            reply, getattr(getattr(self.algorithm.Program, operation), "sends", {})
+        )
         return self.cost[operation]
 
     def count_again(self, fed: Federation) -> None:
@@ -310,7 +540,9 @@ class Run:
         return self.privacy is not None and self.privacy.entropy == "secret"
 
     def tell(self, event: str, **facts: Any) -> None:
-        if event == "released" and not self.secret:             # noise from the seed comes again: nothing new is said
+        if (
+            event == "released" and not self.secret
+        ):  # noise from the seed comes again: nothing new is said
             return
         if event == "picture":
             leave(self.folder.path, **facts)
@@ -320,7 +552,14 @@ class Run:
         self.watch(event, **facts)
 
 
-def build_program(algorithm: Algorithm, training: Training, seed: int, guarded: bool, privacy: Privacy | None, client: Client) -> ClientProgram:
+def build_program(
+    algorithm: Algorithm,
+    training: Training,
+    seed: int,
+    guarded: bool,
+    privacy: Privacy | None,
+    client: Client,
+) -> ClientProgram:
     made = algorithm.Program(client, algorithm, training, seed)
     made.fold_replicas, made.privacy = build_fold_replicas(made) if guarded else [], privacy
     return made
@@ -342,7 +581,10 @@ def gain(value: float | None, alone: float | None) -> float | None:
 
 def summary(clients: dict[str, dict], name: str) -> dict[str, Any]:
     gains = [c[name] for c in clients.values() if c.get(name) is not None]
-    return {"delta": sum(gains) / len(gains) if gains else None, "losers": sum(g < 0 for g in gains) if gains else None}
+    return {
+        "delta": sum(gains) / len(gains) if gains else None,
+        "losers": sum(g < 0 for g in gains) if gains else None,
+    }
 
 
 def source_hash() -> str:

@@ -16,7 +16,11 @@ from unalike.scenarios.schema import Data, Group, Public, Scenario
 
 
 def shipped() -> list[str]:
-    return sorted(p.name.removesuffix(".yaml") for p in resources.files(__package__).iterdir() if p.name.endswith(".yaml"))
+    return sorted(
+        p.name.removesuffix(".yaml")
+        for p in resources.files(__package__).iterdir()
+        if p.name.endswith(".yaml")
+    )
 
 
 def raw(name: str) -> dict[str, Any]:
@@ -27,17 +31,25 @@ def raw(name: str) -> dict[str, Any]:
         try:
             text = path.read_text("utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"the scenario file {path} cannot be read: it is no text in UTF-8") from None
+            raise UserError(
+                f"the scenario file {path} cannot be read: it is no text in UTF-8"
+            ) from None
         except OSError as error:
-            raise UserError(f"the scenario file {path} cannot be read: {error.strerror or error}") from None
+            raise UserError(
+                f"the scenario file {path} cannot be read: {error.strerror or error}"
+            ) from None
     else:
         raise UserError(unknown("scenario", name, shipped()) + " A file of your own ends in .yaml.")
     told = parse(text, name)
     if not isinstance(told, dict):
         got = "empty" if told is None else f"a {type(told).__name__}"
-        raise UserError(f"{name} is no scenario: that is a mapping of names to values, this is {got}")
+        raise UserError(
+            f"{name} is no scenario: that is a mapping of names to values, this is {got}"
+        )
     if told.get("python"):
-        raise UserError(f"{name} is of a run started from Python, with clients that only that program can make; run it there")
+        raise UserError(
+            f"{name} is of a run started from Python, with clients that only that program can make; run it there"
+        )
     return told
 
 
@@ -49,7 +61,9 @@ class Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in said:
-                    raise yaml.MarkedYAMLError(problem=f'"{key.value}" is there twice', problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(
+                        problem=f'"{key.value}" is there twice', problem_mark=key.start_mark
+                    )
                 said.add(key.value)
                 if key.tag != "tag:yaml.org,2002:merge":
                     key.tag = "tag:yaml.org,2002:str"
@@ -68,18 +82,28 @@ def parse(text: str, source: str) -> Any:
         raise UserError(f"{source} is no YAML: it has characters that are no text") from None
     except RecursionError:
         raise UserError(f"{source} is no scenario: it is nested too deep") from None
-    except ValueError as error:             # a date such as 2026-99-99
+    except ValueError as error:  # a date such as 2026-99-99
         raise UserError(f"{source} is no YAML: {error}") from None
 
 
-def load(name: str, algorithm: str | None = None, settings: list[str] | None = None, rest: Rest | None = None,
-         told: dict[str, Any] | None = None, **top: Any) -> tuple[Scenario, Algorithm]:
+def load(
+    name: str,
+    algorithm: str | None = None,
+    settings: list[str] | None = None,
+    rest: Rest | None = None,
+    told: dict[str, Any] | None = None,
+    **top: Any,
+) -> tuple[Scenario, Algorithm]:
     """A scenario, or what was `told` under its name, with another algorithm, `key=value` settings and top-level fields (None: as it is) put
     in; for `rest` see `read`."""
     told = dict(told) if told is not None else raw(name)
-    if algorithm is not None and (not isinstance(told.get("algorithm"), dict) or told["algorithm"].get("name") != algorithm):
+    if algorithm is not None and (
+        not isinstance(told.get("algorithm"), dict) or told["algorithm"].get("name") != algorithm
+    ):
         told["algorithm"] = {"name": algorithm}
-    if (engine := top.pop("engine", None)) is not None and engine != engine_name(told.get("engine")):
+    if (engine := top.pop("engine", None)) is not None and engine != engine_name(
+        told.get("engine")
+    ):
         told["engine"] = {"name": engine}
     for key, value in top.items():
         if value is not None:
@@ -89,8 +113,12 @@ def load(name: str, algorithm: str | None = None, settings: list[str] | None = N
     if isinstance(told.get("engine"), str):
         told["engine"] = {"name": told["engine"]}
     method = told.get("algorithm")
-    if engine_name(told.get("engine")) == "flower" and isinstance(method, dict) and method.get("name") == "fedmuscle":
-        told["algorithm"] = {"sync": "epoch", **method}          # an exchange takes seconds there
+    if (
+        engine_name(told.get("engine")) == "flower"
+        and isinstance(method, dict)
+        and method.get("name") == "fedmuscle"
+    ):
+        told["algorithm"] = {"sync": "epoch", **method}  # an exchange takes seconds there
     return read(told, name, rest)
 
 
@@ -104,14 +132,18 @@ def put(told: dict[str, Any], setting: str) -> None:
     except (yaml.YAMLError, RecursionError, ValueError):
         raise UserError(f"--set {key}: {text} is no YAML") from None
     at: Any = told
-    *way, last = key.split(".") if "." in key or key in Scenario.model_fields else [room(told, key), key]
+    *way, last = (
+        key.split(".") if "." in key or key in Scenario.model_fields else [room(told, key), key]
+    )
     if way[:1] == ["engine"] and not isinstance(told.get("engine"), dict):
         told["engine"] = {"name": engine_name(told.get("engine"))}
     for part in way:
         place = index(at, part, key)
         if isinstance(at, dict):
             at.setdefault(place, {})
-        at[place] = copy(at[place])         # two clients may be one thing in YAML (&name, *name); the other stays as it is
+        at[place] = copy(
+            at[place]
+        )  # two clients may be one thing in YAML (&name, *name); the other stays as it is
         at = at[place]
     at[index(at, last, key)] = value
 
@@ -121,21 +153,37 @@ def room(told: dict[str, Any], key: str) -> str:
     from unalike.algorithms import ALGORITHMS
     from unalike.core.participation import FederationConfig
     from unalike.training.loop import Training
+
     named = told.get("algorithm")
     method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
-    rooms = {"algorithm": [f.name for f in fields(method)] if method else [], "training": list(Training.model_fields),
-             "federation": list(FederationConfig.model_fields)}
+    rooms = {
+        "algorithm": [f.name for f in fields(method)] if method else [],
+        "training": list(Training.model_fields),
+        "federation": list(FederationConfig.model_fields),
+    }
     found = [name for name, its in rooms.items() if key in its]
     if len(found) > 1:
-        raise UserError(f'--set {key}: both {" and ".join(found)} have it; write {" or ".join(f"{r}.{key}" for r in found)}')
+        raise UserError(
+            f"--set {key}: both {' and '.join(found)} have it; write {' or '.join(f'{r}.{key}' for r in found)}"
+        )
     if not found and (owners := [owner for owner, its in PARTS.items() if key in its]):
         raise UserError(f"--set {key}: {elsewhere(told, owners[0], key)}")
     if not found:
-        raise UserError(f"--set {key}: " + unknown("field", key, [*Scenario.model_fields, *(n for its in rooms.values() for n in its)]))
+        raise UserError(
+            f"--set {key}: "
+            + unknown(
+                "field", key, [*Scenario.model_fields, *(n for its in rooms.values() for n in its)]
+            )
+        )
     return found[0]
 
 
-PARTS = {"clients": Group.model_fields, "public": Public.model_fields, "privacy": Privacy.model_fields, "data": Data.model_fields}
+PARTS = {
+    "clients": Group.model_fields,
+    "public": Public.model_fields,
+    "privacy": Privacy.model_fields,
+    "data": Data.model_fields,
+}
 
 
 def elsewhere(told: dict[str, Any], owner: str, key: str) -> str:
@@ -143,7 +191,9 @@ def elsewhere(told: dict[str, Any], owner: str, key: str) -> str:
     if owner != "clients":
         return f"{owner} has it; write {owner}.{key}"
     ids = [group.get("id") for group in told.get("clients") or [] if isinstance(group, dict)]
-    return f"a client has it; write clients.0.{key}" + (f" or clients.{ids[0]}.{key}" if ids else "")
+    return f"a client has it; write clients.0.{key}" + (
+        f" or clients.{ids[0]}.{key}" if ids else ""
+    )
 
 
 def index(at: Any, part: str, key: str) -> str | int:

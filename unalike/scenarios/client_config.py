@@ -41,7 +41,7 @@ class Member(Settings):
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    privacy: Privacy | None = None              # the least it asks for
+    privacy: Privacy | None = None  # the least it asks for
 
 
 class Factory(Settings):
@@ -64,7 +64,9 @@ def describes_client(path: str | Path) -> bool:
         told = parse(Path(path).read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError):
         return False
-    return isinstance(told, dict) and ("factory" in told or {"scenario", "client"} <= told.keys() or {"id", "model"} <= told.keys())
+    return isinstance(told, dict) and (
+        "factory" in told or {"scenario", "client"} <= told.keys() or {"id", "model"} <= told.keys()
+    )
 
 
 def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
@@ -73,16 +75,22 @@ def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
     try:
         told = parse(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the client file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"the client file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if not isinstance(told, dict):
-        raise UserError(f"{path} describes no client: that is a mapping with id, model, task and data")
-    kind: type[Settings] = Factory if "factory" in told else Played if "scenario" in told else Member
+        raise UserError(
+            f"{path} describes no client: that is a mapping with id, model, task and data"
+        )
+    kind: type[Settings] = (
+        Factory if "factory" in told else Played if "scenario" in told else Member
+    )
     try:
         made = kind.model_validate(told)
     except ValidationError as error:
         raise Problems(str(path), [complaint(each, kind) for each in error.errors()]) from None
     beside = str(path.parent.resolve())
-    if beside not in sys.path:                                # modules that lie beside the file are found
+    if beside not in sys.path:  # modules that lie beside the file are found
         sys.path.insert(0, beside)
     if isinstance(made, Factory):
         return _made(made, run or {}, path)
@@ -99,7 +107,7 @@ def _described(said: Member, path: Path) -> Client:
         if where is not None:
             try:
                 rows[name] = _rows(where, path.parent, name)
-            except Exception as error:            # what a function of one's own may raise is open
+            except Exception as error:  # what a function of one's own may raise is open
                 problems.append((f"data.{name}", reason(error)))
     task: Any = None
     if said.task.name not in TASKS:
@@ -117,7 +125,12 @@ def _described(said: Member, path: Path) -> Client:
         except (UserError, TypeError) as error:
             problems.append(("model", str(error)))
     elif said.model.name not in ENCODERS:
-        problems.append(("model.name", unknown("model", said.model.name, ENCODERS) + " One of your own is module:name."))
+        problems.append(
+            (
+                "model.name",
+                unknown("model", said.model.name, ENCODERS) + " One of your own is module:name.",
+            )
+        )
     else:
         options, wrong = model_options("model", said.model)
         problems += wrong
@@ -125,19 +138,31 @@ def _described(said: Member, path: Path) -> Client:
             model = partial(build_encoder, said.model.name, samples(rows["train"]).shape, options)
     if problems:
         raise Problems(str(path), problems)
-    return Client(id=said.id, model=model, task=task, **rows, model_name=said.model.name.rpartition(":")[2], capacity=said.capacity,
-                  device=said.device, dtype=getattr(torch, said.dtype), privacy=said.privacy)
+    return Client(
+        id=said.id,
+        model=model,
+        task=task,
+        **rows,
+        model_name=said.model.name.rpartition(":")[2],
+        capacity=said.capacity,
+        device=said.device,
+        dtype=getattr(torch, said.dtype),
+        privacy=said.privacy,
+    )
 
 
 def _made(said: Factory, run: dict[str, Any], path: Path) -> Client:
     client = found(said.factory)(run, **said.options)
     if not isinstance(client, Client):
-        raise UserError(f"{path}: the factory {said.factory} must return an unalike.Client, got {type(client).__name__}")
+        raise UserError(
+            f"{path}: the factory {said.factory} must return an unalike.Client, got {type(client).__name__}"
+        )
     return client
 
 
 def _played(scenario: Path, id: str) -> Client:
     from unalike.scenarios import build, load
+
     made, _ = load(str(scenario))
     there = {client.id: client for client in build.clients(made)}
     if id not in there:
@@ -149,14 +174,18 @@ def _rows(where: str, beside: Path, name: str) -> Any:
     """What a Client takes as rows, from a file or from a function."""
     if not where.endswith(".npz"):
         if ":" not in where:
-            raise UserError(f"rows are an .npz file with x and y, or module:name of a function that gives them, got {where!r}")
+            raise UserError(
+                f"rows are an .npz file with x and y, or module:name of a function that gives them, got {where!r}"
+            )
         given = found(where)
         return given() if callable(given) else given
     try:
         with np.load(beside / where, allow_pickle=False) as file:
             held = {key: torch.from_numpy(file[key]) for key in file.files}
     except (OSError, ValueError) as error:
-        raise UserError(f"{beside / where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(
+            f"{beside / where} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     if "x" not in held:
         raise UserError(f"{where} has no array x; it has: {', '.join(held)}")
     return held["x"], None if name == "public" else held.get("y")
@@ -170,6 +199,8 @@ def found(name: str) -> Any:
         for part in attribute.split("."):
             thing = getattr(thing, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{name} cannot be imported: {error}; it is written module:name, and the module lies beside this file or is "
-                        "installed") from None
+        raise UserError(
+            f"{name} cannot be imported: {error}; it is written module:name, and the module lies beside this file or is "
+            "installed"
+        ) from None
     return thing

@@ -24,15 +24,21 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-EngineName = Annotated[Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)]
-Names = Annotated[list[str], Field(min_length=1), BeforeValidator(lambda told: [told] if isinstance(told, str) else told)]
+EngineName = Annotated[
+    Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)
+]
+Names = Annotated[
+    list[str],
+    Field(min_length=1),
+    BeforeValidator(lambda told: [told] if isinstance(told, str) else told),
+]
 
 
 class Data(Settings):
     """A dataset, and how its labelled rows are dealt out."""
 
     name: str
-    options: dict[str, Any] = {}          # of the dataset
+    options: dict[str, Any] = {}  # of the dataset
     partition: Named = Named(name="iid")
 
 
@@ -40,8 +46,8 @@ class Public(Settings):
     """Unlabelled rows that every client holds, taken from the dataset's training rows before they are dealt out."""
 
     size: Count
-    data: Names | None = None             # a dataset of its own instead, or several, with as many rows of each
-    options: dict[str, Any] = {}          # of that dataset, where it is one
+    data: Names | None = None  # a dataset of its own instead, or several, with as many rows of each
+    options: dict[str, Any] = {}  # of that dataset, where it is one
 
 
 class Mix(Settings):
@@ -58,14 +64,20 @@ class Group(Settings):
     id: str
     count: Count = 1
     model: Named
-    target: str | None = None             # which of the dataset's targets; needed where it has several
-    task: dict[str, Any] = {}             # options of its task, e.g. what it minimises
-    data: Data | None = None              # a dataset of its own
-    modalities: Annotated[list[str], Field(min_length=1)] | None = None     # which it owns; all if not said
-    mix: Mix | None = None                # instead: drawn for each client of the group
-    missing: Annotated[float, Field(ge=0, lt=1)] = 0      # share of its samples' modalities that are not there; each sample keeps one
-    masked: Annotated[float, Field(ge=0, lt=1)] = 0       # share of the labels in its training rows that it is not told (multilabel)
-    train: Count | None = None            # how many labelled rows it has at most
+    target: str | None = None  # which of the dataset's targets; needed where it has several
+    task: dict[str, Any] = {}  # options of its task, e.g. what it minimises
+    data: Data | None = None  # a dataset of its own
+    modalities: Annotated[list[str], Field(min_length=1)] | None = (
+        None  # which it owns; all if not said
+    )
+    mix: Mix | None = None  # instead: drawn for each client of the group
+    missing: Annotated[float, Field(ge=0, lt=1)] = (
+        0  # share of its samples' modalities that are not there; each sample keeps one
+    )
+    masked: Annotated[float, Field(ge=0, lt=1)] = (
+        0  # share of the labels in its training rows that it is not told (multilabel)
+    )
+    train: Count | None = None  # how many labelled rows it has at most
     test: Count | None = None
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
     speed: Positive = 1000.0
@@ -84,18 +96,22 @@ class Scenario(Settings):
     data: Data
     public: Public | None = None
     clients: list[Group]
-    server: Group | None = None                # a model of the server's own, which learns from the public set; for methods that have one
-    test: Literal["own", "common"] = "own"     # whether there is a test set for everyone
+    server: Group | None = (
+        None  # a model of the server's own, which learns from the public set; for methods that have one
+    )
+    test: Literal["own", "common"] = "own"  # whether there is a test set for everyone
     safeguard: bool = False
     privacy: Privacy | None = None
     alone: bool = True
-    pooled: bool = False                       # everyone's rows at one client, as no federation may: what could be reached
+    pooled: bool = (
+        False  # everyone's rows at one client, as no federation may: what could be reached
+    )
     seed: int = 0
     engine: EngineName = Named(name="local")
-    replay: str | None = None                  # a run of an asynchronous method whose order of arrivals is kept
-    workers: Annotated[int, Field(ge=0)] = 0   # of the local engine
-    threads: Count = 1                         # of this process; small models run fastest with one
+    replay: str | None = None  # a run of an asynchronous method whose order of arrivals is kept
+    workers: Annotated[int, Field(ge=0)] = 0  # of the local engine
+    threads: Count = 1  # of this process; small models run fastest with one
     device: str = "cpu"
-    data_dir: str | None = None                # where datasets lie, if not where the command says
+    data_dir: str | None = None  # where datasets lie, if not where the command says
     dtype: Literal["float32", "float64"] = "float32"
-    checkpoint: Count = 1                      # rounds between checkpoints
+    checkpoint: Count = 1  # rounds between checkpoints

@@ -7,8 +7,24 @@ from unalike.tasks.retrieval import Retrieval
 from unalike.tasks.segmentation import Segmentation
 from unalike.tasks.task import Meter, Task
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "multilabel": MultiLabel, "segmentation": Segmentation,
-                               "clustering": Clustering, "retrieval": Retrieval}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "multilabel": MultiLabel,
+    "segmentation": Segmentation,
+    "clustering": Clustering,
+    "retrieval": Retrieval,
+}
 
-__all__ = ["TASKS", "Classification", "Clustering", "Meter", "MultiLabel", "Retrieval", "Segmentation", "Task", "clustering_scores",
-           "federated_scores", "kmeans"]
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Clustering",
+    "Meter",
+    "MultiLabel",
+    "Retrieval",
+    "Segmentation",
+    "Task",
+    "clustering_scores",
+    "federated_scores",
+    "kmeans",
+]

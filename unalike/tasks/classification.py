@@ -39,7 +39,9 @@ class Classification(Task):
         classes = len(self.labels)
         wrong = y[(y < 0) | (y >= classes)]
         if len(wrong):
-            raise ValueError(f"label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}")
+            raise ValueError(
+                f"label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}"
+            )
 
 
 class ClassificationMeter:

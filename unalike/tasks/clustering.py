@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from unalike.tasks.classification import UNKNOWN
 from unalike.tasks.task import Task, check_whole
 
-ROOM = 50_000_000        # distances that k-means may hold at once
+ROOM = 50_000_000  # distances that k-means may hold at once
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,14 @@ class Clustering(Task):
         return nn.Linear(width, len(self.labels), bias=False)
 
     def loss(self, output: Tensor, y: Tensor) -> NoReturn:
-        raise ValueError("clustering has no labels to learn from: use a method that brings its own loss, such as afmcc")
+        raise ValueError(
+            "clustering has no labels to learn from: use a method that brings its own loss, such as afmcc"
+        )
 
     def imitate(self, output: Tensor, teacher: Tensor) -> NoReturn:
-        raise ValueError("clustering has no teacher to imitate, groups have no order: use a method that brings its own loss, such as afmcc")
+        raise ValueError(
+            "clustering has no teacher to imitate, groups have no order: use a method that brings its own loss, such as afmcc"
+        )
 
     def meter(self) -> "ClusteringMeter":
         return ClusteringMeter()
@@ -42,8 +46,10 @@ class Clustering(Task):
         check_whole(y, self.name, ("n",))
         wrong = y[(y < UNKNOWN) | (y >= len(self.labels))]
         if len(wrong):
-            raise ValueError(f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to "
-                             f"{len(self.labels) - 1}, {UNKNOWN} where unknown")
+            raise ValueError(
+                f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to "
+                f"{len(self.labels) - 1}, {UNKNOWN} where unknown"
+            )
 
 
 class ClusteringMeter:
@@ -77,22 +83,31 @@ def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
     from sklearn.metrics.cluster import contingency_matrix
 
     if predicted.ndim != 1 or predicted.shape != y.shape or predicted.is_floating_point():
-        raise ValueError(f"groups and labels are whole numbers, one a sample, got {tuple(predicted.shape)} {predicted.dtype} "
-                         f"and {tuple(y.shape)} {y.dtype}")
+        raise ValueError(
+            f"groups and labels are whole numbers, one a sample, got {tuple(predicted.shape)} {predicted.dtype} "
+            f"and {tuple(y.shape)} {y.dtype}"
+        )
     predicted, y = predicted.cpu(), y.cpu()
     known = y != UNKNOWN
     groups, truth = predicted[known].numpy(), y[known].numpy()
     if not len(truth):
         return {}
-    together = contingency_matrix(truth, groups)                                        # classes x groups
+    together = contingency_matrix(truth, groups)  # classes x groups
     return {
-        "acc": 100 * float(together[linear_sum_assignment(together, maximize=True)].sum() / len(truth)),
+        "acc": 100
+        * float(together[linear_sum_assignment(together, maximize=True)].sum() / len(truth)),
         "nmi": 100 * float(normalized_mutual_info_score(truth, groups)),
         "ari": 100 * float(adjusted_rand_score(truth, groups)),
     }
 
 
-def kmeans(features: Tensor, clusters: int, generator_seed: int, starts: int = 100, centres: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def kmeans(
+    features: Tensor,
+    clusters: int,
+    generator_seed: int,
+    starts: int = 100,
+    centres: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Groups (n,) int64 and their centres (clusters, width) float64 for features (n, width): the best of `starts` runs, all at once.
 
     Where `centres` are given there is one run, from there, and group k is the one that grew from centre k.
@@ -103,19 +118,28 @@ def kmeans(features: Tensor, clusters: int, generator_seed: int, starts: int = 1
     if features.ndim != 2:
         raise ValueError(f"k-means takes features (n, width), got shape {tuple(features.shape)}")
     if not 1 <= clusters <= len(features):
-        raise ValueError(f"k-means cannot find {clusters} clusters in {len(features)} samples: lower the clusters or give more samples")
+        raise ValueError(
+            f"k-means cannot find {clusters} clusters in {len(features)} samples: lower the clusters or give more samples"
+        )
     if not (finite := features.isfinite().all(1)).all():
-        raise ValueError(f"k-means needs finite features, got NaN or infinity in {int((~finite).sum())} of {len(features)} samples")
+        raise ValueError(
+            f"k-means needs finite features, got NaN or infinity in {int((~finite).sum())} of {len(features)} samples"
+        )
     if centres is not None and centres.shape != (clusters, features.shape[1]):
-        raise ValueError(f"k-means starts from {clusters} centres of width {features.shape[1]}, got shape {tuple(centres.shape)}")
+        raise ValueError(
+            f"k-means starts from {clusters} centres of width {features.shape[1]}, got shape {tuple(centres.shape)}"
+        )
     x = features.detach().double()
     if centres is not None:
         begun = centres.to(x)[None]
         groups, ends, _ = _lloyd(x, begun)
         return groups[0].cpu(), ends[0].cpu()
-    at_once = max(1, ROOM // (len(x) * clusters))                       # starts that fit in memory together
+    at_once = max(1, ROOM // (len(x) * clusters))  # starts that fit in memory together
     generator = torch.Generator(x.device).manual_seed(generator_seed)
-    found = [_lloyd(x, _spread(x, clusters, min(at_once, starts - done), generator)) for done in range(0, starts, at_once)]
+    found = [
+        _lloyd(x, _spread(x, clusters, min(at_once, starts - done), generator))
+        for done in range(0, starts, at_once)
+    ]
     groups, ends, spreads = (torch.cat(parts) for parts in zip(*found, strict=True))
     best = int(spreads.argmin())
     return groups[best].cpu(), ends[best].cpu()
@@ -126,8 +150,11 @@ def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -
     picked = [x[torch.randint(len(x), (starts,), generator=generator, device=x.device)]]
     nearest = torch.full((starts, len(x)), torch.inf, dtype=x.dtype, device=x.device)
     while len(picked) < clusters:
-        nearest = torch.minimum(nearest, (_nearness(x, picked[-1][:, None])[..., 0] + (x * x).sum(-1)[:, None]).clamp_(min=0).mT)
-        chances = nearest + torch.finfo(x.dtype).tiny                   # all rows alike: any of them
+        nearest = torch.minimum(
+            nearest,
+            (_nearness(x, picked[-1][:, None])[..., 0] + (x * x).sum(-1)[:, None]).clamp_(min=0).mT,
+        )
+        chances = nearest + torch.finfo(x.dtype).tiny  # all rows alike: any of them
         picked.append(x[torch.multinomial(chances, 1, generator=generator)[:, 0]])
     return torch.stack(picked, 1)
 
@@ -136,10 +163,10 @@ def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows gets the farthest one."""
     centres = centres.clone()
     groups = torch.full((len(x), len(centres)), -1, device=x.device)
-    moving = torch.arange(len(centres), device=x.device)                # starts that have not settled
+    moving = torch.arange(len(centres), device=x.device)  # starts that have not settled
     lengths = (x * x).sum(-1)[:, None]
     for _ in range(300):
-        far, found = _nearness(x, centres[moving]).min(-1)              # (n, starts)
+        far, found = _nearness(x, centres[moving]).min(-1)  # (n, starts)
         moved = (found != groups[:, moving]).any(0)
         groups[:, moving] = found
         moving, found, far = moving[moved], found[:, moved], far[:, moved]
@@ -164,7 +191,7 @@ def _fill(groups: Tensor, far: Tensor, clusters: int) -> None:
     sizes = torch.stack([own.bincount(minlength=clusters) for own in groups.mT])
     for start in (sizes == 0).any(-1).nonzero()[:, 0].tolist():
         for empty in (sizes[start] == 0).nonzero()[:, 0].tolist():
-            spare = sizes[start][groups[:, start]] > 1                  # never the last row of another group
+            spare = sizes[start][groups[:, start]] > 1  # never the last row of another group
             row = int(torch.where(spare, far[:, start], -1.0).argmax())
             sizes[start, groups[row, start]] -= 1
             sizes[start, empty] += 1
@@ -174,32 +201,46 @@ def _fill(groups: Tensor, far: Tensor, clusters: int) -> None:
 def _nearness(x: Tensor, centres: Tensor) -> Tensor:
     """Squared distances (n, starts, clusters) less the squared length of each row, which is the same to all centres."""
     flat = centres.flatten(0, 1)
-    return torch.addmm((flat * flat).sum(-1), x, flat.mT, alpha=-2).reshape(len(x), *centres.shape[:2])      # one product for all starts
+    return torch.addmm((flat * flat).sum(-1), x, flat.mT, alpha=-2).reshape(
+        len(x), *centres.shape[:2]
+    )  # one product for all starts
 
 
-def federated_scores(features: Sequence[Tensor], labels: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
-                     normalise: bool = True) -> dict[str, Any]:
+def federated_scores(
+    features: Sequence[Tensor],
+    labels: Sequence[Tensor],
+    clusters: int,
+    seed: int,
+    starts: int = 100,
+    normalise: bool = True,
+) -> dict[str, Any]:
     """Scores of all clients' features by the two usual protocols: `acc`, `nmi`, `ari`, and the same under `joint`.
 
     `labels`, one (n,) a client; the rest as in `federated_groups`.
     """
     if not features or [len(each) for each in features] != [len(each) for each in labels]:
-        raise ValueError(f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
-                         f"and labels {[len(each) for each in labels]}")
+        raise ValueError(
+            f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
+            f"and labels {[len(each) for each in labels]}"
+        )
     groups, _, joint = federated_groups(features, clusters, seed, starts, normalise)
     y = torch.cat([each.cpu() for each in labels])
     return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
 
 
-def federated_groups(features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100,
-                     normalise: bool = True) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def federated_groups(
+    features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100, normalise: bool = True
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Groups of all clients' rows, one (n,) a client, their centres (clusters, width), and the groups of all rows taken together.
 
     `features`, one (n, width) a client; rows are brought to length 1 unless `normalise` is False. The first follow FMCSC (Chen et al.
     2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on each other client's. The second is
     k-means on everyone's features together, which no server could do without seeing them.
     """
-    rows = [normalize(each.detach().double(), dim=-1) if normalise else each.detach().double() for each in features]
+    rows = [
+        normalize(each.detach().double(), dim=-1) if normalise else each.detach().double()
+        for each in features
+    ]
     groups: list[Tensor] = []
     centres: list[Tensor] = []
     for client, own in enumerate(rows):

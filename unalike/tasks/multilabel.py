@@ -11,7 +11,11 @@ from torch import Tensor
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
 from unalike.tasks.task import Task
 
-CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": binary_cross_entropy, "focal": focal, "asymmetric": asymmetric}
+CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bce": binary_cross_entropy,
+    "focal": focal,
+    "asymmetric": asymmetric,
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class MultiLabel(Task):
     def __post_init__(self):
         super().__post_init__()
         if self.criterion not in CRITERIA:
-            raise ValueError(f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, got {self.criterion!r}")
+            raise ValueError(
+                f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, got {self.criterion!r}"
+            )
 
     def costs(self, output: Tensor, y: Tensor) -> Tensor:
         """What each entry costs, like `y`; 0 where the label is unknown."""
@@ -57,7 +63,9 @@ class MultiLabel(Task):
             raise ValueError(f"multilabel labels are floats (torch.float32), got {y.dtype}")
         wrong = y[~((y == 0) | (y == 1) | (y == -1) | y.isnan())]
         if len(wrong):
-            raise ValueError(f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(wrong[0]):g}")
+            raise ValueError(
+                f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(wrong[0]):g}"
+            )
 
     def unmeasured(self, y: Tensor) -> str | None:
         return None if bool((y == 1).any()) else "no label is present in any of them"
@@ -88,26 +96,41 @@ class MultiLabelMeter:
             raise ValueError("nothing to measure: the meter was given no labelled sample")
         scores, truth = torch.cat(self.scores).numpy(), torch.cat(self.truth).numpy()
         known, guess = truth >= 0, scores > 0
-        there, given, hits = ((which & known).sum(0) for which in (truth == 1, guess, (truth == 1) & guess))     # (labels,) each
+        there, given, hits = (
+            (which & known).sum(0) for which in (truth == 1, guess, (truth == 1) & guess)
+        )  # (labels,) each
         known_of = [(truth[known[:, k], k], scores[known[:, k], k]) for k in range(truth.shape[1])]
         labelled = known.any(1)
         right = ((guess == truth) | ~known).all(1)[labelled]
         ranked = [average_precision_score(y, s) for (y, s), count in zip(known_of, there) if count]
-        parted = [roc_auc_score(y, s) for (y, s), count in zip(known_of, there) if 0 < count < len(y)]
+        parted = [
+            roc_auc_score(y, s) for (y, s), count in zip(known_of, there) if 0 < count < len(y)
+        ]
         f1 = [2 * hit / (t + g) for hit, t, g in zip(hits, there, given) if t + g]
         precision = [hit / max(g, 1) for hit, t, g in zip(hits, there, given) if t]
         recall = [hit / t for hit, t in zip(hits, there) if t]
         micro_f1 = 2 * hits.sum() / max(there.sum() + given.sum(), 1)
-        return {name: 100 * float(value) for name, value in {
-            "micro_f1": micro_f1,
-            "macro_f1": mean(f1),
-            "OF1": micro_f1,
-            "CF1": 2 * mean(precision) * mean(recall) / max(mean(precision) + mean(recall), 1e-12),
-            "mAP": mean(ranked),
-            "micro_auc": roc_auc_score(truth[known], scores[known]) if 0 < there.sum() < known.sum() else float("nan"),
-            "macro_auc": mean(parted),
-            "exact": right.mean(),
-        }.items()} | {"undefined_classes": float(truth.shape[1] - len(parted)), "log_loss": self.nll / int(labelled.sum())}
+        return {
+            name: 100 * float(value)
+            for name, value in {
+                "micro_f1": micro_f1,
+                "macro_f1": mean(f1),
+                "OF1": micro_f1,
+                "CF1": 2
+                * mean(precision)
+                * mean(recall)
+                / max(mean(precision) + mean(recall), 1e-12),
+                "mAP": mean(ranked),
+                "micro_auc": roc_auc_score(truth[known], scores[known])
+                if 0 < there.sum() < known.sum()
+                else float("nan"),
+                "macro_auc": mean(parted),
+                "exact": right.mean(),
+            }.items()
+        } | {
+            "undefined_classes": float(truth.shape[1] - len(parted)),
+            "log_loss": self.nll / int(labelled.sum()),
+        }
 
 
 def mean(values: list[float]) -> float:

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from unalike.tasks.task import Task, check_whole
 
 DEPTHS = (1, 5, 10)
-NOBODY = -1e4        # instead of a logit: not a wrong answer
+NOBODY = -1e4  # instead of a logit: not a wrong answer
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class Retrieval(Task):
     def __post_init__(self):
         super().__post_init__()
         if len(self.labels) != 2 or not self.temperature > 0:
-            raise ValueError(f"retrieval goes between two kinds at a temperature above 0, got {self.labels} at {self.temperature}")
+            raise ValueError(
+                f"retrieval goes between two kinds at a temperature above 0, got {self.labels} at {self.temperature}"
+            )
 
     def head(self, width: int) -> nn.Module:
         return nn.Identity()
@@ -41,7 +43,13 @@ class Retrieval(Task):
         one, other = normalize(output, dim=-1).unbind(1)
         same = (y[:, None] == y) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
         likeness = (one @ other.mT / self.temperature).masked_fill(same, NOBODY)
-        return -(likeness.log_softmax(-1).diagonal().mean() + likeness.mT.log_softmax(-1).diagonal().mean()) / 2
+        return (
+            -(
+                likeness.log_softmax(-1).diagonal().mean()
+                + likeness.mT.log_softmax(-1).diagonal().mean()
+            )
+            / 2
+        )
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
         """Squared distance of the directions."""
@@ -78,7 +86,10 @@ class RetrievalMeter:
         numbers, first = unique_first(things)
         found: dict[str, float] = {}
         medians = []
-        both = best_ranks(images[first], numbers, texts, things), best_ranks(texts, things, images[first], numbers)
+        both = (
+            best_ranks(images[first], numbers, texts, things),
+            best_ranks(texts, things, images[first], numbers),
+        )
         for way, ranks in zip(self.ways, both, strict=True):
             found |= {f"{way}_R@{k}": 100 * float((ranks < k).double().mean()) for k in DEPTHS}
             medians.append(float(ranks.median()) + 1)
@@ -88,7 +99,9 @@ class RetrievalMeter:
 def unique_first(things: Tensor) -> tuple[Tensor, Tensor]:
     """The different numbers there are, and the first place of each."""
     numbers, at = things.unique(return_inverse=True)
-    first = torch.full((len(numbers),), len(things)).scatter_reduce(0, at, torch.arange(len(things)), "amin")
+    first = torch.full((len(numbers),), len(things)).scatter_reduce(
+        0, at, torch.arange(len(things)), "amin"
+    )
     return numbers, first
 
 

@@ -26,8 +26,10 @@ class Segmentation(Task):
     def __post_init__(self):
         super().__post_init__()
         if 0 <= self.ignore < len(self.labels):
-            raise ValueError(f"segmentation ignores label {self.ignore}, which is class {self.labels[self.ignore]!r}: choose one "
-                             f"outside 0 to {len(self.labels) - 1}")
+            raise ValueError(
+                f"segmentation ignores label {self.ignore}, which is class {self.labels[self.ignore]!r}: choose one "
+                f"outside 0 to {len(self.labels) - 1}"
+            )
 
     def head(self, width: int, size: tuple[int, int] | None = None) -> nn.Module:
         """From a feature map (B, width, h, w) to (B, classes, h, w), or to (B, classes, *size) where a size is given."""
@@ -38,7 +40,9 @@ class Segmentation(Task):
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross entropy, mean over the known pixels; 0 where none is known."""
-        total = F.cross_entropy(stretch(output, y), y.long(), ignore_index=self.ignore, reduction="sum")
+        total = F.cross_entropy(
+            stretch(output, y), y.long(), ignore_index=self.ignore, reduction="sum"
+        )
         return total / (y != self.ignore).sum().clamp(min=1)
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
@@ -52,8 +56,10 @@ class Segmentation(Task):
         classes = len(self.labels)
         wrong = y[((y < 0) | (y >= classes)) & (y != self.ignore)]
         if len(wrong):
-            raise ValueError(f"pixel label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}, "
-                             f"and {self.ignore} where unknown")
+            raise ValueError(
+                f"pixel label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}, "
+                f"and {self.ignore} where unknown"
+            )
 
     def unmeasured(self, y: Tensor) -> str | None:
         return None if bool((y != self.ignore).any()) else "no pixel of them is labelled"
@@ -76,10 +82,19 @@ class SegmentationMeter:
     def add(self, output: Tensor, y: Tensor) -> None:
         from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-        output, y = stretch(output.detach().to(torch.promote_types(output.dtype, torch.float32)), y), y.long()
-        guess = output.max(1).indices                           # faster than argmax
-        self.confusion += multiclass_confusion_matrix(guess, y, self.classes, ignore_index=self.ignore, validate_args=False).cpu()
-        self.nll += F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none").sum(dtype=torch.float64).item()
+        output, y = (
+            stretch(output.detach().to(torch.promote_types(output.dtype, torch.float32)), y),
+            y.long(),
+        )
+        guess = output.max(1).indices  # faster than argmax
+        self.confusion += multiclass_confusion_matrix(
+            guess, y, self.classes, ignore_index=self.ignore, validate_args=False
+        ).cpu()
+        self.nll += (
+            F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none")
+            .sum(dtype=torch.float64)
+            .item()
+        )
 
     def result(self) -> dict[str, float]:
         pixels = self.confusion.sum().item()

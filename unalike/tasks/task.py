@@ -67,7 +67,11 @@ def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(labels, int) and not isinstance(labels, bool):
         labels = tuple(str(label) for label in range(labels))
-    if not isinstance(labels, Sequence) or isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    if (
+        not isinstance(labels, Sequence)
+        or isinstance(labels, str)
+        or not all(isinstance(label, str) for label in labels)
+    ):
         raise ValueError(f"a task's labels are a list of names or their number, got {labels!r}")
     if not labels:
         raise ValueError("a task needs at least one label, got none")
@@ -80,6 +84,8 @@ def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
 def check_whole(y: Tensor, name: str, axes: tuple[str, ...]) -> None:
     """Raises ValueError unless `y` holds whole numbers along the axes named, as ("n", "h", "w")."""
     if y.ndim != len(axes):
-        raise ValueError(f"{name} labels have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(y.shape)}")
+        raise ValueError(
+            f"{name} labels have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(y.shape)}"
+        )
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"{name} labels are whole numbers (torch.int64), got {y.dtype}")

@@ -20,8 +20,8 @@ class GraphedFunction:
     but its inputs and tensors that are changed in place, and never look at values.
     """
 
-    SEEN, KEPT = 3, 2                                       # recorded at which time, and how many shapes
-    shared: Any = None                                      # memory of all recordings: one is played at a time
+    SEEN, KEPT = 3, 2  # recorded at which time, and how many shapes
+    shared: Any = None  # memory of all recordings: one is played at a time
 
     def __init__(self, function: Callable[..., Any], records: bool = True):
         self.function, self.records = function, records
@@ -29,7 +29,7 @@ class GraphedFunction:
 
     def forget(self) -> None:
         self.seen: dict[Any, int] = {}
-        self.kept: dict[Any, tuple | None] = {}             # by shapes; None: cannot be recorded
+        self.kept: dict[Any, tuple | None] = {}  # by shapes; None: cannot be recorded
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.records:
@@ -69,7 +69,9 @@ class GraphedForward(GraphedFunction):
     """A pass of a model that is played, and its way back: what it gives leads back to `parameters` like that of any pass, until the next
     call with rows of this shape. Ahead and back are recorded apart, in memory of their own: passes of others may come between."""
 
-    def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], records: bool = True):
+    def __init__(
+        self, function: Callable[..., Tensor], parameters: Sequence[Tensor], records: bool = True
+    ):
         super().__init__(function, records)
         self.parameters = list(parameters)
 
@@ -79,10 +81,15 @@ class GraphedForward(GraphedFunction):
 
     def _record(self, given: list[Tensor], form: Any) -> tuple | None:
         self.own = self.own or memory()
-        if (ahead := captured(lambda: self.function(*tree_unflatten(given, form)), self.own)) is None:
+        if (
+            ahead := captured(lambda: self.function(*tree_unflatten(given, form)), self.own)
+        ) is None:
             return None
         gradient = torch.zeros_like(ahead[1])
-        back = captured(lambda: torch.autograd.grad(ahead[1], self.parameters, gradient, allow_unused=True), self.own)
+        back = captured(
+            lambda: torch.autograd.grad(ahead[1], self.parameters, gradient, allow_unused=True),
+            self.own,
+        )
         return back and (ahead[0], given, ahead[1].detach(), back[0], gradient, back[1])
 
     def _play(self, kept: tuple, leaves: list[Tensor]) -> Tensor:
@@ -127,9 +134,12 @@ def captured(function: Callable[[], Any], beside: Any) -> tuple[Any, Any] | None
         with torch.cuda.graph(graph, pool=beside.pool()):
             ends = function()
     except RuntimeError as problem:
-        log.warning("a pass cannot be recorded, so the GPU waits for Python at each: %s", str(problem).partition("\n")[0])
-        torch.cuda.set_stream(usual)                         # a recording that fails does not go back to it
+        log.warning(
+            "a pass cannot be recorded, so the GPU waits for Python at each: %s",
+            str(problem).partition("\n")[0],
+        )
+        torch.cuda.set_stream(usual)  # a recording that fails does not go back to it
         torch.cuda.synchronize()
-        memory()                                             # a recording that succeeds, or the GPU's random numbers stay closed
+        memory()  # a recording that succeeds, or the GPU's random numbers stay closed
         return None
     return graph, ends

@@ -19,30 +19,42 @@ class Training(Settings):
     """How much work everybody does and how; shared by every algorithm run on a scenario, so that comparisons do equal work."""
 
     rounds: Positive = 20
-    epochs: Positive = 1                                        # local epochs a round
+    epochs: Positive = 1  # local epochs a round
     batch: Positive = 32
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     rate: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0         # SGD only
-    clip: Annotated[float, Field(gt=0)] | None = None           # largest norm of a gradient
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # SGD only
+    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of a gradient
 
 
 class Diverged(ValueError):
     """A loss that is no longer a number."""
 
 
-def build_optimizer(parameters: Sequence[Tensor], training: Training, rate: float | None = None) -> torch.optim.Optimizer:
+def build_optimizer(
+    parameters: Sequence[Tensor], training: Training, rate: float | None = None
+) -> torch.optim.Optimizer:
     """Fused kernels do the same arithmetic in one call; they exist for floating parameters on CPU and CUDA."""
     rate = rate or training.rate
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match training.optimizer:
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=rate, weight_decay=training.weight_decay, fused=fused)
+            return torch.optim.AdamW(
+                parameters, lr=rate, weight_decay=training.weight_decay, fused=fused
+            )
         case "adam":
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=training.weight_decay, fused=fused)
+            return torch.optim.Adam(
+                parameters, lr=rate, weight_decay=training.weight_decay, fused=fused
+            )
         case _:
-            return torch.optim.SGD(parameters, lr=rate, momentum=training.momentum, weight_decay=training.weight_decay, fused=fused)
+            return torch.optim.SGD(
+                parameters,
+                lr=rate,
+                momentum=training.momentum,
+                weight_decay=training.weight_decay,
+                fused=fused,
+            )
 
 
 def batches(rows: int, batch: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
@@ -56,7 +68,7 @@ def batches(rows: int, batch: int, generator: torch.Generator | None = None) -> 
     starts = list(range(0, rows, batch))
     if len(starts) > 1 and rows - starts[-1] == 1:
         starts.pop()
-    for start, end in zip(starts, [*starts[1:], rows], strict=False):      # no rows: no batches
+    for start, end in zip(starts, [*starts[1:], rows], strict=False):  # no rows: no batches
         yield order[start:end]
 
 
@@ -70,24 +82,35 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = No
 def move(optimizer: torch.optim.Optimizer, clip: float | None = None) -> None:
     """One update from gradients that are there already."""
     if clip:
-        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        nn.utils.clip_grad_norm_(
+            [p for group in optimizer.param_groups for p in group["params"]], clip
+        )
     optimizer.step()
 
 
-def train(model: nn.Module, rows: int, gradient: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer,
-          orders: list[torch.Generator], batch: int, clip: float | None = None) -> float:
+def train(
+    model: nn.Module,
+    rows: int,
+    gradient: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    orders: list[torch.Generator],
+    batch: int,
+    clip: float | None = None,
+) -> float:
     """One epoch per generator in `orders` over `rows` samples; `gradient(index)` leaves that of a batch in the parameters and gives its
     loss. Returns the mean loss."""
     model.train()
     losses, sizes = [], []
     for order in orders:
         for index in batches(rows, batch, order):
-            losses.append(gradient(index))                        # stays on the device: no waiting for each step
+            losses.append(gradient(index))  # stays on the device: no waiting for each step
             sizes.append(len(index))
             move(optimizer, clip)
     mean = float(torch.stack(losses) @ losses[0].new_tensor(sizes)) / sum(sizes) if losses else 0.0
     if not math.isfinite(mean):
-        raise Diverged(f"the training loss became {mean}; lower training.rate (now {optimizer.param_groups[0]['lr']})")
+        raise Diverged(
+            f"the training loss became {mean}; lower training.rate (now {optimizer.param_groups[0]['lr']})"
+        )
     return mean
 
 
@@ -104,7 +127,9 @@ class GraphedStep:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         if not self.played.records:
             return
-        place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [len(self.parameters)]
+        place = [t.data_ptr() for t in (*self.model.parameters(), *self.model.buffers())] + [
+            len(self.parameters)
+        ]
         if place != getattr(self, "place", place):
             self.played.forget()
         self.place = place
@@ -130,12 +155,24 @@ class Stack:
     (dropout, batch norm) cannot be stacked.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[dict[str, Tensor]], training: Training, rate: float | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[dict[str, Tensor]],
+        training: Training,
+        rate: float | None = None,
+    ):
         self.model, self.count, self.clip = model, len(parameters), training.clip
         trained = {name: p.requires_grad for name, p in model.named_parameters()}
-        self.turned = {name: turn(torch.stack([each[name].detach() for each in parameters])).contiguous().requires_grad_(moves)
-                       for name, moves in trained.items()}
-        self.optimizer = build_optimizer([p for p in self.turned.values() if p.requires_grad], training, rate)
+        self.turned = {
+            name: turn(torch.stack([each[name].detach() for each in parameters]))
+            .contiguous()
+            .requires_grad_(moves)
+            for name, moves in trained.items()
+        }
+        self.optimizer = build_optimizer(
+            [p for p in self.turned.values() if p.requires_grad], training, rate
+        )
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -147,7 +184,9 @@ class Stack:
         called = Called(self.model, loss)
 
         def one(parameters: dict[str, Tensor], *given: Any) -> Tensor:
-            return torch.func.functional_call(called, {f"model.{name}": p for name, p in parameters.items()}, given)
+            return torch.func.functional_call(
+                called, {f"model.{name}": p for name, p in parameters.items()}, given
+            )
 
         if self.count == 1:
             losses = one(*tree_map(lambda rows: rows.squeeze(0), (self.parameters, *inputs)))[None]
@@ -169,7 +208,10 @@ class Stack:
 
     def unstack(self) -> list[dict[str, Tensor]]:
         """The parameters of each model."""
-        now = {name: p.detach().clone(memory_format=torch.contiguous_format) for name, p in self.parameters.items()}
+        now = {
+            name: p.detach().clone(memory_format=torch.contiguous_format)
+            for name, p in self.parameters.items()
+        }
         return [{name: p[i] for name, p in now.items()} for i in range(self.count)]
 
 
@@ -189,7 +231,9 @@ class Recorded:
             group["capturable"] = True
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):                      # lets every kernel be chosen, and the optimizer make its state
+        with torch.cuda.stream(
+            aside
+        ):  # lets every kernel be chosen, and the optimizer make its state
             self._go()
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
@@ -204,7 +248,9 @@ class Recorded:
             ends = self.stack.step(loss, *self.inputs)
         return ends
 
-    def play(self, parameters: Sequence[dict[str, Tensor]]) -> tuple[list[dict[str, Tensor]], Tensor]:
+    def play(
+        self, parameters: Sequence[dict[str, Tensor]]
+    ) -> tuple[list[dict[str, Tensor]], Tensor]:
         """Parameters of each model after the steps, and its last loss."""
         with torch.no_grad():
             for name, p in self.stack.parameters.items():
@@ -218,11 +264,19 @@ def draws(model: nn.Module) -> bool:
 
     Layers that torch does not have, such as those that leave out whole paths, are known by a share to drop among their own numbers.
     """
+
     def one(layer: nn.Module) -> bool:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             return True
-        shares = [layer.p] if isinstance(layer, nn.modules.dropout._DropoutNd) else [
-            value for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]
+        shares = (
+            [layer.p]
+            if isinstance(layer, nn.modules.dropout._DropoutNd)
+            else [
+                value
+                for name, value in vars(layer).items()
+                if "drop" in name and isinstance(value, float)
+            ]
+        )
         return any(share > 0 for share in shares)
 
     return any(layer.training and one(layer) for layer in model.modules())
@@ -230,8 +284,13 @@ def draws(model: nn.Module) -> bool:
 
 def counted(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """Norms of a model in training that count statistics; those that never do, held ones for one, are left out."""
-    return [layer for layer in model.modules()
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training and layer.running_mean is not None]
+    return [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        and layer.training
+        and layer.running_mean is not None
+    ]
 
 
 def remeasure(model: nn.Module, rows: Iterable[Any]) -> None:
@@ -242,7 +301,7 @@ def remeasure(model: nn.Module, rows: Iterable[Any]) -> None:
     try:
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None                # the mean over all batches
+            norm.momentum = None  # the mean over all batches
             norm.train()
         with torch.no_grad():
             for x in rows:
