@@ -6,7 +6,7 @@ Names are loaded when first used, so that `import unalike` and the command's hel
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+from unalike.base.version import __version__
 
 HOMES = {
     "Client": "unalike.core.client",

@@ -633,7 +633,9 @@ def test_a_call_between_instants_takes_nobody_elses_reply():
     assert came == expected
 
 
-@pytest.mark.parametrize("terms", [{}, {"participation": 0.5}, {"dropout": 0.3}, {"deadline": 2.2}])
+@pytest.mark.parametrize(
+    "federation", [{}, {"participation": 0.5}, {"dropout": 0.3}, {"deadline": 2.2}]
+)
 @pytest.mark.parametrize("rest", [True, False])
 def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation, rest):
     plain = pace(4, **federation)

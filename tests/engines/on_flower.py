@@ -18,9 +18,9 @@ from unalike.base.message import size
 from unalike.cross_silo import flower
 from unalike.cross_silo import flower_deploy as deploy
 from unalike.cross_silo import supervisor as keeper
-from unalike.cross_silo.client_endpoint import terms
 from unalike.cross_silo.remote_run import follow
 from unalike.engines.remote import RemoteEngine, greet
+from unalike.runs.plan import plan_to_dict
 from unalike.runs.run import build_program
 
 
@@ -64,7 +64,7 @@ def main(grid, context):
     """The server's program of `smallest`: who is there, the terms, and one operation."""
     line = flower.FlowerLine(grid, 1)
     infos, refused = greet(line, ABOUT, 120.0)
-    agreed = terms(toys.method("local"), "local", toys.training(), 0, False, None)
+    agreed = plan_to_dict(toys.method("local"), "local", toys.training(), 0, False, None)
     engine = RemoteEngine(
         line, "smallest", "clients", infos, {"about": ABOUT, "terms": agreed}, timeout=120.0
     )

@@ -21,7 +21,7 @@ from unalike.engines.local import LocalEngine
 
 
 @pytest.mark.parametrize(
-    "terms",
+    "federation",
     [
         FederationConfig(),
         FederationConfig(participation=0.4, quorum=0),

@@ -131,7 +131,7 @@ def test_settings_of_another_kind(tmp_path, toys, options, says):
         ),
         (
             lambda: unalike.FederationConfig(participation=2),
-            "1 problem in Terms\n  participation   must be at most 1, got 2.",
+            "1 problem in FederationConfig\n  participation   must be at most 1, got 2.",
         ),
         (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing."),
     ],
@@ -401,7 +401,7 @@ def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
         ({"safeguard": True}, "safeguard was False, is True"),
         ({"alone": True}, "alone was False, is True"),
         ({"seed": 1}, "seed was 0, is 1"),
-        ({"terms": unalike.FederationConfig(quorum=0)}, "federation.quorum was 0.5, is 0.0"),
+        ({"federation": unalike.FederationConfig(quorum=0)}, "federation.quorum was 0.5, is 0.0"),
     ],
 )
 def test_resume_names_what_changed(tmp_path, toys, changed, says):

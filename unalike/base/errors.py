@@ -53,3 +53,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
+class Stopped(RuntimeError):
+    """Somebody pressed Ctrl-C."""

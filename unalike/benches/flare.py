@@ -23,11 +23,11 @@ from unalike.core.federation import Federation
 from unalike.cross_silo import flare
 from unalike.cross_silo import flare_kits as kits
 from unalike.cross_silo import supervisor as keeper
-from unalike.cross_silo.client_endpoint import terms
 from unalike.cross_silo.remote_run import Tail
 from unalike.data import Tensors
 from unalike.engines.remote import RemoteEngine, greet
 from unalike.models import MLP
+from unalike.runs.plan import plan_to_dict
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
 from unalike.training.loop import Training
@@ -153,7 +153,7 @@ class Timer:
             "bench",
             "clients",
             infos,
-            {"about": about, "terms": terms(Echo(), "echo", training, 0, False, None)},
+            {"about": about, "terms": plan_to_dict(Echo(), "echo", training, 0, False, None)},
         )
         engine.load(0, 0.0, [])
         fed, values, took = Federation(engine, training), torch.randn(SHAPE), []

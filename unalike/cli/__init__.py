@@ -26,13 +26,9 @@ DataDir = Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Where 
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one line of JSON, last.")]
 
 
-class Stopped(RuntimeError):
-    """Somebody pressed Ctrl-C."""
-
-
 def version(wanted: bool) -> None:
     if wanted:
-        from unalike import __version__
+        from unalike.base.version import __version__
 
         typer.echo(f"unalike {__version__}")
         raise typer.Exit
@@ -459,6 +455,8 @@ def main() -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # threads that wait for each other sleep: on busy cores four times as fast
+    from unalike.base.errors import Stopped
+
     try:
         app()
     except ValueError as error:  # UserError and what the rooms say of bad input

@@ -6,7 +6,7 @@ What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ import yaml
 
 from unalike.base.errors import Problems, UserError, reason
 from unalike.base.message import LIMIT, decode, encode, mapping
-from unalike.core.algorithm import Algorithm
 from unalike.core.client import VERSION, Client
-from unalike.core.privacy import Privacy
 from unalike.engines.host import Host
 from unalike.engines.store import Store, quote
-from unalike.training.loop import Training
+from unalike.runs.plan import plan_from_dict
+from unalike.runs.run import build_program
 
 PLACES = ("clients", "alone")  # with the others, and for comparison without them
 
@@ -95,7 +94,7 @@ class ClientEndpoint:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
         from unalike.runs.compatibility import compatibility_problems
 
-        made, client = agreed(terms), self.client(about)
+        made, client = plan_from_dict(terms), self.client(about)
         if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
             raise UserError(why)
         if problems := compatibility_problems(
@@ -144,7 +143,7 @@ class ClientEndpoint:
                 raise UserError(
                     f"this client knows nothing of the run {run!r}: begin it first"
                 ) from None
-            program = partial(build_program, agreed(told["terms"]))
+            program = partial(build_program, **plan_from_dict(told["terms"]))
             self.open = (
                 run,
                 place,
@@ -155,53 +154,3 @@ class ClientEndpoint:
                 ),
             )
         return self.open[2]
-
-
-def build_program(agreed: dict[str, Any], client: Client) -> Any:
-    from unalike.runs.run import build_program as make
-
-    return make(
-        agreed["algorithm"],
-        agreed["training"],
-        agreed["seed"],
-        agreed["guarded"],
-        agreed["privacy"],
-        client,
-    )
-
-
-def terms(
-    algorithm: Algorithm,
-    method: str,
-    training: Training,
-    seed: int,
-    guarded: bool,
-    privacy: Privacy | None,
-) -> dict[str, Any]:
-    """What both ends must agree on, as plain values: nothing else is needed to make a client's half, and no code travels."""
-    return {
-        "algorithm": {
-            "name": method,
-            **{f.name: getattr(algorithm, f.name) for f in fields(algorithm)},
-        },
-        "seed": seed,
-        "training": training.model_dump(),
-        "guarded": guarded,
-        "privacy": privacy.model_dump() if privacy is not None else None,
-    }
-
-
-def agreed(terms: dict[str, Any]) -> dict[str, Any]:
-    """Undo `terms`."""
-    from unalike.scenarios.reading import read_algorithm
-
-    algorithm, problems, _ = read_algorithm(terms["algorithm"])
-    if algorithm is None or problems:
-        raise Problems("what the server wants to run", problems)
-    return {
-        "algorithm": algorithm,
-        "training": Training(**terms["training"]),
-        "seed": int(terms["seed"]),
-        "guarded": bool(terms["guarded"]),
-        "privacy": Privacy(**terms["privacy"]) if terms["privacy"] else None,
-    }

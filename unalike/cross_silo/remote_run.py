@@ -15,9 +15,9 @@ from unalike.core.client import ClientInfo
 from unalike.core.engine import Engine
 from unalike.core.federation import Federation, FederationConfig, QuorumError
 from unalike.core.privacy import Privacy
-from unalike.cross_silo.client_endpoint import agreed, terms
 from unalike.engines.process import EngineError
 from unalike.engines.remote import Line, RemoteEngine, greet, members
+from unalike.runs.plan import plan_from_dict, plan_to_dict
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
 
@@ -45,7 +45,7 @@ class RemoteRun(Run):
                 "no client can take part: "
                 + "; ".join(f"{client}: {why}" for client, why in refused.items())
             )
-        made = agreed(
+        made = plan_from_dict(
             {
                 "algorithm": config["algorithm"],
                 "training": config["training"],
@@ -81,7 +81,7 @@ class RemoteRun(Run):
         super().save(fed, number, seconds)
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
-        told = terms(self.algorithm, self.method, self.training, self.seed, guarded, privacy)
+        told = plan_to_dict(self.algorithm, self.method, self.training, self.seed, guarded, privacy)
         return RemoteEngine(
             self.line,
             self.id,

@@ -1,13 +1,13 @@
 """Losses on representations and on outputs. Know nothing of clients, models or rounds."""
 
-from .anchored import anchored_loss
-from .clustering import class_correlation, class_correlation_loss, fusion_contrast, reconstruction
-from .collapse import collapse, prototype_contrast, rejection, simplex_etf
-from .contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
-from .multilabel import asymmetric, binary_cross_entropy, focal, known_mean
-from .muscle import consistent_lower, information_bound, muscle_loss
-from .sampled import muscle_sampled
-from .transport import importance, sinkhorn, transport
+from unalike.losses.anchored import anchored_loss
+from unalike.losses.clustering import class_correlation, class_correlation_loss, fusion_contrast, reconstruction
+from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
+from unalike.losses.contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
+from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
+from unalike.losses.muscle import consistent_lower, information_bound, muscle_loss
+from unalike.losses.sampled import muscle_sampled
+from unalike.losses.transport import importance, sinkhorn, transport
 
 __all__ = [
     "anchored_loss",

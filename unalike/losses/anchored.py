@@ -5,9 +5,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from .contrastive import gramian_loss, pairwise_loss
-from .muscle import muscle_loss
-from .sampled import muscle_sampled
+from unalike.losses.contrastive import gramian_loss, pairwise_loss
+from unalike.losses.muscle import muscle_loss
+from unalike.losses.sampled import muscle_sampled
 
 
 def anchored_loss(

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize, pad
 
-from .contrastive import check_rows
+from unalike.losses.contrastive import check_rows
 
 Temperature = float | Sequence | Tensor
 

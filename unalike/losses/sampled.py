@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .contrastive import check_rows
-from .muscle import Temperature, _inverse
+from unalike.losses.contrastive import check_rows
+from unalike.losses.muscle import Temperature, _inverse
 
 
 def muscle_sampled(

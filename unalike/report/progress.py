@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from unalike.cli import Stopped
+from unalike.base.errors import Stopped
 from unalike.report.formatting import data
 
 

@@ -78,7 +78,7 @@ def run(
     clients = [clients] if isinstance(clients, Client) else list(clients)
     given = [
         ("training", training, Training),
-        ("terms", federation, FederationConfig),
+        ("federation", federation, FederationConfig),
         *([("privacy", privacy, Privacy)] if privacy is not None else []),
         *(("each client", c, Client) for c in clients),
         *([("server", server, Client)] if server is not None else []),

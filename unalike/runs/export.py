@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError, unknown
 from unalike.core.algorithm import Algorithm, ClientProgram, digest
 from unalike.core.client import Client
-from unalike.cross_silo.client_endpoint import agreed
 from unalike.engines.store import Store, quote
 from unalike.models.model import Nearest
+from unalike.runs.plan import plan_from_dict
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import build, read
 from unalike.scenarios.client_config import member
@@ -124,7 +124,7 @@ def _sides(
             )
         training, seed = Training(**config["training"]), config["seed"]
     elif "client_file" in config:  # what a client keeps of a run between organisations
-        made = agreed(config)
+        made = plan_from_dict(config)
         clients, method = [member(config["client_file"], config["about"])], made["algorithm"]
         training, seed = made["training"], made["seed"]
     else:

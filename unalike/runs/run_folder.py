@@ -138,7 +138,7 @@ class Folder:
 
 def commit() -> str:
     """The commit this code is at, with + where it was changed since; the version where it is no checkout."""
-    from unalike import __version__
+    from unalike.base.version import __version__
 
     def git(*words: str) -> str:
         try:
