@@ -182,7 +182,7 @@ def method(name, **changed):
 
 
 def training(**changed):
-    return Training(**({"rounds": 3, "batch": 8, "rate": 0.02} | changed))
+    return Training(**({"rounds": 3, "batch_size": 8, "lr": 0.02} | changed))
 
 
 def quiet(event, **facts):

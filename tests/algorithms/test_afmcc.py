@@ -44,7 +44,7 @@ def small(**changed):
 
 
 def test_finds_clusters(toys, tmp_path):
-    results = toys.execute(tmp_path / "run", small(), clients(toys), rounds=12, rate=0.01)
+    results = toys.execute(tmp_path / "run", small(), clients(toys), rounds=12, lr=0.01)
     assert results["metrics"]["acc"] > 60 and results["metrics"]["joint"]["acc"] > 60
     assert (
         set(results["clients"]["c"]["metrics"]) == {"acc", "nmi", "ari"} and not results["failures"]

@@ -76,7 +76,7 @@ def run(folder, contrast="cream", rounds=2, resume=False, watch=None, server=Tru
         ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast, **fields),
         clients,
         server=own if server else None,
-        training=Training(rounds=rounds, batch=8, rate=0.01),
+        training=Training(rounds=rounds, batch_size=8, lr=0.01),
         out=folder,
         alone=False,
         resume=resume,
@@ -238,7 +238,7 @@ def test_the_shipped_scenario_has_clients_that_see_and_clients_with_pairs(tmp_pa
 SCENARIO = """
 name: pairs
 algorithm: {name: creamfl, width: 8, batch: 16}
-training: {rounds: 1, batch: 16}
+training: {rounds: 1, batch_size: 16}
 data: {name: digits_captions}
 public: {size: 40}
 server: {id: server, model: &model {name: pair, width: 8, image: {name: cnn, channels: [4], width: 8},

@@ -44,7 +44,7 @@ def outcome(toys, tmp_path):
             **(training or {}),
         )
         made.noted = []
-        made.fed.record = lambda event, **facts: (
+        made.fed.log_event = lambda event, **facts: (
             made.noted.append(facts) if event == "note" else None
         )
         return toys.serve(made.fed, algorithm)
@@ -190,7 +190,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
 @pytest.mark.parametrize("loss", ["muscle", "pairwise", "gramian"])
 @pytest.mark.parametrize("sync", ["batch", "epoch"])
 def test_losses_pull_clients_together(loss, sync, outcome, toys):
-    outcome(rounds=6, loss=loss, sync=sync, passes=2, training={"rate": 0.01})
+    outcome(rounds=6, loss=loss, sync=sync, passes=2, training={"lr": 0.01})
     course = [note["values"] for note in outcome.noted if note["name"] == f"{loss}_loss"]
     assert len(course) == 12
     mean = [sum(values.values()) / len(values) for values in course]
@@ -1074,4 +1074,4 @@ def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
 
     monkeypatch.setattr(FedMuscle.Program, "give", give)
     unite(fed)
-    assert asked == ["kind_of", "give"] and fed.here == ["a"]
+    assert asked == ["kind_of", "give"] and fed.active == ["a"]

@@ -39,7 +39,7 @@ def client(id="a", model=SMALL, **about):
 def program(method=None, one=None, **training):
     method = method or FedNCA()
     return method.Program(
-        one or client(), method, Training(rounds=2, batch=4, rate=0.01, **training), 0
+        one or client(), method, Training(rounds=2, batch_size=4, lr=0.01, **training), 0
     )
 
 

@@ -110,7 +110,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
         patched.setattr(FedMuscle.Program, "fit", broken)
         assert (
             meet(fed, method.width) == {}
-            and fed.here == ["a", "b"]
+            and fed.active == ["a", "b"]
             and fed.state["met"] == ["a", "b"]
         )
     gone = toys.federation(
@@ -165,7 +165,7 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
     assert gone("head.") > 1e-3 and (gone("encoder.") > 0) is moves
     groups = program.optimizers[GENTLY].param_groups
     assert [group["lr"] for group in groups] == pytest.approx(
-        [fed.training.rate, local * fed.training.rate]
+        [fed.training.lr, local * fed.training.lr]
     )
     assert sum(len(group["params"]) for group in groups) == len(list(program.model.parameters()))
     slow, _ = gone("encoder."), fed.call("train")

@@ -64,7 +64,7 @@ def largest(one, other):
 def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(toys, tmp_path):
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    sent = algorithm.messages(fed, fed.here)
+    sent = algorithm.messages(fed, fed.active)
     whole = algorithm.model(fed, "a")
     for client, ratio in CAPACITIES.items():
         widths = algorithm.widths(fed, client)
@@ -155,7 +155,7 @@ def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(t
     alike = lambda: [toys.client(id, model=net) for id in "abc"]
     states = {}
     for name, algorithm in (("fedavg", FedAvg()), ("subflot", SubFLOT(alpha=1.0, penalty=0.0))):
-        fed = toys.federation(tmp_path / name, algorithm, alike(), rate=1e-3, rounds=3)
+        fed = toys.federation(tmp_path / name, algorithm, alike(), lr=1e-3, rounds=3)
         for finished in algorithm.serve(fed):
             fed.finished = finished
         (model,) = fed.state["models"].values()
@@ -290,7 +290,7 @@ def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimizer(toys, tmp_
             alive=alive,
             rounds=3,
             optimizer=optimizer,
-            rate=0.05,
+            lr=0.05,
             momentum=0.9 * (optimizer == "sgd"),
         )["clients"]
         for alive in (256, 1)

@@ -55,7 +55,7 @@ def test_problems_of_every_kind_are_told_in_one_pass(places, verb):
         """
 name: all
 algorithm: {name: fedmuscle, peer: 1, width: 8, batch: 1}
-training: {rounds: 2, rate: fast, epoch: 3}
+training: {rounds: 2, lr: fast, epoch: 3}
 data: {name: digits, partition: {name: dirichlet, alpha: -1}}
 public: {size: 5000}
 clients:
@@ -70,7 +70,7 @@ clients:
     assert set(told) == {
         "algorithm.peer",
         "algorithm.batch",
-        "training.rate",
+        "training.lr",
         "training.epoch",
         "data.partition.alpha",
         "public.size",
@@ -214,7 +214,7 @@ def test_true_and_false_are_no_numbers(places):
         HEAD.replace("fedavg", "fedprox, mu: yes").replace(
             "digits", "digits, partition: {name: dirichlet, alpha: no}"
         )
-        + "training: {rate: true}\nprivacy: {noise: on}\n"
+        + "training: {lr: true}\nprivacy: {noise: on}\n"
         + ADA.replace("mlp", "mlp, hidden: [8, true]"),
         "--set",
         "rounds=true",
@@ -227,7 +227,7 @@ def test_true_and_false_are_no_numbers(places):
     )
     assert set(told) == {
         "training.rounds",
-        "training.rate",
+        "training.lr",
         "data.partition.alpha",
         "algorithm.mu",
         "privacy.noise",

@@ -14,7 +14,7 @@ from unalike import cli
 TINY = {
     "name": "tiny",
     "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
-    "training": {"rounds": 2, "batch": 16},
+    "training": {"rounds": 2, "batch_size": 16},
     "data": {"name": "digits"},
     "public": {"size": 20},
     "clients": [
@@ -136,7 +136,7 @@ def scenario(tmp_path):
         ),
         (
             ["run", "digits", "--set", "batch=8"],
-            "--set batch: both algorithm and training have it; write algorithm.batch or training.batch",
+            "--set batch: training.batch is called batch_size now; write batch_size, or algorithm.batch",
         ),
         (
             ["run", "digits", "--set", "training.rounds.x=8"],
@@ -228,8 +228,8 @@ def problems(told):
             'There is no field "round". Did you mean "rounds"? There are: ',
         ),
         ({"training.rounds": "many"}, "training.rounds", "must be a whole number"),
-        ({"training.rate": 0}, "training.rate", "must be above 0, got 0."),
-        ({"training.rate": float("nan")}, "training.rate", "must be a finite number"),
+        ({"training.lr": 0}, "training.lr", "must be above 0, got 0."),
+        ({"training.lr": float("nan")}, "training.lr", "must be a finite number"),
         (
             {"training.optimizer": "lion"},
             "training.optimizer",
@@ -384,7 +384,7 @@ def test_several_problems_are_told_together(refused, scenario):
     wrong = {
         "algorithm.peer": 2,
         "training.rounds": 0,
-        "training.rate": "fast",
+        "training.lr": "fast",
         "clients.1.modle": 1,
         "seeds": 1,
     }
@@ -802,14 +802,14 @@ def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path,
     was = yaml.safe_load(config.read_text())
     edited = {
         **was,
-        "training": {**was["training"], "rate": 0.5},
+        "training": {**was["training"], "lr": 0.5},
         "clients": [{**was["clients"][0], "speed": 7.0}, *was["clients"][1:]],
     }
     config.write_text(yaml.safe_dump(edited))
     code, _, err = command("resume", "cut")
     assert (
         code == 2
-        and "cut/config.yaml was edited since the run began: training.rate was 0.001, is 0.5, clients.ada.speed was"
+        and "cut/config.yaml was edited since the run began: training.lr was 0.001, is 0.5, clients.ada.speed was"
         in err
     )
     config.write_text(yaml.safe_dump({**was, "workers": 2, "data_dir": str(tmp_path)}))
@@ -826,7 +826,7 @@ def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenari
         "--algorithm",
         "local",
         "--set",
-        "rate=1.0e30",
+        "lr=1.0e30",
         "--set",
         "optimizer=sgd",
         "--set",

@@ -276,7 +276,7 @@ def test_every_message_is_in_the_ledger():
 def test_a_failure_is_named_and_lasts():
     events = []
     fed = federation(FakeEngine(answer=lambda c, o, b: "!its disk is full" if c == "b" else c))
-    fed.record = lambda event, **facts: events.append((event, facts))
+    fed.log_event = lambda event, **facts: events.append((event, facts))
     fed.begin(1)
     replies = fed.call("train")
     assert list(replies) == ["a", "c", "d"]
@@ -295,7 +295,7 @@ def test_a_failure_is_named_and_lasts():
         },
     ) in events
     fed.begin(2)
-    assert fed.here == fed.clients == ["a", "c", "d"]
+    assert fed.active == fed.clients == ["a", "c", "d"]
     fed.call("train")
     fed.call("train", clients=["a", "b"])
     fed.call("train", each={"b": {}, "c": {}})
@@ -345,8 +345,8 @@ def test_too_few_replies_end_the_run_with_names_and_reasons():
 )
 def test_the_quorum_is_a_share_of_those_called(quorum, failing, holds):
     answer = lambda c, o, b: "!no" if c in "abcd"[:failing] else c
-    for federation, asked in ((quorum, None), (1, quorum)):  # by the terms, or by the call
-        fed = federation(FakeEngine(answer=answer), quorum=federation)
+    for share, asked in ((quorum, None), (1, quorum)):  # by the terms, or by the call
+        fed = federation(FakeEngine(answer=answer), quorum=share)
         if holds:
             assert len(fed.call("train", quorum=asked)) == 4 - failing
         else:
@@ -372,9 +372,9 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
         and replies.failures["b"].reason == "late: 9 s, the deadline is 2.5 s"
     )
     assert fed.clock == fed.engine.now == 2.5
-    assert fed.here == ["a", "c", "d"] and fed.clients == list("abcd")
+    assert fed.active == ["a", "c", "d"] and fed.clients == list("abcd")
     fed.begin(2)
-    assert fed.here == list("abcd")
+    assert fed.active == list("abcd")
     fed.call("align")
     assert fed.clock == 5.0
 
@@ -397,7 +397,7 @@ def test_participation_draws_the_right_share_and_the_same_again():
     for _ in range(2):
         fed = federation(FakeEngine(names), participation=0.3)
         fed.training = Training(rounds=200)
-        drawn.append([list(fed.here) for _ in fed.rounds()])
+        drawn.append([list(fed.active) for _ in fed.rounds()])
     assert drawn[0] == drawn[1] and all(len(here) == len(set(here)) == 6 for here in drawn[0])
     assert all(here == sorted(here, key=names.index) for here in drawn[0])
     counts = [sum(name in here for here in drawn[0]) for name in names]
@@ -406,15 +406,15 @@ def test_participation_draws_the_right_share_and_the_same_again():
     )  # 200 * 0.3 = 60, four standard deviations either way
     fed.seed = 1
     fed.finished = 0
-    assert [list(fed.here) for _ in fed.rounds()] != drawn[0]
+    assert [list(fed.active) for _ in fed.rounds()] != drawn[0]
 
 
 def test_at_least_one_takes_part_and_only_they_are_called():
     fed = federation(participation=0.01)
     fed.begin(1)
-    assert len(fed.here) == 1
-    assert list(fed.call("train")) == fed.here
-    absent = next(c for c in "abcd" if c not in fed.here)
+    assert len(fed.active) == 1
+    assert list(fed.call("train")) == fed.active
+    absent = next(c for c in "abcd" if c not in fed.active)
     assert dict(fed.call("align", each={absent: {}})) == {}
     assert list(fed.call("evaluate", clients=fed.clients)) == list("abcd")
 
@@ -429,7 +429,7 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
             first = fed.call("train")
             assert all(f.reason == "dropped out" and not f.lasting for f in first.failures.values())
             assert (
-                list(fed.call("align")) == list(first) == fed.here
+                list(fed.call("align")) == list(first) == fed.active
             )  # those who are gone are not asked again
             out.append(sorted(first.failures))
         gone.append(out)
@@ -683,7 +683,7 @@ def test_evaluations_are_spread_over_the_rounds():
     fed = federation(evaluations=10)
     fed.evaluator = lambda fed: fed.call("evaluate", clients=fed.clients)
     events = []
-    fed.record = lambda event, **facts: (
+    fed.log_event = lambda event, **facts: (
         events.append(facts["round"]) if event == "evaluation" else None
     )
     for _ in fed.rounds():

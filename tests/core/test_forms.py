@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.signatures import Shape, declared, look, tensor_spec, unlike
+from unalike.core.signatures import Shape, declared, look, spec_mismatch, tensor_spec
 
 
 class Told(TypedDict):
@@ -153,7 +153,9 @@ def test_a_signature_declares():
 )
 def test_a_reply_is_like_what_was_sent_under_its_name(reply):
     sent = tensor_spec({"w": {"a": torch.zeros(2, 3)}, "epoch": 3})
-    assert unlike(reply, sent).startswith("its w have other names or shapes than those it was sent")
+    assert spec_mismatch(reply, sent).startswith(
+        "its w have other names or shapes than those it was sent"
+    )
     for fine in (
         {"w": {"a": torch.ones(2, 3, dtype=torch.float16)}},
         {"w": None},
@@ -161,4 +163,4 @@ def test_a_reply_is_like_what_was_sent_under_its_name(reply):
         torch.zeros(1),
         None,
     ):
-        assert unlike(fine, sent) is None
+        assert spec_mismatch(fine, sent) is None

@@ -86,7 +86,7 @@ def regression(dtype=torch.float64):
 )
 def test_optimizers_do_what_torchs_plain_ones_do(name, plain):
     ours, theirs = regression(), regression()
-    training = Training(optimizer=name, rate=0.01, weight_decay=0.1, momentum=0.9)
+    training = Training(optimizer=name, lr=0.01, weight_decay=0.1, momentum=0.9)
     optimizers = (
         build_optimizer(list(ours[0].parameters()), training),
         plain(list(theirs[0].parameters())),
@@ -99,14 +99,14 @@ def test_optimizers_do_what_torchs_plain_ones_do(name, plain):
 
 
 def test_a_rate_of_its_own_comes_before_the_trainings():
-    made = build_optimizer([nn.Parameter(torch.zeros(2))], Training(rate=0.5), rate=0.125)
+    made = build_optimizer([nn.Parameter(torch.zeros(2))], Training(lr=0.5), rate=0.125)
     assert made.param_groups[0]["lr"] == 0.125
 
 
 def test_the_loop_is_the_plain_loop():
     """Two epochs in batches of 8: as written out by hand."""
     (model, loss), (other, other_loss) = regression(), regression()
-    training = Training(optimizer="sgd", rate=0.05, weight_decay=0.0)
+    training = Training(optimizer="sgd", lr=0.05, weight_decay=0.0)
     orders = lambda: [stream(0, "order", epoch) for epoch in range(2)]
     mean = train(
         model,
@@ -134,7 +134,7 @@ def test_the_loop_is_the_plain_loop():
 def test_training_learns_and_leaves_the_model_in_training_mode():
     model, loss = regression()
     model.eval()
-    optimizer = build_optimizer(list(model.parameters()), Training(rate=0.05))
+    optimizer = build_optimizer(list(model.parameters()), Training(lr=0.05))
     first = train(model, 20, GraphedStep(model, loss), optimizer, [stream(0, 1)], 8)
     last = train(
         model, 20, GraphedStep(model, loss), optimizer, [stream(0, e) for e in range(40)], 8
@@ -173,9 +173,9 @@ def test_gradients_are_clipped_to_a_norm():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
     model, loss = regression()
-    optimizer = build_optimizer(list(model.parameters()), Training(rate=0.25))
+    optimizer = build_optimizer(list(model.parameters()), Training(lr=0.25))
     with pytest.raises(
-        Diverged, match=r"training loss became (nan|inf); lower training.rate \(now 0.25\)"
+        Diverged, match=r"training loss became (nan|inf); lower training.lr \(now 0.25\)"
     ):
         train(
             model,
@@ -189,7 +189,7 @@ def test_a_loss_that_is_no_number_is_told_with_what_to_do(bad):
 
 def test_a_rate_far_too_high_diverges():
     model, loss = regression(torch.float32)
-    optimizer = build_optimizer(list(model.parameters()), Training(optimizer="sgd", rate=1e9))
+    optimizer = build_optimizer(list(model.parameters()), Training(optimizer="sgd", lr=1e9))
     with pytest.raises(Diverged):
         train(model, 20, GraphedStep(model, loss), optimizer, [stream(0, e) for e in range(9)], 4)
 
@@ -258,7 +258,11 @@ def test_a_stack_does_what_each_would_do_alone():
     models = [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).double() for _ in range(3)]
     x, y = torch.randn(3, 6, 5, dtype=torch.float64), torch.randn(3, 6, 3, dtype=torch.float64)
     loss = lambda model, x, y: (model(x) - y).square().mean()
-    for training in (Training(), Training(clip=0.05), Training(optimizer="sgd", momentum=0.9)):
+    for training in (
+        Training(),
+        Training(max_grad_norm=0.05),
+        Training(optimizer="sgd", momentum=0.9),
+    ):
         given = [
             {name: p.detach().clone() for name, p in model.named_parameters()} for model in models
         ]
@@ -270,7 +274,7 @@ def test_a_stack_does_what_each_would_do_alone():
             model.load_state_dict(given[i])
             optimizer = build_optimizer(list(model.parameters()), training)
             for _ in range(4):
-                step(loss(model, x[i], y[i]), optimizer, training.clip)
+                step(loss(model, x[i], y[i]), optimizer, training.max_grad_norm)
             assert all(
                 torch.allclose(p, after[name], rtol=1e-9) for name, p in model.named_parameters()
             )
@@ -364,3 +368,17 @@ def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
     with pytest.raises(RuntimeError, match="no rows"):
         remeasure(model, broken())
     assert model[2].momentum == 0.1 and model.training and model[1].training
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("rate", "lr"),
+        ("batch", "batch_size"),
+        ("clip", "max_grad_norm"),
+        ("optimiser", "optimizer"),
+    ],
+)
+def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old, new):
+    with pytest.raises(ValueError, match=f'"{old}" is called "{new}" now'):
+        Training(**{old: 1})

@@ -179,7 +179,7 @@ def test_scenarios_set_options_of_datasets_and_tasks_and_cluster_frozen_features
     assert sum(len(c.train) for c in made) == 60 and all(
         c.task.criterion == "asymmetric" for c in made
     )
-    x = made[0].place(made[0].train.rows(torch.arange(2))[0])
+    x = made[0].to_device(made[0].train.rows(torch.arange(2))[0])
     assert x.dtype == torch.float32 and x.min() >= 0 and 0.5 < x.max() <= 1
 
 

@@ -76,7 +76,7 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options
             )
 
         client = Client("ada", model, Classification(3), train=(x, y), test=(x, y))
-        program = ClientProgram(client, FedAvg(), Training(batch=4), 0)
+        program = ClientProgram(client, FedAvg(), Training(batch_size=4), 0)
         program.learn(range(2))
         return program
 
@@ -110,7 +110,7 @@ def test_images_are_resized_and_words_numbered_once(name, options, x):
         Classification(3),
         train=(x, torch.arange(12) % 3),
     )
-    program = ClientProgram(client, FedAvg(), Training(batch=4), 0)
+    program = ClientProgram(client, FedAvg(), Training(batch_size=4), 0)
     assert isinstance(program.client.train, Resident)
     encoder, rows = program.model.encoder.eval(), torch.arange(5)
     torch.testing.assert_close(encoder(program.client.train.rows(rows)[0]), encoder(x[:5]))
@@ -156,7 +156,7 @@ def test_public_pictures_are_no_larger_than_a_clients_own():
         "every pixel counts, or noise would be left"
     )
     encoder = client.encoder(0)
-    kept = client.beside(encoder)
+    kept = client.with_cached_features(encoder)
     assert isinstance(kept.public, Resident)
     torch.testing.assert_close(kept.public.rows(torch.arange(5))[0], encoder.trunk(seen))
     assert kept.info() == client.info() and client.info().public_shape == "(3, 64, 64)"

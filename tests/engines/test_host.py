@@ -297,7 +297,7 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
     """Weights, buffers and optimizer states, float64, exactly; sgd has momentum."""
     ends = {}
     for alive in (1, 256):
-        training = Training(rounds=3, batch=8, rate=0.02, optimizer=optimizer, momentum=0.9)
+        training = Training(rounds=3, batch_size=8, lr=0.02, optimizer=optimizer, momentum=0.9)
         method, clients = Local(), toys.clients(3)
         there = Host(
             clients,

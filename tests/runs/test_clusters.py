@@ -30,7 +30,7 @@ def client(toys, id, label=None, owns=("left", "right")):
 
 
 def run(toys, folder, name, clients, **options):
-    training = Training(rounds=2, batch=32, rate=0.02)
+    training = Training(rounds=2, batch_size=32, lr=0.02)
     return unalike.run(
         toys.method(name, pretraining=5) if name == "fmcsc" else toys.method(name),
         clients,

@@ -17,7 +17,7 @@ from unalike.runs import differences
 from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 
-ONCE = Training(rounds=1, batch=8)
+ONCE = Training(rounds=1, batch_size=8)
 
 
 class Broken(Dataset):
@@ -121,13 +121,13 @@ def test_settings_of_another_kind(tmp_path, toys, options, says):
     "made, says",
     [
         (
-            lambda: Training(rounds=0, raet=1),
+            lambda: Training(rounds=0, lrr=1),
             "2 problems in Training\n  rounds   must be at least 1, got 0.\n"
-            '  raet     There is no field "raet". Did you mean "rate"?',
+            '  lrr      There is no field "lrr". Did you mean "lr"?',
         ),
         (
-            lambda: Training(rate=True),
-            "1 problem in Training\n  rate   must be a number, got True.",
+            lambda: Training(lr=True),
+            "1 problem in Training\n  lr   must be a number, got True.",
         ),
         (
             lambda: unalike.FederationConfig(participation=2),
@@ -397,7 +397,7 @@ def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
 @pytest.mark.parametrize(
     "changed, says",
     [
-        ({"training": Training(rounds=2, batch=8)}, "training.rounds was 1, is 2"),
+        ({"training": Training(rounds=2, batch_size=8)}, "training.rounds was 1, is 2"),
         ({"safeguard": True}, "safeguard was False, is True"),
         ({"alone": True}, "alone was False, is True"),
         ({"seed": 1}, "seed was 0, is 1"),

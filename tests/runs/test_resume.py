@@ -49,7 +49,7 @@ def draws():
 TINY = {
     "name": "tiny",
     "algorithm": {"name": "fedmuscle", "peers": 1, "width": 8, "batch": 8},
-    "training": {"rounds": ROUNDS, "batch": 8, "rate": 0.01},
+    "training": {"rounds": ROUNDS, "batch_size": 8, "lr": 0.01},
     "federation": {"participation": 0.8, "dropout": 0.05, "quorum": 0},
     "data": {"name": "digits"},
     "public": {"size": 24},
@@ -244,7 +244,7 @@ def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
     "optimizer",
     [
         {"optimizer": "sgd", "momentum": 0.9},
-        {"optimizer": "adam", "clip": 0.5},
+        {"optimizer": "adam", "max_grad_norm": 0.5},
         {"optimizer": "adamw"},
     ],
 )

@@ -356,7 +356,7 @@ def descend(
 ) -> list[Parameters]:
     """Gradient steps from these parameters with a fresh optimizer, `turns` of them on each fusion set in turn, over all rows of a
     client or batches of them."""
-    first, subsets, batch = programs[0], programs[0].subsets(), programs[0].training.batch
+    first, subsets, batch = programs[0], programs[0].subsets(), programs[0].training.batch_size
     losses = [first.objective(subsets[at // turns % len(subsets)]) for at in range(steps)]
     first.model.train()
     for program in programs:
@@ -390,7 +390,7 @@ def descend(
         ends.isfinite().all()
     ):  # one of several: they are asked again one by one, and it is named then
         raise Diverged(
-            f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.rate"
+            f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.lr"
         )
     return after
 

@@ -59,7 +59,7 @@ class FedHeNN(Algorithm):
             self.work += (
                 len(kernel)
                 * self.training.epochs
-                * -(-len(self.client.train) // self.training.batch)
+                * -(-len(self.client.train) // self.training.batch_size)
             )
 
             def loss(x: Tensor | dict, y: Tensor) -> Tensor:

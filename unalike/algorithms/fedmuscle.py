@@ -93,7 +93,7 @@ class FedMuscle(Algorithm):
         "own"  # where projections begin; joint: in one space of all, found at once
     )
     local: float = 1.0  # of the heads' rate: how fast local epochs move what heads take
-    align_rate: float | None = None  # None: training.rate, a tenth of it where weights are held
+    align_rate: float | None = None  # None: training.lr, a tenth of it where weights are held
     opinion_rate: float | None = None  # None: as alignment's
     decay: bool = False  # both grow gentler from round to round, along a cosine to 0
     optimizers: Literal["one", "two"] = "two"  # one each for task and alignment, or one shared
@@ -492,7 +492,7 @@ class FedMuscle(Algorithm):
             z = self.recall(epoch, batch)
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
-            move(optimizer, self.training.clip)
+            move(optimizer, self.training.max_grad_norm)
             del z  # while a graph lives, a GPU cannot record the way back to its parameters
             return self.following(epoch, batch)
 
@@ -611,7 +611,7 @@ class FedMuscle(Algorithm):
 
         def descend(self, loss: Tensor, rows: int) -> float:
             self.work += rows
-            step(loss, self.learner("align"), self.training.clip)
+            step(loss, self.learner("align"), self.training.max_grad_norm)
             return float(loss.detach())
 
         def learner(self, name: str = "public") -> torch.optim.Optimizer:
@@ -620,7 +620,7 @@ class FedMuscle(Algorithm):
             rate = rate or how.align_rate
             if how.optimizers == "one" and rate is None:
                 return self.optimizer()
-            rate = rate or self.training.rate * (
+            rate = rate or self.training.lr * (
                 1 if all(p.requires_grad for p in self.model.parameters()) else GENTLE
             )
             optimizer = self.optimizer(name, rate)

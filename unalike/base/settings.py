@@ -2,7 +2,7 @@
 
 import re
 import reprlib
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,9 @@ class Settings(BaseModel):
     """Named values that are checked where they are given, and then stay."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    RENAMED: ClassVar[
+        dict[str, str]
+    ] = {}  # fields that had another name, for the error that says so
 
     def __init__(self, **given: Any):
         try:
@@ -60,8 +63,11 @@ def types(annotation: Any) -> list[Any]:
 def complaint(error: Any, owner: type[BaseModel]) -> Problem:
     """Where, and a sentence, for what pydantic found in settings of a kind."""
     where = ".".join(str(part) for part in error["loc"])
+    name = str(error["loc"][-1])
+    if error["type"] == "extra_forbidden" and name in getattr(owner, "RENAMED", {}):
+        return where, f'"{name}" is called "{owner.RENAMED[name]}" now.'  # type: ignore[attr-defined]
     if error["type"] == "extra_forbidden":
-        return where, unknown("field", str(error["loc"][-1]), owner.model_fields)
+        return where, unknown("field", name, owner.model_fields)
     return where, sentence([error], error["input"])
 
 

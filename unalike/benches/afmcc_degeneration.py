@@ -34,7 +34,11 @@ def run(study: Study) -> dict:
             pace[name] = steps * SUBSETS
         rows[name := f"fmcsc {word} the constraint"] = (
             scenario(study),
-            [f"algorithm={{name: fmcsc, constraint: {weight}}}", f"epochs={EPOCHS}", "batch=256"],
+            [
+                f"algorithm={{name: fmcsc, constraint: {weight}}}",
+                f"epochs={EPOCHS}",
+                "batch_size=256",
+            ],
         )
         pace[name] = EPOCHS
     rows = {

@@ -25,7 +25,7 @@ def run(study: Study) -> dict:
 
 
 def methods(dataset: str) -> dict[str, Sequence[str]]:
-    budget = ("rounds=5", f"epochs={10 if dataset == 'bdgp' else 25}", "batch=256")
+    budget = ("rounds=5", f"epochs={10 if dataset == 'bdgp' else 25}", "batch_size=256")
     return {
         "afmcc": (),
         "fmcsc": ("algorithm={name: fmcsc}", *budget),

@@ -24,7 +24,7 @@ from unalike.tasks.task import label_names
 from unalike.training.loop import Training, batches, build_optimizer
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
-TRAINING = Training(rounds=8, epochs=2, batch=16, optimizer="sgd", rate=0.05, weight_decay=0.0)
+TRAINING = Training(rounds=8, epochs=2, batch_size=16, optimizer="sgd", lr=0.05, weight_decay=0.0)
 
 
 def run(quick: bool = False) -> dict:
@@ -116,7 +116,7 @@ def by_hand(made: list[Client], training: Training) -> None:
             x, y = made[i].train.x, made[i].train.y
             for epoch in range(training.epochs):
                 for rows in batches(
-                    SAMPLES, training.batch, stream(0, "order", made[i].id, number, epoch)
+                    SAMPLES, training.batch_size, stream(0, "order", made[i].id, number, epoch)
                 ):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()

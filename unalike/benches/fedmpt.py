@@ -16,7 +16,7 @@ RATES = {  # each method's best of several on `choosing`, seed 100 (LOG.md)
     "linearprobe": 0.008,
     "zeroshot": 0.002,
 }
-METHODS = {name: [f"algorithm={{name: {name}}}", f"rate={rate}"] for name, rate in RATES.items()}
+METHODS = {name: [f"algorithm={{name: {name}}}", f"lr={rate}"] for name, rate in RATES.items()}
 CLASSES = 20
 SHOWN = ("mAP", "CF1", "OF1")
 PLAIN = ("alone=false", "evaluations=1", "checkpoint=1000")

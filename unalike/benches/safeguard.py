@@ -7,7 +7,7 @@ from unalike.benches import Study
 SETTINGS = {
     "as shipped": [],
     "one optimizer for task and alignment": ["optimizers=one", "align_rate=null"],
-    "rates three times too high": ["rate=0.003", "align_rate=0.01"],
+    "rates three times too high": ["lr=0.003", "align_rate=0.01"],
 }
 
 

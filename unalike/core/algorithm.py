@@ -178,8 +178,8 @@ class ClientProgram:
                 on,
                 optimizer or self.optimizer(),
                 orders,
-                self.training.batch,
-                self.training.clip,
+                self.training.batch_size,
+                self.training.max_grad_norm,
             )
         except Diverged:
             if (wrong := nonfinite_problem(data)) is not None:
@@ -230,7 +230,7 @@ class ClientProgram:
             return clustering_scores(self.groups(told["features"])[0], told["y"])
         data = self.held("common" if common else "test")
         return (
-            measure(self.model, data, self.client, self.training.batch)
+            measure(self.model, data, self.client, self.training.batch_size)
             if data is not None and len(data)
             else {}
         )

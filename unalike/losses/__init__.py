@@ -1,7 +1,12 @@
 """Losses on representations and on outputs. Know nothing of clients, models or rounds."""
 
 from unalike.losses.anchored import anchored_loss
-from unalike.losses.clustering import class_correlation, class_correlation_loss, fusion_contrast, reconstruction
+from unalike.losses.clustering import (
+    class_correlation,
+    class_correlation_loss,
+    fusion_contrast,
+    reconstruction,
+)
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
 from unalike.losses.contrastive import gramian_loss, infonce, nt_xent, pairwise_loss
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean

@@ -80,7 +80,7 @@ class AveragingProgram(ClientProgram):
         self.model.load_state_dict(parameters, strict=False)
         try:
             return (
-                measure(self.model, data, self.client, self.training.batch)
+                measure(self.model, data, self.client, self.training.batch_size)
                 if self.client.task.labelled
                 else self.embed()
             )

@@ -96,7 +96,7 @@ class PublicTrainingProgram(PublicDataProgram):
             self.learner(),
             orders,
             how.batch,
-            self.training.clip,
+            self.training.max_grad_norm,
         )
 
     def learner(self) -> torch.optim.Optimizer:
@@ -143,7 +143,7 @@ class PublicTraining(Algorithm):
 
     batch: int = 32  # rows of the public set at a time
     passes: int = 1  # walks through it a round
-    public_rate: float | None = None  # learning rate there, if not training.rate
+    public_rate: float | None = None  # learning rate there, if not training.lr
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         problems = (

@@ -238,7 +238,7 @@ class SubmodelProgram(AveragingProgram):
         other = self.made(units)
         other.load_state_dict(parameters)
         self.acclimatise(other)
-        return measure(other, self.client.test, self.client, self.training.batch)
+        return measure(other, self.client.test, self.client, self.training.batch_size)
 
     @query
     def evaluate(self, common: bool = False) -> dict[str, float]:
@@ -275,7 +275,7 @@ class SubmodelProgram(AveragingProgram):
         if rows > 1 and counted(model.train()):  # one row has no spread
             some = batches(
                 rows,
-                self.training.batch,
+                self.training.batch_size,
                 stream(self.seed, "statistics", self.client.id, self.round),
             )
             remeasure(model, (self.client.to_device(self.sampled(index)[0]) for index in some))

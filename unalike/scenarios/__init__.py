@@ -161,6 +161,9 @@ def room(told: dict[str, Any], key: str) -> str:
         "training": list(Training.model_fields),
         "federation": list(FederationConfig.model_fields),
     }
+    if (new := Training.RENAMED.get(key)) is not None:
+        other = f", or algorithm.{key}" if key in rooms["algorithm"] else ""
+        raise UserError(f"--set {key}: training.{key} is called {new} now; write {new}{other}")
     found = [name for name, its in rooms.items() if key in its]
     if len(found) > 1:
         raise UserError(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,14 +18,21 @@ Positive = Annotated[int, Field(ge=1)]
 class Training(Settings):
     """How much work everybody does and how; shared by every algorithm run on a scenario, so that comparisons do equal work."""
 
+    RENAMED: ClassVar[dict[str, str]] = {
+        "rate": "lr",
+        "batch": "batch_size",
+        "optimiser": "optimizer",
+        "clip": "max_grad_norm",
+    }
+
     rounds: Positive = 20
     epochs: Positive = 1  # local epochs a round
-    batch: Positive = 32
+    batch_size: Positive = 32
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    rate: Annotated[float, Field(gt=0)] = 1e-3
+    lr: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # SGD only
-    clip: Annotated[float, Field(gt=0)] | None = None  # largest norm of a gradient
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of a gradient
 
 
 class Diverged(ValueError):
@@ -36,7 +43,7 @@ def build_optimizer(
     parameters: Sequence[Tensor], training: Training, rate: float | None = None
 ) -> torch.optim.Optimizer:
     """Fused kernels do the same arithmetic in one call; they exist for floating parameters on CPU and CUDA."""
-    rate = rate or training.rate
+    rate = rate or training.lr
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match training.optimizer:
         case "adamw":
@@ -109,7 +116,7 @@ def train(
     mean = float(torch.stack(losses) @ losses[0].new_tensor(sizes)) / sum(sizes) if losses else 0.0
     if not math.isfinite(mean):
         raise Diverged(
-            f"the training loss became {mean}; lower training.rate (now {optimizer.param_groups[0]['lr']})"
+            f"the training loss became {mean}; lower training.lr (now {optimizer.param_groups[0]['lr']})"
         )
     return mean
 
@@ -162,7 +169,7 @@ class Stack:
         training: Training,
         rate: float | None = None,
     ):
-        self.model, self.count, self.clip = model, len(parameters), training.clip
+        self.model, self.count, self.clip = model, len(parameters), training.max_grad_norm
         trained = {name: p.requires_grad for name, p in model.named_parameters()}
         self.turned = {
             name: turn(torch.stack([each[name].detach() for each in parameters]))
