@@ -14,6 +14,7 @@ from unalike.data.resident import Resident, resident
 from unalike.data.samples import sized
 from unalike.models import build_encoder
 from unalike.models.efficientnet import EfficientNetLite
+from unalike.models.model import find_trunk
 from unalike.tasks import Classification
 from unalike.training.loop import Training
 
@@ -156,7 +157,7 @@ def test_public_pictures_are_no_larger_than_a_clients_own():
         "every pixel counts, or noise would be left"
     )
     encoder = client.encoder(0)
-    kept = client.with_cached_features(encoder)
+    kept = client.with_cached_features(find_trunk(encoder))
     assert isinstance(kept.public, Resident)
     torch.testing.assert_close(kept.public.rows(torch.arange(5))[0], encoder.trunk(seen))
     assert kept.info() == client.info() and client.info().public_shape == "(3, 64, 64)"

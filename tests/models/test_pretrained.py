@@ -5,6 +5,7 @@ from importlib import util
 
 import pytest
 import torch
+from pretrained import small
 
 from unalike.models import build_encoder
 from unalike.models.efficientnet import EfficientNetLite, found
@@ -174,54 +175,6 @@ def test_missing_or_other_weights_are_told(tmp_path, monkeypatch):
 
 
 # models of the hub: small random ones, saved to disk
-
-
-def small(kind):
-    t = pytest.importorskip("transformers")
-    plain = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    pyramid = {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
-    return {
-        "vit": lambda: t.ViTModel(t.ViTConfig(**plain, image_size=32, patch_size=8)),
-        "dinov2": lambda: t.Dinov2Model(t.Dinov2Config(**plain, image_size=28, patch_size=7)),
-        "registers": lambda: t.Dinov2WithRegistersModel(
-            t.Dinov2WithRegistersConfig(**plain, image_size=28, patch_size=7)
-        ),
-        "swin": lambda: t.SwinModel(
-            t.SwinConfig(
-                image_size=32,
-                patch_size=4,
-                embed_dim=8,
-                depths=[1, 1],
-                num_heads=[1, 2],
-                window_size=4,
-            )
-        ),
-        "convnext": lambda: t.ConvNextModel(t.ConvNextConfig(**pyramid, image_size=128)),
-        "resnet": lambda: t.ResNetModel(
-            t.ResNetConfig(embedding_size=8, **pyramid, layer_type="basic")
-        ),
-        "segformer": lambda: t.SegformerModel(
-            t.SegformerConfig(
-                num_encoder_blocks=2,
-                hidden_sizes=[8, 8],
-                depths=[1, 2],
-                num_attention_heads=[1, 1],
-                sr_ratios=[2, 1],
-                patch_sizes=[3, 3],
-                strides=[4, 2],
-                mlp_ratios=[1, 1],
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            )
-        ),
-        "bert": lambda: t.BertModel(t.BertConfig(**plain, vocab_size=20)),
-    }[kind]()
-
 
 ADAPTED = {
     "vit": "attention",

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from pretrained import save_reader
 
 import unalike
 from unalike import Classification, Client, FedMuscle, Training
@@ -14,53 +15,11 @@ t = pytest.importorskip("transformers")
 TEXTS = ["a dog runs", "a cat sleeps", "the dog sleeps", "cat", "a the a the", "runs runs"]
 
 
-def saved(folder, kind, words):
-    """A small random model whose tokenizer knows these words, in this order, after its own."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    known = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
-    tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    t.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    model = {
-        "bert": lambda: t.BertModel(
-            t.BertConfig(
-                hidden_size=16,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                intermediate_size=16,
-                vocab_size=20,
-                max_position_embeddings=12,
-            )
-        ),
-        "distilbert": lambda: t.DistilBertModel(
-            t.DistilBertConfig(
-                dim=8,
-                n_layers=1,
-                n_heads=2,
-                hidden_dim=16,
-                vocab_size=20,
-                max_position_embeddings=12,
-            )
-        ),
-    }[kind]()
-    model.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def two(tmp_path):
     words = ["a", "the", "dog", "cat", "runs"], ["sleeps", "runs", "dog", "a"]
     return [
-        saved(tmp_path / kind, kind, its)
+        save_reader(tmp_path / kind, kind, its)
         for kind, its in zip(("bert", "distilbert"), words, strict=True)
     ]
 

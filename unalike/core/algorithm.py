@@ -22,7 +22,7 @@ from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape, validate_request
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.autoencoder import Autoencoder, marked
-from unalike.models.model import Model, width_of
+from unalike.models.model import Model, find_trunk, width_of
 from unalike.models.submodels import flops
 from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
 from unalike.training.loop import Diverged, GraphedStep, Training, batches, build_optimizer, train
@@ -65,7 +65,7 @@ class ClientProgram:
     def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
         self.algorithm, self.training, self.seed = algorithm, training, seed
         encoder = client.encoder(seed).to(client.device, client.dtype)
-        self.client = client.with_cached_features(encoder)
+        self.client = client.with_cached_features(find_trunk(encoder))
         with scope(seed, "build", client.id):
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}

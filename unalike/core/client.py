@@ -158,16 +158,18 @@ class Client:
         ]
         return torch.stack(parts).any(0)
 
-    def with_cached_features(self, encoder: nn.Module) -> "Client":
+    def with_cached_features(self, trunk: Callable[[Any], Any] | None) -> "Client":
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
-        trunk: Any = encoder.trunk if getattr(encoder, "fixed", False) else None
 
         def seen(bring: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+            if trunk is None:
+                return None
+
             def look(x: Any) -> Any:
                 with torch.no_grad():
                     return trunk(bring(x))
 
-            return look if trunk else None
+            return look
 
         kept: dict[str, Any] = {
             name: resident(getattr(self, name), self.device, seen(self.to_device))

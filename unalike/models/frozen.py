@@ -8,8 +8,7 @@ from torch import nn
 class Frozen(nn.Module):
     """An encoder some of whose weights may be held. Its `state_dict` leaves these out: whoever builds the encoder again has them again.
 
-    `trunk(x)`, where there is one, is what lies before the first weight that learns: where it is `fixed` its output never changes, so that
-    it can be kept instead of the input, and `forward` takes either. Other encoders may have one too, such as those that number words.
+    It need not have a trunk (`find_trunk` in model.py): adapters may learn in every layer.
     """
 
     def __init__(self) -> None:
@@ -19,6 +18,7 @@ class Frozen(nn.Module):
 
     @property
     def fixed(self) -> bool:
+        """Whether weights are held; then the output of a trunk, where there is one, never changes."""
         return bool(self.held)
 
     def hold(self) -> None:

@@ -1,6 +1,7 @@
 """What a client trains: encoder, projection, head. Knows nothing of clients or methods."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,3 +79,17 @@ def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:
             f"{tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}"
         )
     return out.shape[1]
+
+
+def find_trunk(encoder: nn.Module) -> Callable[[Any], Any] | None:
+    """The `trunk` of an encoder whose output can be kept instead of the input, or None.
+
+    Any encoder may have one, frozen or not: `trunk(x)` is what lies before the first weight that
+    learns, `fixed` says that its output never changes, and `forward` takes that as well as the input.
+    An encoder with only one of the two has none.
+
+    >>> find_trunk(nn.Linear(2, 2)) is None
+    True
+    """
+    trunk = getattr(encoder, "trunk", None)
+    return trunk if callable(trunk) and getattr(encoder, "fixed", False) is True else None

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from unalike.models.model import find_trunk
+
 LETTERS = torch.int32  # texts as code points; other whole numbers are words already
 PRIME = 2_147_483_647
 BASE = 257
@@ -102,18 +104,18 @@ class Pair(nn.Module):
             for name, told in zip(self.names, (image, text), strict=True)
         ]
         self.width, self.parts = width, nn.ModuleList(parts)
-        self.fixed = any(getattr(part, "fixed", False) for part in parts)
+        self.fixed = any(find_trunk(part) is not None for part in parts)
         self.joint = nn.ModuleList(
             nn.Linear(int(getattr(part, "width", 0)), width) for part in parts
         )
 
     def trunk(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """What encoders with a fixed trunk make of theirs."""
-        parts: Any = self.parts
-        return {
-            name: part.trunk(x[name]) if getattr(part, "fixed", False) else x[name]
-            for name, part in zip(self.names, parts, strict=True)
-        }
+        seen = {}
+        for name, part in zip(self.names, self.parts, strict=True):
+            trunk = find_trunk(part)
+            seen[name] = x[name] if trunk is None else trunk(x[name])
+        return seen
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
         return torch.stack(
