@@ -14,6 +14,7 @@ from unalike import Classification, Client, FedAvg, FedMuscle, Training, cli
 from unalike.base.message import size
 from unalike.data.texts import written
 from unalike.models import build_encoder
+from unalike.models.hub import check_folder
 from unalike.models.model import find_trunk
 
 transformers = pytest.importorskip("transformers")
@@ -169,6 +170,17 @@ def test_a_pair_takes_a_hub_model_that_has_no_trunk_beside_a_reader_that_has_one
     torch.testing.assert_close(pair(kept), pair(x))
 
 
+@pytest.mark.parametrize("name", ["/no/where", "./vit", "~/vit", "models/of/mine"])
+def test_a_folder_that_is_not_there_is_told_before_anything_is_fetched(name):
+    with pytest.raises(ValueError, match=f"'{name}': there is no such folder; give a folder"):
+        check_folder("reader", name)
+
+
+def test_a_folder_or_a_name_on_the_hub_is_left_to_transformers(folders):
+    for name in (folders["vit"], "owner/model", "model"):
+        check_folder("hub", name)
+
+
 @pytest.fixture
 def run_scenario(tmp_path, monkeypatch, capsys):
     """Runs `unalike run` with a client for each folder; returns exit code and what it said."""
@@ -209,3 +221,11 @@ def test_a_scenario_names_a_folder(run_scenario, folders, tmp_path):
     code, said = run_scenario(folders["vit"], folders["resnet"])
     assert code == 0 and "Traceback" not in said
     assert len(update_bytes(tmp_path / "run")) == 2
+
+
+def test_a_scenario_with_a_wrong_folder_ends_with_one_sentence(run_scenario, tmp_path):
+    code, said = run_scenario("./nowhere")
+    sentence = "hub cannot load './nowhere': there is no such folder; give a folder that"
+    assert code == 2 and "Traceback" not in said
+    assert said.count("nowhere") == 1 and sentence in " ".join(said.split())
+    assert not (tmp_path / "run").exists()

@@ -1,6 +1,7 @@
 """Image encoders in the format of Hugging Face (ViT, DINOv2, Swin, ConvNeXt, ResNet and their like), whole or with LoRA. Knows no tasks."""
 
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,6 +96,7 @@ def loaded(name: str) -> tuple[Any, dict[str, Any]]:
 
 def fetched(name: str) -> tuple[Any, dict[str, Any]]:
     """A whole model, and how its images are prepared."""
+    check_folder("hub", name)
     try:
         from transformers import AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
@@ -113,6 +115,16 @@ def fetched(name: str) -> tuple[Any, dict[str, Any]]:
     return model, HALF | {
         key: told[key] for key in (*HALF, "size", "crop_size") if told.get(key) is not None
     }
+
+
+def check_folder(encoder: str, name: str) -> None:
+    """Raises ValueError where a name can only be a folder's (no name on the hub has two slashes) and no folder is there."""
+    is_path = name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
+    if is_path and not os.path.isdir(name):
+        raise ValueError(
+            f"{encoder} cannot load {name!r}: there is no such folder; give a folder that save_pretrained wrote, "
+            "or a name on the hub, owner/model"
+        )
 
 
 def side_of(config: Any, told: dict[str, Any], shape: Sequence[int]) -> int:

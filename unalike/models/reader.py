@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.models.frozen import Frozen
-from unalike.models.hub import adapt
+from unalike.models.hub import adapt, check_folder
 from unalike.models.pairs import LETTERS
 
 NONE = -1  # where a text has no more tokens: 0 is a token of some tokenizers
@@ -88,6 +88,7 @@ def mean(tokens: Tensor, mask: Tensor) -> Tensor:
 
 def fetched(name: str) -> tuple[nn.Module, Any]:
     """A model of texts without its pooler, and its tokenizer."""
+    check_folder("reader", name)
     try:
         from transformers import AutoModel, AutoTokenizer
     except ImportError:
