@@ -21,9 +21,10 @@ from unalike.core.privacy import Privacy
 from unalike.cross_silo import flare
 from unalike.cross_silo import flare_kits as kits
 from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo.policy import ALLOWED
 from unalike.runs.run_folder import Folder
 
-PROGRAM = kits.ALLOWED["server"][1]
+PROGRAM = ALLOWED["server"][1]
 LIMIT = 240.0  # seconds until a job must have ended
 
 
@@ -72,9 +73,9 @@ def methods(folder):
                 )
             )
         )
+        told = {"ended": why, "read": [id for id in here.ids if read(session._session(), id)]}
     finally:
         session.close()
-    told = {"ended": why}
     for case, run in runs.items():
         problem, results = run.read_json("problem.json"), run.results
         if problem or results is None:
@@ -182,6 +183,80 @@ def storm(folder, rounds=140, kills=50):
         "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'),
         "left": left(folder, here),
     }
+
+
+def loosen(kit, authorization=False, guards=False):
+    """Undo what we wrote for a site; FLARE's default authorization counts then."""
+    path = kit / "local" / "resources.json"
+    resources = json.loads(path.read_text())
+    if authorization:
+        (kit / "local" / "authorization.json").unlink()
+        resources["class_allow_list"] = ["*"]
+    if guards:
+        del resources["app_validator"]
+        resources["components"] = [c for c in resources["components"] if "guard" not in c["path"]]
+    path.write_text(json.dumps(resources))
+
+
+def attack(place, custom):
+    """A job that runs its own code at every site, or names a class that is installed there and not ours."""
+    flare.Job(PROGRAM, {"folders": [], "timeout": 1.0}, 1).write(place)
+    config = place / "app" / "config" / "config_fed_client.json"
+    told = json.loads(config.read_text())
+    told["executors"][0]["executor"] = {
+        "path": "attack.Attack" if custom else "organisations.Attack",
+        "args": {},
+    }
+    config.write_text(json.dumps(told))
+    if custom:
+        (place / "app" / "custom").mkdir()
+        (place / "app" / "custom" / "attack.py").write_text("from organisations import Attack")
+
+
+def read(session, site):
+    """A site's log as its administrator gets it, None if refused."""
+    try:
+        text = session.cat_target(site, file="log.txt")
+    except Exception:
+        return None
+    return text if "FederatedClient" in text else None
+
+
+def over(session, number):
+    """How a job ended, None before."""
+    status = str(session.get_job_status(number))
+    return status if status.startswith("FINISHED") else None
+
+
+def administrator(folder):
+    """The administrator of a network attacks its sites, with a server that allows everything. Site a has our authorization
+    and no guards, b has the guards alone, and c neither: there the attacks succeed. Then our run, with all three."""
+    here = federation(folder)
+    loosen(here.kits / "localhost", authorization=True)
+    loosen(here.kits / "a", guards=True)
+    loosen(here.kits / "b", authorization=True)
+    loosen(here.kits / "c", authorization=True, guards=True)
+    session = flare.Session(here)
+    told = {}
+    try:
+        here.start()
+        known = session._session()
+        while len(known.get_connected_client_list()) < 3:
+            time.sleep(0.3)
+        told["read"] = [id for id in here.ids if read(known, id)]
+        for kind in ("custom", "installed"):
+            attack(folder / kind, custom=kind == "custom")
+            number = known.submit_job(str(folder / kind))
+            wait(lambda number=number: over(known, number), 60.0)
+            told[kind] = [id for id in here.ids if (here.kits / id / "attacked").exists()]
+            for id in told[kind]:
+                (here.kits / id / "attacked").unlink()
+        run = organisations.prepared(folder / "away", "fedavg")
+        wait(session.submit(flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)))
+    finally:
+        session.close()
+    organisations.here(folder / "here", "fedavg")
+    return {**told, **organisations.same(run.path, folder / "here", sites(here))}
 
 
 def stranger(folder):

@@ -40,6 +40,13 @@ class Slow(nn.Module):
         return self.layer(x)
 
 
+class Attack:
+    """A class that is installed at the sites and that no job of ours names."""
+
+    def __init__(self):
+        Path("attacked").touch()  # in the site's startup kit
+
+
 def make(run, id, seconds=0.0, alike=False, least=None):
     """The client of that id, as it would be here; or one like the first, but for its id."""
     torch.set_num_threads(1)

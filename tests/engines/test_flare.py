@@ -37,6 +37,10 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
     assert there["apart"] <= 1e-9 and there["same_ledger"]
 
 
+def test_logs_of_sites_are_not_read(seen):
+    assert seen["read"] == []
+
+
 def test_privacy_goes_with_the_terms(seen):
     there = seen["private"]
     assert (
@@ -73,6 +77,14 @@ def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
     assert sum(there["killed"].values()) >= 50 and there["killed"]["program"] == 5
     assert there["rounds"] == 140 and there["apart"] <= 1e-9 and there["same_ledger"]
     assert not there["left"], "processes outlived the federation"
+
+
+@faults
+def test_an_administrator_cannot_run_code_or_read_logs_at_a_site(tmp_path):
+    """Site a keeps to its authorization, b has guards, and c is as FLARE leaves it, so that the attacks are seen to work."""
+    there = told(tmp_path, "administrator")["administrator"]
+    assert there["read"] == there["custom"] == there["installed"] == ["c"]
+    assert there["apart"] <= 1e-9 and there["same_ledger"], "our run"
 
 
 @faults
@@ -135,21 +147,29 @@ def test_a_startup_kit_that_is_none_is_told(tmp_path):
         join(tmp_path, tmp_path / "client.yaml")
 
 
-def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
-    from unalike.cross_silo import flare
+@pytest.fixture
+def here(tmp_path):
+    """A federation on this machine that was not started."""
     from unalike.cross_silo import flare_kits as kits
 
-    flare.Job(kits.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
-    assert sorted(path.suffix for path in tmp_path.rglob("*") if path.is_file()) == [".json"] * 3
     here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
-    default = json.loads((here.kits / "a" / "local" / "resources.json.default").read_text())[
-        "class_allow_list"
-    ]
-    allowed = json.loads((here.kits / "a" / "local" / "resources.json").read_text())
-    assert (
-        set(allowed["class_allow_list"]) - set(default) == set(kits.ALLOWED["client"])
-        and not allowed["allow_log_streaming"]
-    )
+    yield here
+    here.stop()
+
+
+def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path, here):
+    from unalike.cross_silo import flare, policy
+
+    job = tmp_path / "job"
+    flare.Job(policy.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(job)
+    assert sorted(path.suffix for path in job.rglob("*") if path.is_file()) == [".json"] * 3
+    for kit, which in (("a", "client"), ("localhost", "server")):
+        allowed = json.loads((here.kits / kit / "local" / "resources.json").read_text())
+        assert (
+            allowed["class_allow_list"] == policy.ALLOWED[which]
+            and not allowed["allow_log_streaming"]
+        )
+        assert allowed["class_list_enforcement_mode"] == "enforce"
     target = json.loads((here.kits / "localhost" / "startup" / "fed_server.json").read_text())[
         "servers"
     ][0]
@@ -157,6 +177,186 @@ def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path):
         target["service"]["target"].startswith("localhost:")
         and target["connection_security"] == "mtls"
     )
+
+
+def permits(kit, role, right):
+    """What FLARE makes of a kit's authorization, for a person of another organisation."""
+    from nvflare.fuel.sec.authz import AuthzContext, Person
+    from nvflare.security.security import FLAuthorizer
+
+    authorizer = FLAuthorizer(
+        "hospital", json.loads((kit / "local" / "authorization.json").read_text())
+    )
+    return authorizer.authorize(
+        AuthzContext(right, Person("eve", "network", role), Person("eve", "network", role))
+    )[0]
+
+
+def test_an_administrator_may_run_our_job_and_nothing_else(here):
+    commands = [
+        "cat",
+        "ls",
+        "tail",
+        "head",
+        "grep",
+        "pwd",
+        "get_job_log",
+        "download_job",
+        "configure_site_log",
+        "configure_job_log",
+        "shutdown",
+        "restart",
+        "sys_info",
+        "report_env",
+        "call",
+        "app_command",
+        "show_errors",
+        "clone_job",
+        "byoc",
+    ]
+    for kit in (here.kits / "a", here.kits / "localhost"):
+        assert all(
+            permits(kit, "project_admin", right)
+            for right in ("submit_job", "abort_job", "get_job_meta", "check_status")
+        )
+        assert permits(kit, "lead", "submit_job") and not permits(kit, "member", "submit_job")
+        for role in ("project_admin", "org_admin", "lead", "member", "stranger"):
+            assert not [right for right in commands if permits(kit, role, right)], role
+
+
+def test_a_site_deletes_jobs_that_are_not_ours(tmp_path):
+    from unalike.cross_silo import flare, guard, policy
+
+    flare.Job(policy.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
+    app, check = tmp_path / "app", guard.JobGuard().validate
+    (app / ".__nvfl_sig.json").write_text("{}")  # as it comes from the server
+    assert check(str(app)) == ("", {})
+    more = app / "custom" / "code.py"
+    more.parent.mkdir()
+    more.symlink_to("elsewhere")
+    assert "has no file custom/code.py" in check(str(app))[0]
+    more.unlink()
+    config = app / "config" / "config_fed_client.json"
+    ours = json.loads(config.read_text())
+    config.write_text(
+        json.dumps(
+            ours
+            | {"components": [*ours["components"], {"id": "b", "path": "os.system", "args": {}}]}
+        )
+    )
+    assert "is of another" in check(str(app))[0]
+    config.unlink()
+    assert "can be read" in check(str(app))[0]
+
+
+def joined(kit, monkeypatch):
+    """`unalike join` with a client's kit, until it would become FLARE's process."""
+    from unalike.cross_silo import flare_kits as kits
+
+    started = []
+    monkeypatch.setattr(kits.os, "execv", lambda *command: started.append(command))
+    kits.join(kit, organisations.describe(kit.parent, "a", alike=True))
+    assert started
+
+
+def test_join_replaces_an_authorization_that_allows_more_and_says_so(
+    tmp_path, here, monkeypatch, capsys
+):
+    monkeypatch.setenv("UNALIKE_CLIENT", "")
+    monkeypatch.setattr("unalike.scenarios.client_config.member", lambda file: None)
+    kit = here.kits / "a"
+    path = kit / "local" / "authorization.json"
+    ours = path.read_text()
+    joined(kit, monkeypatch)
+    assert path.read_text() == ours and not capsys.readouterr().err, (
+        "its own file is not worth a word"
+    )
+    loose = json.dumps({"format_version": "1.0", "permissions": {"project_admin": "any"}})
+    for text in (
+        loose,
+        ours.replace('"byoc": "none"', '"byoc": "o:network"'),
+        ours.replace('"member"', '"guest"'),
+        "not JSON",
+    ):
+        path.write_text(text)
+        joined(kit, monkeypatch)
+        assert "allowed others more than unalike's jobs and was replaced" in capsys.readouterr().err
+        assert (
+            path.read_text() == ours
+            and path.with_name("authorization.json.replaced").read_text() == text
+        )
+    strict = json.dumps(
+        {
+            "format_version": "1.0",
+            "permissions": {"project_admin": {"submit_job": "n:ada@clinic.org", "byoc": "none"}},
+        }
+    )
+    path.write_text(strict)
+    joined(kit, monkeypatch)
+    assert path.read_text() == strict and not capsys.readouterr().err, "a site may allow less"
+
+
+def test_join_lets_only_its_owner_read_a_key(tmp_path, monkeypatch):
+    from unalike.cross_silo import flare_kits as kits
+
+    monkeypatch.setenv("UNALIKE_CLIENT", "")
+    monkeypatch.setattr("unalike.scenarios.client_config.member", lambda file: None)
+    kits.provision(tmp_path, ["a"])
+    kit = tmp_path / "unalike" / "prod_00" / "a"
+    (kit / "startup" / "client.key").chmod(0o644)
+    joined(kit, monkeypatch)
+    assert (kit / "startup" / "client.key").stat().st_mode & 0o777 == 0o600 and (
+        kit / "startup"
+    ).stat().st_mode & 0o777 == 0o700
+
+
+def secrets(folder):
+    """Files below a folder that hold a private key; links are not followed."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [
+        path
+        for path in files
+        if b"PRIVATE KEY" in path.read_bytes() or b"pri_key" in path.read_bytes()
+    ]
+
+
+def test_a_run_folder_has_no_private_key(tmp_path):
+    from unalike.cross_silo import flare_kits as kits
+
+    old = tmp_path / "flare" / "unalike"  # as earlier versions left it
+    for path in (old / "state" / "cert.json", old / "prod_00" / "a" / "startup" / "client.key"):
+        path.parent.mkdir(parents=True)
+        path.write_text("root_pri_key: PRIVATE KEY")
+    here = kits.Local(tmp_path / "flare", ["a", "b"], tmp_path)
+    place = Path(here.nest.name)
+    assert not secrets(tmp_path) and place.stat().st_mode & 0o777 == 0o700
+    keys = secrets(place)
+    assert {path.relative_to(place / "unalike" / "prod_00").as_posix() for path in keys} == {
+        "a/startup/client.key",
+        "b/startup/client.key",
+        "localhost/startup/server.key",
+        f"{kits.ADMIN}/startup/client.key",
+    }
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in keys)
+    assert (here.kits / "a" / "startup" / "client.key").read_bytes() == keys[0].parents[2].joinpath(
+        "a/startup/client.key"
+    ).read_bytes()
+    here.stop()
+    assert not place.exists() and not list(tmp_path.rglob("*.key"))
+
+
+def test_a_federation_that_is_started_again_has_new_keys_and_its_clients_files(tmp_path):
+    from unalike.cross_silo import flare_kits as kits
+
+    authorities = []
+    for content in ("first", "second"):
+        here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
+        file = here.kits / "a" / "local" / "client.yaml"
+        assert content == "first" or file.read_text() == "first"
+        file.write_text(content)
+        authorities.append((here.kits / "a" / "startup" / "rootCA.pem").read_bytes())
+        here.stop()
+    assert authorities[0] != authorities[1]
 
 
 def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch):

@@ -25,7 +25,8 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.flare_kits import ALLOWED, Local
+from unalike.cross_silo.flare_kits import Local
+from unalike.cross_silo.policy import ALLOWED, client_config
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
 
@@ -106,20 +107,8 @@ class Job:
             ],
             "components": [{"id": "program", **part(self.program, **self.args)}],
         }
-        client = {
-            "format_version": 2,
-            "task_data_filters": [],
-            "task_result_filters": [],
-            "executors": [
-                {
-                    "tasks": ["*"],
-                    "executor": part(ALLOWED["client"][0], client_obj_id="organisation"),
-                }
-            ],
-            "components": [{"id": "organisation", **part(ALLOWED["client"][1])}],
-        }
         (to / "app" / "config").mkdir(parents=True)
-        for name, told in (("config_fed_server", server), ("config_fed_client", client)):
+        for name, told in (("config_fed_server", server), ("config_fed_client", client_config())):
             (to / "app" / "config" / f"{name}.json").write_text(json.dumps(told))
         about = {
             "name": "unalike",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,18 +15,9 @@ from pathlib import Path
 from unalike.base.errors import UserError
 from unalike.cross_silo import prefork as nursery
 from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo.policy import ALLOWED, COMMAND_GUARD, JOB_GUARD, write_authorization
 
 ADMIN = "admin@unalike.org"
-ALLOWED = {
-    "server": [
-        "nvflare.collab.runtime.controller.CollabController",
-        "unalike.cross_silo.flare.Program",
-    ],
-    "client": [
-        "nvflare.collab.runtime.executor.CollabExecutor",
-        "unalike.cross_silo.flare.Organisation",
-    ],
-}
 IMPORTS = [
     "nvflare.private.fed.app.client.worker_process",
     "nvflare.private.fed.app.server.runner_process",
@@ -42,7 +34,10 @@ IMPORTS = [
 
 class Local:
     """A server and a site for each client, provisioned and started here, on loopback only. Processes of jobs are forked from one that has
-    made their imports, seconds of work each; not where there is a GPU, which may not be used in a fork."""
+    made their imports, seconds of work each; not where there is a GPU, which may not be used in a fork.
+
+    Certificates and keys are made anew each time. The keys are in a temporary folder that only its owner enters, and
+    go with it; the kits have links to them. What a resumed run needs is in `local` of each kit."""
 
     def __init__(self, folder: Path, ids: list[str], config: Path):
         self.kits, self.ids = folder / "unalike" / "prod_00", ids
@@ -53,14 +48,15 @@ class Local:
             raise UserError(
                 f'FLARE knows sites by letters, digits, "-", "_" and "."; "{odd[0]}" has others'
             )
-        if not self.kit.exists():
-            provision(folder, ids)
-            for name in ["localhost", *ids]:
-                allow(self.kits / name, fast=True)
-            for id in ids:
-                (self.kits / id / "local" / "client.yaml").write_text(
-                    json.dumps({"scenario": str(config), "client": id})
-                )
+        provision(Path(self.nest.name), ids)
+        adopt(Path(self.nest.name) / "unalike" / "prod_00", self.kits)
+        shutil.rmtree(folder / "unalike" / "state", ignore_errors=True)  # keys of earlier versions
+        for name in ["localhost", *ids]:
+            allow(self.kits / name, fast=True)
+        for id in ids:
+            file = self.kits / id / "local" / "client.yaml"
+            if not file.exists():
+                file.write_text(json.dumps({"scenario": str(config), "client": id}))
 
     def start(self) -> list[str]:
         """Whoever is not running; who that was."""
@@ -94,7 +90,18 @@ class Local:
 
     def stop(self) -> None:
         keeper.stop(self.processes.values())
+        for link in self.kits.glob("*/startup/*.key"):
+            link.unlink()
         self.nest.cleanup()
+
+
+def adopt(new: Path, kits: Path) -> None:
+    """Copy startup kits over those of earlier times, but for their keys: these are linked."""
+    shutil.copytree(new, kits, ignore=shutil.ignore_patterns("*.key"), dirs_exist_ok=True)
+    for key in new.glob("*/startup/*.key"):
+        link = kits / key.relative_to(new)
+        link.unlink(missing_ok=True)
+        link.symlink_to(key)
 
 
 def join(kit: Path, client: Path | None) -> None:
@@ -117,9 +124,23 @@ def join(kit: Path, client: Path | None) -> None:
         with suppress(KeyError):  # a factory may want to know of the run
             member(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
-    allow(kit)
+    protect(kit)
+    if replaced := allow(kit):
+        print(replaced, file=sys.stderr, flush=True)
     command = keeper.command(site_command(kit, server), parent=0)
     os.execv(command[0], command)
+
+
+def protect(kit: Path) -> None:
+    """Only its owner may read a startup kit's keys; kits come in archives that do not say so."""
+    for path in [kit / "startup", *(kit / "startup").glob("*.key")]:
+        try:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        except OSError as error:  # somebody else's, or a disk that is only read
+            print(
+                f"{path} should be readable by its owner alone, and cannot be made so: {error}",
+                file=sys.stderr,
+            )
 
 
 def site_command(kit: Path, server: bool) -> list[str]:
@@ -191,23 +212,31 @@ def provision(folder: Path, ids: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with redirect_stdout(io.StringIO()):
         Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
+    shutil.rmtree(
+        folder / "unalike" / "state"
+    )  # the authority's key, and all others once more: nobody needs it again
 
 
-def allow(kit: Path, fast: bool = False) -> None:
-    """Let a site's startup kit build the two classes of our jobs, and no others that are not on its list. `fast`: on one machine,
-    where nobody needs to be spared, jobs are looked for every second, and their processes are nursed."""
+def allow(kit: Path, fast: bool = False) -> str | None:
+    """Let a site's startup kit run our job, and nothing else. `fast`: on one machine, where nobody needs to be spared,
+    jobs are looked for every second, and their processes are nursed.
+
+    Returns: what was replaced for that, as a sentence, None if nothing was.
+    """
     which = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
     given = kit / "local" / "resources.json"
     told = json.loads(
         (given if given.exists() else given.with_name("resources.json.default")).read_text()
     )
-    told["class_allow_list"] = [
-        *dict.fromkeys([*told.get("class_allow_list", []), *ALLOWED[which]])
-    ]
-    told["allow_log_streaming"] = False
+    told["class_allow_list"] = ALLOWED[which]
+    told["class_list_enforcement_mode"] = "enforce"
+    told["allow_log_streaming"] = False  # logs stay at home
     told["components"] = [
-        c for c in told["components"] if c["id"] != "site_log_streamer"
-    ]  # logs stay at home
+        c for c in told["components"] if c["id"] not in ("site_log_streamer", COMMAND_GUARD["id"])
+    ]
+    if which == "client":
+        told["app_validator"] = JOB_GUARD
+        told["components"].append(COMMAND_GUARD)
     for component in told["components"]:
         if fast and component["id"] == "job_scheduler":
             component["args"] |= {
@@ -222,6 +251,7 @@ def allow(kit: Path, fast: bool = False) -> None:
     if fast and "snapshot_persistor" in told:
         told["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "snapshots")
     given.write_text(json.dumps(told, indent=1))
+    return write_authorization(given.parent)
 
 
 def free_port() -> int:
