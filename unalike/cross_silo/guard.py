@@ -1,7 +1,7 @@
-"""Runs in a site's FLARE process and refuses what is not our job, whoever asks. Knows FLARE and our policy.
+"""Runs in a site's FLARE process and refuses what is not our job, whoever asks.
 
-`authorization.json` is not enough for that: FLARE's client believes the server who an administrator is, and
-whether a command needs to be authorised. A server that lies gets no further than this.
+`authorization.json` is not enough for that: FLARE's client believes the server who an administrator
+is, and whether a command needs to be authorised. A server that lies gets no further than this.
 """
 
 import json
@@ -18,10 +18,7 @@ from unalike.cross_silo.policy import client_config
 
 CONFIG = Path("config/config_fed_client.json")
 FILES = {CONFIG, Path("config/config_fed_server.json")}  # of our job, as a site gets it
-SIGNATURES = {
-    NVFLARE_SIG_FILE,
-    NVFLARE_SUBMITTER_CRT_FILE,
-}  # FLARE puts these beside them and checks them
+SIGNATURES = {NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE}  # put beside them by FLARE
 TOPICS = {
     TrainingTopic.ABORT,
     TrainingTopic.CANCEL_RESOURCE,
@@ -42,15 +39,11 @@ class JobGuard(AppValidator):
         Returns: why it is refused, "" for ours; and what FLARE should know of it, nothing.
         """
         app = Path(app_folder)
-        files = [
-            path.relative_to(app)
-            for path in app.rglob("*")
-            if path.is_symlink() or not path.is_dir()
-        ]
-        if others := sorted(
-            path for path in files if path not in FILES and path.name not in SIGNATURES
-        ):
-            return f"this site runs unalike's job, which has no file {others[0]}", {}
+        for path in sorted(app.rglob("*")):
+            file = path.relative_to(app)
+            folder = path.is_dir() and not path.is_symlink()
+            if not folder and file not in FILES and file.name not in SIGNATURES:
+                return f"this site runs unalike's job, which has no file {file}", {}
         try:
             config = json.loads((app / CONFIG).read_text())
         except (OSError, ValueError) as error:
@@ -61,8 +54,8 @@ class JobGuard(AppValidator):
 
 
 class CommandGuard(FLComponent):
-    """A component of a site's FLARE process. It leaves it no commands but those that a job needs: none reads files,
-    changes logs or stops the site."""
+    """A component of a site's FLARE process, which leaves it only commands that a job needs: none
+    reads files, changes logs or stops the site."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.SYSTEM_START:

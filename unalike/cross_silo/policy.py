@@ -1,8 +1,8 @@
-"""What a FLARE site allows others: our job and nothing else. Writes the files FLARE reads, and needs no FLARE itself.
+"""What a FLARE site allows others: our job and nothing else. Needs no FLARE itself.
 
-Two files in a startup kit's `local` folder say it: `authorization.json`, which commands of an administrator
-are carried out, and `resources.json`, which classes a job may name. `unalike.cross_silo.guard` checks at the
-site what these two cannot.
+Two files in a startup kit's `local` folder say it: `authorization.json`, which commands of an
+administrator are carried out, and `resources.json`, which classes a job may name.
+`unalike.cross_silo.guard` checks at the site what these two cannot.
 """
 
 import json
@@ -26,7 +26,7 @@ COMMAND_GUARD = {
     "args": {},
 }
 
-# Rights and groups of rights by FLARE's names; what is not listed is denied. "none" is spelt out for readers.
+# Rights and groups of rights by FLARE's names. What is not listed is denied; "none" is for readers.
 DENIED = {"byoc": "none", "clone_job": "none", "download_job": "none", "operate": "none"}
 DENIED |= {"server-predeployed-flwr": "none", "shell_commands": "none"}
 WATCH = {"check_status": "any", "get_job_meta": "any", "list_jobs": "any"}
@@ -80,13 +80,13 @@ def write_authorization(local: Path) -> str | None:
 
 
 def allows_no_more(content: str) -> bool:
-    """Whether the content of an `authorization.json` gives every role at most what PERMISSIONS does."""
+    """Whether an `authorization.json` with this content gives no role more than PERMISSIONS."""
     try:
-        permissions = json.loads(content)["permissions"]
-        roles = [(PERMISSIONS.get(role, {}), rights) for role, rights in permissions.items()]
-        pairs = [
-            (ours.get(right), given) for ours, rights in roles for right, given in rights.items()
-        ]
+        for role, rights in json.loads(content)["permissions"].items():
+            for right, given in rights.items():
+                ours = PERMISSIONS.get(role, {}).get(right, "none")
+                if ours != "any" and given not in ("none", ours):
+                    return False
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # not FLARE's form, or a role that may do everything: "project_admin": "any"
-    return bool(pairs) and all(given in ("none", ours) or ours == "any" for ours, given in pairs)
+    return True
