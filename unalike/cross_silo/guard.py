@@ -1,7 +1,7 @@
 """Runs in a site's FLARE process and refuses what is not our job, whoever asks.
 
 `authorization.json` is not enough for that: FLARE's client believes the server who an administrator
-is, and whether a command needs to be authorised. A server that lies gets no further than this.
+is, and whether a command needs to be authorised. Here that does not matter.
 """
 
 import json
