@@ -3,7 +3,10 @@
 Usage: python on_flower.py FOLDER STEP...
 """
 
+import http.client
 import json
+import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -19,16 +22,19 @@ from unalike.cross_silo import flower
 from unalike.cross_silo import flower_deploy as deploy
 from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.remote_run import follow
+from unalike.engines.process import EngineError
 from unalike.engines.remote import RemoteEngine, greet
 from unalike.runs.plan import plan_to_dict
 from unalike.runs.run import build_program
 
 
-def federation(folder, ids="ab"):
+def federation(folder, ids="ab", code=deploy.CODE):
     """A federation whose clients come from a factory."""
     deploy.deploy(
         folder / "flower", list(ids), folder / "none.yaml", f"127.0.0.1:{deploy.ports(1)[0]}"
     )
+    (folder / "flower" / "app" / "unalike_app.py").write_text(code)
+    deploy.sign(folder / "flower")
     for id in ids:
         organisations.describe(folder / "flower" / "clients" / id, id)
     return flower.Local(folder / "flower", list(ids))
@@ -46,8 +52,8 @@ def carried(folder, here, name, watch=lambda event, **facts: None, rounds=1, **a
     )
 
 
-def within(folder, do, ids="ab"):
-    here = federation(folder, ids)
+def within(folder, do, ids="ab", code=deploy.CODE):
+    here = federation(folder, ids, code)
     try:
         here.start()
         return do(here)
@@ -62,7 +68,7 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     """The server's program of `smallest`: who is there, the terms, and one operation."""
-    line = flower.FlowerLine(grid, 1)
+    line = flower.FlowerLine(grid, 1, Path(context.run_config["federation"]) / "keys")
     infos, refused = greet(line, ABOUT, 120.0)
     agreed = plan_to_dict(toys.method("local"), "local", toys.training(), 0, False, None)
     engine = RemoteEngine(
@@ -83,18 +89,14 @@ def smallest(folder):
     """One operation of one client, over TLS, with its key, in processes that Flower starts: an exchange takes seconds."""
 
     def do(here):
-        app = here.place / "app" / "unalike_app.py"
-        app.write_text(
-            deploy.CODE.replace("import client, server", "import client")
-            + "\nfrom on_flower import server\n"
-        )
+        config = f'folder="{folder}" federation="{here.place}"'
         flower.words(
             here.place,
             "run",
-            str(app.parent),
+            str(here.place / "app"),
             "unalike",
             "--run-config",
-            f'folder="{folder}"',
+            config,
             "--format",
             "json",
         )
@@ -104,7 +106,11 @@ def smallest(folder):
             time.sleep(0.3)
         return json.loads((folder / "line.json").read_text())
 
-    told = within(folder, do, ids="a")
+    code = (
+        deploy.CODE.replace("import client, server", "import client")
+        + "\nfrom on_flower import server\n"
+    )
+    told = within(folder, do, ids="a", code=code)
     by_hand = build_program(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
     reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.work}
     return {
@@ -168,6 +174,156 @@ def killed(folder):
         at for event, at in told if event in ("note", "evaluation") and struck and at > struck[0]
     ]  # everyone was heard
     return {**found, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
+
+
+OWNED = '''"""An app that leaves a file wherever it runs."""
+import os
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server, client = ServerApp(), ClientApp()
+owned = lambda where: (Path("{folder}") / f"owned-{{where}}-{{os.getpid()}}").touch()
+
+
+@server.main()
+def main(grid, context):
+    owned("server")
+    nodes = [node.node_id for node in grid.get_nodes()]
+    replies = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes], timeout=60.0)
+    (Path("{folder}") / "replies").write_text(" ".join(sorted(str(r.error.code) if r.has_error() else "ran" for r in replies)))
+
+
+@client.query()
+def answer(message, context):
+    owned("client")
+    return Message(RecordDict(), reply_to=message)
+'''
+TRICKS = (
+    "/v1/control/start-run",
+    "/v1/control/register-node",
+    "/v1/runtime/acquire-task",
+    "/v1/fleet/register-node",
+    "/docs",
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/%2e%2e/control/start-run",
+    "//v1/control/start-run",
+    "/v1/fleet/pull-messages/",
+)
+
+
+def request(here, path, method="POST"):
+    """The status that the gate answers."""
+    host, port = here.address
+    trust = ssl.create_default_context(cafile=str(here.place / "certificates" / "ca.pem"))
+    line = http.client.HTTPSConnection(host, port, context=trust, timeout=30)
+    line.putrequest(method, path, skip_accept_encoding=True)
+    line.putheader("Content-Type", "application/x-protobuf")
+    line.putheader("Content-Length", "0")
+    line.endheaders()
+    return line.getresponse().status
+
+
+def intruder(folder):
+    """Somebody who has the address and ca.pem, and a key of her own, while an honest run goes on; then her app from the server's machine."""
+
+    def outside(here, home, told):
+        known = deploy.commands(here.place)["a"]
+        address, ca = known[known.index("--superlink") + 1], here.place / "certificates" / "ca.pem"
+        here.address = address.rpartition(":")[::2]
+        (home / "flwr").mkdir(parents=True)
+        (home / "flwr" / "config.toml").write_text(
+            f'[superlink]\ndefault = "unalike"\n\n[superlink.unalike]\naddress = "{address}"\n'
+            f'root-certificates = "{ca}"\n'
+        )
+        (home / "app").mkdir()
+        (home / "app" / "pyproject.toml").write_text(deploy.APP)
+        (home / "app" / "unalike_app.py").write_text(OWNED.format(folder=folder))
+        deploy.make_key(home / "mallory")
+        told["run"] = tried(home, "run", str(home / "app"), "unalike", "--format", "json")
+        told["register"] = tried(
+            home,
+            "supernode",
+            "register",
+            str(home / "mallory.pub"),
+            "unalike",
+            "--name",
+            "a",
+            "--format",
+            "json",
+        )
+        told["statuses"] = [request(here, path) for path in TRICKS] + [
+            request(here, "/v1/fleet/pull-messages", "GET")
+        ]
+        told["without_key"] = request(here, "/v1/fleet/pull-messages")
+        told["joined"] = joined(here, home)
+        # registered under a's name by somebody at the server, she is still not a
+        flower.words(
+            here.place,
+            "supernode",
+            "register",
+            str(home / "mallory.pub"),
+            "unalike",
+            "--name",
+            "a",
+            "--format",
+            "json",
+        )
+        told["joined_as_a"] = joined(here, home)
+
+    def joined(here, home):
+        """What her SuperNode says when it ends by itself."""
+        port = deploy.ports(1)[0]
+        known = deploy.commands(here.place)["a"]
+        address = known[known.index("--superlink") + 1]
+        command = deploy.supernode(
+            address,
+            [
+                str(here.place / "certificates" / "ca.pem"),
+                str(here.place / "certificates" / "trusted.yaml"),
+                str(home / "mallory"),
+            ],
+            "none.yaml",
+            port,
+        )
+        ended = subprocess.run(
+            [flower.tool(command[0]), *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=flower.environment(home),
+        )
+        return ended.stdout + ended.stderr
+
+    def tried(home, *command):
+        try:
+            return flower.words(home, *command)
+        except EngineError as error:
+            return str(error)
+
+    def do(here):
+        told = {}
+        thread = threading.Thread(target=outside, args=(here, folder / "mallory", told))
+        thread.start()
+        told["honest"] = carried(folder, here, "fedavg")
+        thread.join()
+        told["owned"] = [path.name for path in folder.glob("owned-*")]
+        flower.words(
+            here.place, "run", str(folder / "mallory" / "app"), "unalike", "--format", "json"
+        )
+        begun = time.monotonic()
+        while not (folder / "replies").exists():
+            assert time.monotonic() - begun < 120, "her app did not end"
+            time.sleep(0.3)
+        return {
+            **told,
+            "replies": (folder / "replies").read_text(),
+            "at_clients": len(list(folder.glob("owned-client-*"))),
+        }
+
+    return within(folder, do)
 
 
 if __name__ == "__main__":

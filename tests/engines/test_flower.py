@@ -86,19 +86,25 @@ def test_fedmuscle_exchanges_by_epoch_unless_told_otherwise():
 
 
 class Grid:
-    """A Grid that holds what was pushed, and answers when told to."""
+    """A Grid that holds what was pushed, and answers when told to. Each SuperNode has the key of its name, or one of its own in `keys`."""
 
     def __init__(self, names):
-        self.names, self.pushed, self.replies, self.came = (
+        self.names, self.pushed, self.replies, self.came, self.keys = (
             names,
             {},
             [],
             dict.fromkeys(names, "then"),
+            {},
         )
 
     def get_nodes(self):
         return [
-            SimpleNamespace(node_id=node, name=name, last_activated_at=self.came[node])
+            SimpleNamespace(
+                node_id=node,
+                name=name,
+                last_activated_at=self.came[node],
+                public_key=self.keys.get(node, key(name)),
+            )
             for node, name in self.names.items()
         ]
 
@@ -108,25 +114,45 @@ class Grid:
         return numbers
 
     def pull_messages(self, numbers):
-        replies, self.replies = self.replies, []
-        return [r for r in replies if r.metadata.reply_to_message_id in numbers]
+        found = [r for r in self.replies if r.metadata.reply_to_message_id in numbers]
+        self.replies = [r for r in self.replies if r not in found]
+        for r in found:
+            if isinstance(r.content, Exception):
+                raise r.content
+        return found
 
-    def reply(self, number, data=None, error="it died"):
+    def reply(self, number, data=None, error="it died", content=None):
+        content = {"reply": {"data": data}} if content is None else content
+        failed = content == {"reply": {"data": None}}
         self.replies.append(
             SimpleNamespace(
                 metadata=SimpleNamespace(reply_to_message_id=number),
-                has_error=lambda: data is None,
-                content={"reply": {"data": data}},
+                has_error=lambda: failed,
+                content=content,
                 error=SimpleNamespace(reason=error),
             )
         )
 
 
-def line(names):
-    from unalike.cross_silo.flower import FlowerLine
+def key(name):
+    return f"the key of {name}".encode()
 
-    grid = Grid(names)
-    return grid, FlowerLine(grid, len(names))
+
+@pytest.fixture
+def line(monkeypatch):
+    """A line to SuperNodes with these numbers and names; `known` are the names that have a key in the folder."""
+    from unalike.cross_silo import flower
+
+    def begin(names, known=("ada", "ben", "eve")):
+        monkeypatch.setattr(
+            flower, "public_keys", lambda folder: {name: key(name) for name in known}
+        )
+        grid = Grid(names)
+        return grid, flower.FlowerLine(
+            grid, len([name for name in names.values() if name in known]), None
+        )
+
+    return begin
 
 
 def until(true, seconds=10.0):
@@ -138,17 +164,80 @@ def until(true, seconds=10.0):
         time.sleep(0.02)
 
 
-def test_a_supernode_is_who_its_key_was_registered_for():
-    _, there = line({1: "ada", 2: "", 3: ""})
+def test_a_supernode_is_who_its_key_was_registered_for(line):
+    grid, there = line({1: "ada", 2: "", 3: "ben", 4: "mallory", 5: "ada"})
+    assert there.names() == ["1", "3", "5"]
+    there.close()
+    grid.keys[5] = b"another key, registered under her name"
+    grid.came[5] = "until"
+    from unalike.cross_silo import flower
+
+    there = flower.FlowerLine(grid, 2, None)
+    assert there.names() == ["1", "3"], (
+        "who came last under a name is no longer who counts, nor who has none"
+    )
     with pytest.raises(ValueError, match='SuperNode of ada says it is "ben"'):
         there.admit("1", "ben")
-    there.admit("2", "ben")
+    there.admit("3", "ben")
     with pytest.raises(ValueError, match='two SuperNodes say they are "ben"'):
         there.admit("3", "ben")
     there.close()
 
 
-def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
+def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypatch):
+    from unalike.cross_silo import flower
+
+    monkeypatch.setattr(
+        flower,
+        "Message",
+        lambda content, node, kind, ttl: SimpleNamespace(content=content, node=node),
+    )
+    grid, there = line({1: "ada", 2: "ben", 3: "eve"})
+    for node, name in grid.names.items():
+        there.admit(str(node), name)
+    answers = {name: there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")}
+    until(lambda: len(grid.pushed) == 2)
+    grid.reply("m0", content={"something": {"else": 1}})
+    grid.reply("m1", b"y")
+    assert (
+        'no record "reply"' in str(answers["ada"].exception(10))
+        and answers["ben"].result(10) == b"y"
+    )
+    for i, content in enumerate(({"reply": {}}, {"reply": {"data": "no bytes"}}, {"reply": 3}), 2):
+        failed = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+        until(lambda i=i: f"m{i}" in grid.pushed)
+        grid.reply(f"m{i}", content=content)
+        assert 'no record "reply"' in str(failed.exception(10))
+    unreadable = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    for number in ("m5", "m6", "m7"):
+        until(lambda number=number: number in grid.pushed)
+        grid.reply(number, content=ValueError("no message at all"))
+    assert "its reply cannot be read: no message at all" in str(unreadable.exception(10))
+    there.check()
+    there.close()
+
+
+def test_a_superlink_that_is_gone_is_told(line, monkeypatch):
+    from unalike.cross_silo import flower
+    from unalike.engines.process import EngineError
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )
+    grid, there = line({1: "ada"})
+    there.admit("1", "ada")
+    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    until(lambda: "m0" in grid.pushed)
+    gone = ConnectionError("nobody there")
+    monkeypatch.setattr(grid, "get_nodes", lambda: (_ for _ in ()).throw(gone))
+    grid.reply("m0", content=gone)
+    until(lambda: there.broken is not None)
+    with pytest.raises(EngineError, match="cannot be reached: nobody there"):
+        there.check()
+    assert not answer.done()
+
+
+def test_a_supernode_that_is_gone_is_not_waited_for(line, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
@@ -168,7 +257,7 @@ def test_a_supernode_that_is_gone_is_not_waited_for(monkeypatch):
 
 
 def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(
-    monkeypatch,
+    line, monkeypatch
 ):
     from unalike.cross_silo import flower
 
@@ -189,8 +278,8 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
     there.close()
 
 
-def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(monkeypatch):
-    """The SuperLink still takes the dead one for online."""
+def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(line, monkeypatch):
+    """The SuperLink still takes the dead one for online; its key is no longer in the folder."""
     from unalike.cross_silo import flower
 
     to = []
@@ -203,13 +292,14 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     there.admit("1", "ada")
     answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
+    grid.keys[1] = b"the key that ada had before"
     grid.came |= {3: "until", 4: "until"}
     grid.names |= {3: "ada", 4: "eve"}
     until(lambda: "m1" in grid.pushed)
     grid.reply("m1", b"y")
     assert answer.result(10) == b"y" and to == [1, 3]
     there.close()
-    assert sorted(flower.FlowerLine(grid, 3).names()) == ["2", "3", "4"], (
+    assert sorted(flower.FlowerLine(grid, 3, None).names()) == ["2", "3", "4"], (
         "a server that is started again knows the new one only"
     )
 
@@ -238,7 +328,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
     assert len(set(registered)) == len(registered) == 2
 
 
-def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(monkeypatch):
+def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(line, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(

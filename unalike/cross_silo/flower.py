@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from pydantic import Field
 from unalike.base.errors import UserError
 from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.client_endpoint import ClientEndpoint
+from unalike.cross_silo.gate import public_keys
 from unalike.engines.process import EngineError
 from unalike.engines.remote import members
 
@@ -87,8 +88,12 @@ class FlowerEngine:
 
     def submit(self) -> Callable[[], str | None]:
         """Start the ServerApp; what is returned tells how it ended, None while it goes on."""
+        from unalike.cross_silo.flower_deploy import check_app
+
+        check_app(self.place)
         told = {
             "folder": str(self.folder.path.resolve()),
+            "federation": str(self.place),
             "clients": self.least,
             "timeout": self.timeout,
         }
@@ -180,7 +185,8 @@ def main(grid: Grid, context: Context) -> None:
     from unalike.cross_silo.remote_run import serve
 
     timeout = float(str(context.run_config["timeout"]))
-    line = FlowerLine(grid, int(str(context.run_config["clients"])))
+    keys = Path(str(context.run_config["federation"])) / "keys"
+    line = FlowerLine(grid, int(str(context.run_config["clients"])), keys)
     try:
         serve(Path(str(context.run_config["folder"])), line, timeout)
     finally:
@@ -211,14 +217,18 @@ class Asked:
 
 
 class FlowerLine:
-    """Bytes to SuperNodes and back. One thread talks to the Grid. A SuperNode is known by the number it had at first: one that comes later
-    with another key, registered under the same name, is it."""
+    """Bytes to SuperNodes and back. One thread talks to the Grid.
 
-    def __init__(self, grid: Grid, least: int):
-        self.grid = grid
+    Only those SuperNodes are there that have the key NAME.pub of the folder `keys` and were registered
+    under NAME. Each is known by the number it had at first: when its key was exchanged for another, the
+    one that comes with the new key is it, and the old one is there no more.
+    """
+
+    def __init__(self, grid: Grid, least: int, keys: Path):
+        self.grid, self.keys = grid, keys
         self.nodes: dict[str, int] = {}  # of clients that were admitted
         begun = time.monotonic()
-        while len(there := newest(grid.get_nodes())) < least:
+        while len(there := self._members()) < least:
             if time.monotonic() - begun > START:
                 raise EngineError(f"{len(there)} of {least} SuperNodes are there after {START:g} s")
             time.sleep(POLL)
@@ -236,7 +246,7 @@ class FlowerLine:
     def admit(self, name: str, id: str) -> None:
         """A SuperNode whose key was registered under a name is the client of that name and no other."""
         known = self.names_by_node[int(name)]
-        if known and known != id:
+        if known != id:
             raise ValueError(
                 f'the SuperNode of {known} says it is "{id}", which is not the name its key was registered under'
             )
@@ -278,9 +288,8 @@ class FlowerLine:
             while self.open:
                 while not self.waiting.empty():
                     self._push(self.waiting.get(), under_way)
-                if under_way:
-                    for message in self.grid.pull_messages(list(under_way)):
-                        self._take(message, under_way)
+                for number in list(under_way):  # one by one: what one sends harms no other
+                    self._pull(number, under_way)
                 if (under_way or self.held) and time.monotonic() - looked > 2.0:
                     self._look(under_way)
                     looked = time.monotonic()
@@ -306,20 +315,40 @@ class FlowerLine:
         else:
             under_way[number] = asked
 
-    def _take(self, message: Message, under_way: dict[str, Asked]) -> None:
-        asked = under_way.pop(message.metadata.reply_to_message_id)
-        if not message.has_error():
+    def _pull(self, number: str, under_way: dict[str, Asked]) -> None:
+        try:
+            messages = list(self.grid.pull_messages([number]))
+        except Exception as error:  # looking who is there raises it again, if the SuperLink is gone
+            self._repeat(under_way.pop(number), f"its reply cannot be read: {error}", under_way)
+            return
+        for message in messages:
+            self._take(message, under_way.pop(number), under_way)
+
+    def _take(self, message: Message, asked: Asked, under_way: dict[str, Asked]) -> None:
+        if message.has_error():
+            self._repeat(asked, message.error.reason, under_way)
+            return
+        try:
             record: Any = message.content["reply"]
-            asked.reply.set_result(record["data"])
-        elif asked.node not in self._there():
+            data = record["data"]
+        except (KeyError, TypeError, ValueError):
+            data = None
+        if isinstance(data, bytes):
+            asked.reply.set_result(data)
+        else:
+            asked.reply.set_exception(
+                EngineError('its reply has no record "reply" with bytes "data"')
+            )
+
+    def _repeat(self, asked: Asked, why: str | None, under_way: dict[str, Asked]) -> None:
+        """Ask again what was not answered."""
+        if asked.node not in self._there():
             self.held.append(asked)  # until its SuperNode is started again
         elif asked.tries < TRIES and time.monotonic() < asked.ends:
             self._push(asked, under_way)  # its process died: another finds the client where it was
         else:
             asked.reply.set_exception(
-                EngineError(
-                    f"its process failed {asked.tries} times over this: {message.error.reason}"
-                )
+                EngineError(f"its process failed {asked.tries} times over this: {why}")
             )
 
     def _look(self, under_way: dict[str, Asked]) -> None:
@@ -342,21 +371,20 @@ class FlowerLine:
 
     def _there(self) -> dict[int, Came]:
         """Where each SuperNode that is online is now, and since when."""
-        first = {name: node for node, name in self.names_by_node.items() if name}
+        first = {name: node for node, name in self.names_by_node.items()}
         return {
             first.get(node.name, node.node_id): (node.node_id, node.last_activated_at)
-            for node in newest(self.grid.get_nodes())
+            for node in self._members()
         }
 
-
-def newest(nodes: Iterable[Any]) -> list[Any]:
-    """Of SuperNodes whose keys were registered under one name the one that came last: the SuperLink takes up to a minute to see one die."""
-    return list(
-        {
-            node.name or node.node_id: node
-            for node in sorted(nodes, key=lambda node: node.last_activated_at)
-        }.values()
-    )
+    def _members(self) -> list[Any]:
+        """Who is online with the key of the name that it was registered under."""
+        keys = public_keys(self.keys)
+        return [
+            node
+            for node in self.grid.get_nodes()
+            if node.name in keys and keys[node.name] == node.public_key
+        ]
 
 
 # a federation on this machine

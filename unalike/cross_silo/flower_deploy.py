@@ -1,9 +1,15 @@
 """What a Flower federation needs on disk: the app, certificates, keys, configuration, and the commands that start it. Runs none of it."""
 
+import base64
 import datetime
+import hashlib
+import inspect
 import json
 import shlex
 import socket
+import time
+import uuid
+from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -16,7 +22,7 @@ APP = """[project]
 name = "unalike-app"
 version = "1.0.0"
 description = "The server and the clients of a run of unalike"
-dependencies = ["flwr>=1.40"]
+dependencies = ["flwr>=1.41"]
 
 [tool.flwr.app]
 publisher = "unalike"
@@ -27,6 +33,7 @@ clientapp = "unalike_app:client"
 
 [tool.flwr.app.config]
 folder = ""
+federation = ""
 clients = 1
 timeout = 600.0
 """
@@ -69,55 +76,144 @@ def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[
         raise UserError(
             f"the SuperLink's address is HOST:PORT, as clients reach it, got {address!r}"
         )
+    check_flower(address)
     for folder in ("app", "certificates", "keys", "flwr", "clients"):
         (to / folder).mkdir(parents=True, exist_ok=True)
     (to / "app" / "pyproject.toml").write_text(APP)
     (to / "app" / "unalike_app.py").write_text(CODE)
+    sign(to)
     certify(to / "certificates", host)
     ca = to / "certificates" / "ca.pem"
+    inner, *own_ports = ports(1 + len(ids))
     (to / "flwr" / "config.toml").write_text(
-        f'[superlink]\ndefault = "unalike"\n\n[superlink.unalike]\naddress = "{address}"\n'
-        f'root-certificates = "{ca}"\n'
+        '[superlink]\ndefault = "unalike"\n\n[superlink.unalike]\n'
+        f'address = "127.0.0.1:{inner}"\nroot-certificates = "{ca}"\n'
     )
-    certificate, key = to / "certificates" / "server.pem", to / "certificates" / "server.key"
     listens = host if _loopback(host) else "0.0.0.0"
     told = {
         "superlink": [
+            "python",
+            "-m",
+            "unalike.cross_silo.gate",
+            str(to),
+            f"{listens}:{port}",
             "flower-superlink",
             "--host",
-            listens,
+            "127.0.0.1",
             "--port",
-            port,
+            str(inner),
             "--ssl-ca-certfile",
             str(ca),
             "--ssl-certfile",
-            str(certificate),
+            str(to / "certificates" / "server.pem"),
             "--ssl-keyfile",
-            str(key),
+            str(to / "certificates" / "server.key"),
             "--enable-supernode-auth",
             "--database",
             str(to / "superlink.db"),
             "--disable-runtime-dependency-installation",
         ]
     }
-    for id, own in zip(ids, ports(len(ids)), strict=True):
+    trusted = to / "certificates" / "trusted.yaml"
+    for id, own in zip(ids, own_ports, strict=True):
         make_key(to / "keys" / id)
         file = to / "clients" / id / "client.yaml"
         file.parent.mkdir()
         file.write_text(json.dumps({"scenario": str(config), "client": id}))
-        told[id] = supernode(address, str(ca), str(to / "keys" / id), str(file), own)
+        told[id] = supernode(
+            address, [str(ca), str(trusted), str(to / "keys" / id)], str(file), own
+        )
     (to / "commands.json").write_text(json.dumps(told, indent=1))
     (to / "README.md").write_text(readme(to, told, ids, address))
     return [str(to / "README.md"), str(to / "app"), str(to / "commands.json")]
 
 
-def supernode(address: str, ca: str, key: str, file: str, port: int) -> list[str]:
+def check_flower(address: str) -> None:
+    """Refuse to deploy with a Flower that cannot keep strangers out of a federation.
+
+    Its Fleet API must be there over HTTP, for the gate to pass on, and its SuperNodes must check who
+    signed an app.
+    """
+    problem = ""
+    try:
+        from flwr.superlink.routers.fleet.router import router
+        from flwr.supernode.start_client_internal import start_client_internal
+
+        from unalike.cross_silo.gate import PATHS
+
+        if not {getattr(route, "path", "") for route in router.routes} >= PATHS:
+            problem = "its Fleet API is not the one that the gate knows"
+        if "trusted_entities" not in inspect.signature(start_client_internal).parameters:
+            problem = "its SuperNodes run any app, whoever signed it"
+    except ImportError as error:
+        problem = str(error)
+    if problem:
+        try:
+            version = metadata.version("flwr")
+        except metadata.PackageNotFoundError:
+            version = "none"
+        raise UserError(
+            f"a federation at {address} could not be closed to strangers with the Flower that is "
+            f"installed here ({version}: {problem}): pip install 'flwr>=1.41,<1.43'"
+        )
+
+
+def build_app(to: Path) -> bytes:
+    """The app as Flower carries it (a FAB): the same bytes each time."""
+    from flwr.cli.build import build_fab_from_disk
+
+    return build_fab_from_disk(to / "app")
+
+
+def sign(to: Path) -> None:
+    """Sign the app, for SuperNodes that are started with --trusted-entities.
+
+    certificates/trusted.yaml has the public key. The private one is kept nowhere: whoever takes over
+    the server cannot sign another app. The signature, in certificates/app.json, is what Flower's
+    SuperLink would say of an app from its hub; the gate says it of this one.
+    """
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+    from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+
+    key, name, now = ed25519.Ed25519PrivateKey.generate(), f"fpk_{uuid.uuid4()}", int(time.time())
+    digest = hashlib.sha256(build_app(to))
+    signature = key.sign(create_message_to_sign(digest.digest(), now))
+    verification = {"signature": base64.urlsafe_b64encode(signature).decode(), "signed_at": now}
+    verifications = {name: json.dumps(verification), "valid_license": "Valid"}
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    certificates = to / "certificates"
+    (certificates / "trusted.yaml").write_text(yaml.safe_dump({name: public.decode()}))
+    (certificates / "app.json").write_text(
+        json.dumps({"sha256": digest.hexdigest(), "verifications": verifications}, indent=1)
+    )
+
+
+def check_app(to: Path) -> None:
+    """Raise where the app is not the one that was signed: no SuperNode would run it."""
+    path = to / "certificates" / "app.json"
+    signed = json.loads(path.read_text())["sha256"] if path.exists() else None
+    if signed != hashlib.sha256(build_app(to)).hexdigest():
+        raise UserError(
+            f"the app in {to / 'app'} is not the one that was signed when it was deployed (it was changed, or "
+            "by another version of unalike or Flower), so no client would run it: deploy the federation again "
+            "and send each client the new ca.pem and trusted.yaml"
+        )
+
+
+def supernode(address: str, files: list[str], client: str, port: int) -> list[str]:
+    """The command of a SuperNode; `files` are ca.pem, trusted.yaml and its private key."""
+    ca, trusted, key = files
     return [
         "flower-supernode",
         "--superlink",
         address,
         "--root-certificates",
         ca,
+        "--trusted-entities",
+        trusted,
         "--auth-supernode-private-key",
         key,
         "--host",
@@ -125,7 +221,7 @@ def supernode(address: str, ca: str, key: str, file: str, port: int) -> list[str
         "--port",
         str(port),
         "--node-config",
-        f'client="{file}"',
+        f'client="{client}"',
     ]
 
 
@@ -141,20 +237,31 @@ def readme(to: Path, told: dict[str, list[str]], ids: list[str], address: str) -
         f"flwr supernode register {to / 'keys' / id}.pub unalike --name {id}"
         for id in ids or ["NAME"]
     ]
-    nodes = [shlex.join(told[id]) for id in ids] or [
-        shlex.join(supernode(address, "ca.pem", "NAME", "/path/to/client.yaml", 9094))
-    ]
+    theirs = supernode(address, ["ca.pem", "trusted.yaml", "NAME"], "/path/to/client.yaml", 9094)
+    nodes = [shlex.join(told[id]) for id in ids] or [shlex.join(theirs)]
+    certificates = to / "certificates"
     own = (
         ""
         if ids
         else (
-            "Each organisation makes a key, `ssh-keygen -t ecdsa -b 384 -N '' -f NAME`, keeps NAME and sends you NAME.pub "
-            f"for {to / 'keys'}; you send it {to / 'certificates' / 'ca.pem'}. NAME is the `id` in its client.yaml.\n\n"
+            "Each organisation makes a key, `ssh-keygen -t ecdsa -b 384 -N '' -f NAME`, keeps NAME and sends you "
+            f"NAME.pub for {to / 'keys'}; you send it {certificates / 'ca.pem'} and {certificates / 'trusted.yaml'}. "
+            "NAME is the `id` in its client.yaml. Use a way on which nobody can exchange these files.\n\n"
         )
     )
+    who = (
+        f"The key {to / 'keys'}/NAME.pub and no other is the client NAME. For a new key, put it there instead "
+        "of the old one, and register it.\n\n"
+    )
     run = f"unalike run {to / 'scenario.yaml'} --engine flower --set engine.app={to} --set engine.clients={len(ids) or 'COUNT'}"
+    closed = (
+        "This starts the SuperLink, on loopback, and the gate in front of it, which lets SuperNodes with a "
+        "known key through and nobody else. Apps are submitted and keys registered on this machine only: "
+        "whoever may log in here can do both.\n\n"
+    )
     return (
-        f"# A Flower federation at {address}\n\nOn the server:\n{block(home, shlex.join(told['superlink']))}\n{own}"
+        f"# A Flower federation at {address}\n\nOn the server:\n"
+        f"{block(home, shlex.join(told['superlink']))}\n{closed}{own}{who}"
         f"Then, in another shell there, who may come:\n{block(home, *register)}\n"
         f"At each client:\n{block('export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1', *nodes)}\n"
         f"When they are there, on the server:\n{block(home, run)}"
@@ -213,7 +320,8 @@ def certify(to: Path, host: str) -> None:
         .add_extension(signs, True)
         .sign(authority, hashes.SHA384())
     )
-    known = x509.SubjectAlternativeName([name])
+    inner = x509.IPAddress(ip_address("127.0.0.1"))  # where the SuperLink is, behind the gate
+    known = x509.SubjectAlternativeName([name] if name == inner else [name, inner])
     server = (
         signed(host, own.public_key(), False)
         .add_extension(known, False)

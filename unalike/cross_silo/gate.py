@@ -1,0 +1,232 @@
+"""The gate of a Flower federation: what the network reaches instead of the SuperLink.
+
+Flower serves three APIs at one address: Fleet for SuperNodes, Control for whoever submits apps and
+registers keys, Runtime for the processes of an app. Control and Runtime ask for no login. So the
+SuperLink listens on loopback, and the gate passes on the Fleet API only, only for SuperNodes that
+sign with a key from the folder `keys` of the deployment. It adds the signature that `deploy` made
+to the app, which SuperNodes that were started with --trusted-entities check.
+
+Usage: python -m unalike.cross_silo.gate FOLDER HOST:PORT COMMAND...; COMMAND starts the SuperLink, which
+ends with the gate, and the gate with it.
+"""
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.proto.fab_pb2 import GetFabResponse
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from google.protobuf.message import DecodeError
+from starlette.background import BackgroundTask
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from unalike.cross_silo import supervisor as keeper
+
+FLEET = "/v1/fleet/"
+PATHS = frozenset(
+    FLEET + name
+    for name in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "get-run",
+        "get-fab",
+        "push-object",
+        "pull-object",
+        "confirm-message-received",
+    )
+)
+LARGEST = 4 << 20  # bytes of a list of replies; what is in them goes as objects
+PATIENCE = 120.0  # seconds the SuperLink may take for an answer
+PASSED = ("accept", "content-type", "content-length")
+
+
+def public_keys(folder: Path) -> dict[str, bytes]:
+    """The key of each member, as the SuperLink has it (PEM), by name: NAME.pub is that of NAME.
+
+    A file that holds no public key counts for nothing.
+    """
+    keys = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            keys[path.stem] = _read_key(path, path.stat().st_mtime_ns)
+        except (OSError, ValueError, UnsupportedAlgorithm):
+            continue
+    return keys
+
+
+@lru_cache(maxsize=10_000)
+def _read_key(path: Path, _changed: int) -> bytes:
+    return serialization.load_ssh_public_key(path.read_bytes()).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def identify(headers: Mapping[str, str], keys: dict[str, bytes]) -> str | None:
+    """The member that a request's headers were signed by, None where it was none of them."""
+    try:
+        key = base64.b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        name = next((name for name, known in keys.items() if known == key), None)
+        if name is None:
+            return None
+        timestamp = headers[TIMESTAMP_HEADER]
+        age = (datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()
+        signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return None
+        genuine = verify_signature(bytes_to_public_key(key), timestamp.encode(), signature)
+        return name if genuine else None
+    except (KeyError, ValueError, TypeError, AttributeError, binascii.Error):
+        return None
+
+
+class Gate:
+    """An ASGI application in front of the SuperLink at `superlink`, an https:// address."""
+
+    def __init__(self, folder: Path, superlink: str):
+        self.keys = folder / "keys"
+        self.superlink = superlink
+        app = json.loads((folder / "certificates" / "app.json").read_text())
+        self.verifications: dict[str, str] = app["verifications"]
+        trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
+        limits = httpx.Limits(max_connections=None)
+        self.client = httpx.AsyncClient(
+            verify=trust, timeout=PATIENCE, limits=limits, trust_env=False
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = await self.answer(Request(scope, receive))
+            await response(scope, receive, send)
+
+    async def answer(self, request: Request) -> Response:
+        """What the SuperLink answers, or why it was not asked."""
+        path = request.scope["path"]
+        if request.method != "POST" or path not in PATHS:
+            return refuse(404, "only SuperNodes are served here")
+        if identify(request.headers, public_keys(self.keys)) is None:
+            return refuse(
+                400,
+                "this SuperNode's key is none of those that were let into the federation "
+                "under a name, or its clock is wrong",
+            )
+        names = [name for name in request.headers if name in PASSED or name.startswith("flwr-")]
+        headers = {name: request.headers[name] for name in names}
+        try:
+            content: Any = request.stream()
+            if path == FLEET + "push-messages":
+                content = await read(request)
+                headers["content-length"] = str(len(content))
+                if not is_own(content):
+                    return refuse(
+                        400, "these replies are not those of the SuperNode that sends them"
+                    )
+            asked = self.client.build_request(
+                "POST",
+                self.superlink + path,
+                content=content,
+                headers={**headers, "accept-encoding": "identity"},
+            )
+            heard = await self.client.send(asked, stream=True)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except httpx.HTTPError as error:
+            return refuse(503, f"the SuperLink cannot be reached: {type(error).__name__}")
+        kept = {
+            name: value
+            for name, value in heard.headers.items()
+            if name in PASSED or name.startswith("flwr-")
+        }
+        if path == FLEET + "get-fab" and heard.status_code == 200:
+            reply = GetFabResponse.FromString(await heard.aread())
+            await heard.aclose()
+            reply.fab.verifications.update(self.verifications)
+            kept.pop("content-length", None)
+            return Response(reply.SerializeToString(), headers=kept)
+        return StreamingResponse(
+            heard.aiter_raw(), heard.status_code, kept, background=BackgroundTask(heard.aclose)
+        )
+
+
+async def read(request: Request) -> bytes:
+    """A request's body; empty where it is too long to be one of replies."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST:
+            return b""
+    return bytes(body)
+
+
+def is_own(body: bytes) -> bool:
+    """Whether replies come from the SuperNode that sends them. The SuperLink looks at the sender only."""
+    try:
+        asked = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    sources = {message.metadata.src_node_id for message in asked.messages_list}
+    return sources == {asked.node.node_id}
+
+
+def refuse(status: int, why: str) -> Response:
+    """As Flower tells errors, so that its SuperNodes show them."""
+    return JSONResponse({"code": status, "detail": why}, status)
+
+
+def main(folder: Path, address: str, command: list[str]) -> int:
+    """Start the SuperLink and stand in front of it until either ends."""
+    host, _, port = address.rpartition(":")
+    inner = command[command.index("--port") + 1]
+    gate = Gate(folder, f"https://127.0.0.1:{inner}")
+    certificates = folder / "certificates"
+    server = uvicorn.Server(
+        uvicorn.Config(
+            gate,
+            host=host,
+            port=int(port),
+            ssl_certfile=str(certificates / "server.pem"),
+            ssl_keyfile=str(certificates / "server.key"),
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            log_level="warning",
+            timeout_graceful_shutdown=5,
+        )
+    )
+    superlink = subprocess.Popen(keeper.command(command, os.getpid()))
+
+    def watch() -> None:
+        superlink.wait()
+        server.should_exit = True
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        server.run()
+    finally:
+        keeper.stop([superlink])
+    return superlink.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
