@@ -184,7 +184,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 owned = lambda where: (Path("{folder}") / f"owned-{{where}}-{{os.getpid()}}").touch()
 
 
@@ -227,7 +228,7 @@ def request(here, path, method="POST"):
 
 
 def intruder(folder):
-    """Somebody who has the address and ca.pem, and a key of her own, while an honest run goes on; then her app from the server's machine."""
+    """Somebody who has the address, ca.pem and a key of her own, during an honest run; then her app from the server's machine."""
 
     def outside(here, home, told):
         known = deploy.commands(here.place)["a"]
@@ -254,9 +255,10 @@ def intruder(folder):
             "--format",
             "json",
         )
-        told["statuses"] = [request(here, path) for path in TRICKS] + [
-            request(here, "/v1/fleet/pull-messages", "GET")
-        ]
+        told["statuses"] = sorted(
+            {request(here, path) for path in TRICKS}
+            | {request(here, "/v1/fleet/pull-messages", "GET")}
+        )
         told["without_key"] = request(here, "/v1/fleet/pull-messages")
         told["joined"] = joined(here, home)
         # registered under a's name by somebody at the server, she is still not a
@@ -274,7 +276,7 @@ def intruder(folder):
         told["joined_as_a"] = joined(here, home)
 
     def joined(here, home):
-        """What her SuperNode says when it ends by itself."""
+        """Whether her SuperNode was let in; it ends by itself where not, and says why."""
         port = deploy.ports(1)[0]
         known = deploy.commands(here.place)["a"]
         address = known[known.index("--superlink") + 1]
@@ -288,26 +290,30 @@ def intruder(folder):
             "none.yaml",
             port,
         )
-        ended = subprocess.run(
-            [flower.tool(command[0]), *command[1:]],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=flower.environment(home),
+        with (home / "supernode.log").open("w") as log:
+            subprocess.run(
+                [flower.tool(command[0]), *command[1:]],
+                stdout=log,
+                stderr=log,
+                timeout=60,
+                env=flower.environment(home),
+            )
+        return (
+            "key is none of those that were let into the federation"
+            not in (home / "supernode.log").read_text()
         )
-        return ended.stdout + ended.stderr
 
     def tried(home, *command):
         try:
             return flower.words(home, *command)
         except EngineError as error:
-            return str(error)
+            return str(error).splitlines()[-1]
 
     def do(here):
         told = {}
         thread = threading.Thread(target=outside, args=(here, folder / "mallory", told))
         thread.start()
-        told["honest"] = carried(folder, here, "fedavg")
+        told |= carried(folder, here, "fedavg")
         thread.join()
         told["owned"] = [path.name for path in folder.glob("owned-*")]
         flower.words(

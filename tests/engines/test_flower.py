@@ -50,6 +50,19 @@ def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
     assert there["seconds"] < 180, "60 s is the bar on a machine that has nothing else to do"
 
 
+@faults
+def test_an_intruder_runs_nothing_and_is_nobody_and_the_honest_run_ends(tmp_path):
+    """She has the address, ca.pem and a key of her own. A fast look at the same is in test_gate.py."""
+    there = flower(tmp_path, "intruder")["intruder"]
+    assert there["run"] == there["register"] == "[code: 404] only SuperNodes are served here"
+    assert there["statuses"] == [404] and there["without_key"] == 400
+    assert there["joined"] is there["joined_as_a"] is False
+    assert there["owned"] == [] and there["apart"] <= 1e-9 and there["same_ledger"]
+    assert there["replies"] == "7 7" and there["at_clients"] == 0, (
+        "sent from the server's machine, her app is not signed: code 7"
+    )
+
+
 def test_what_is_deployed(tmp_path):
     from unalike.cross_silo.flower_deploy import commands, prepare
 
@@ -60,6 +73,10 @@ def test_what_is_deployed(tmp_path):
         "--insecure" in command for command in told.values()
     )
     assert told["superlink"][told["superlink"].index("--host") + 1] == "127.0.0.1"
+    trusted = str(tmp_path / "made" / "certificates" / "trusted.yaml")
+    assert all(
+        told[id][told[id].index("--trusted-entities") + 1] == trusted for id in list(told)[1:]
+    )
     readme = (tmp_path / "made" / "README.md").read_text()
     assert all(shlex.join(command) in readme for command in told.values())
     assert stat.S_IMODE((tmp_path / "made" / "keys" / "ada").stat().st_mode) == 0o600
@@ -140,17 +157,18 @@ def key(name):
 
 @pytest.fixture
 def line(monkeypatch):
-    """A line to SuperNodes with these numbers and names; `known` are the names that have a key in the folder."""
+    """A line to SuperNodes with these numbers and names. Of ada, ben and eve a key is in the folder."""
     from unalike.cross_silo import flower
 
-    def begin(names, known=("ada", "ben", "eve")):
+    def begin(names, least=None, **keys):
         monkeypatch.setattr(
-            flower, "public_keys", lambda folder: {name: key(name) for name in known}
+            flower,
+            "public_keys",
+            lambda folder: {name: key(name) for name in ("ada", "ben", "eve")},
         )
         grid = Grid(names)
-        return grid, flower.FlowerLine(
-            grid, len([name for name in names.values() if name in known]), None
-        )
+        grid.keys |= {int(node.removeprefix("node")): own for node, own in keys.items()}
+        return grid, flower.FlowerLine(grid, least or len(names), None)
 
     return begin
 
@@ -165,17 +183,12 @@ def until(true, seconds=10.0):
 
 
 def test_a_supernode_is_who_its_key_was_registered_for(line):
-    grid, there = line({1: "ada", 2: "", 3: "ben", 4: "mallory", 5: "ada"})
-    assert there.names() == ["1", "3", "5"]
-    there.close()
-    grid.keys[5] = b"another key, registered under her name"
-    grid.came[5] = "until"
-    from unalike.cross_silo import flower
-
-    there = flower.FlowerLine(grid, 2, None)
-    assert there.names() == ["1", "3"], (
-        "who came last under a name is no longer who counts, nor who has none"
+    _, there = line(
+        {1: "ada", 2: "", 3: "ben", 4: "mallory", 5: "ada"},
+        least=2,
+        node5=b"another, registered later under her name",
     )
+    assert there.names() == ["1", "3"]
     with pytest.raises(ValueError, match='SuperNode of ada says it is "ben"'):
         there.admit("1", "ben")
     there.admit("3", "ben")

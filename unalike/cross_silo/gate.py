@@ -14,6 +14,7 @@ import base64
 import binascii
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -214,6 +215,7 @@ def main(folder: Path, address: str, command: list[str]) -> int:
             timeout_graceful_shutdown=5,
         )
     )
+    signal.signal(signal.SIGTERM, keeper.leave)  # uvicorn raises it again when it is done
     superlink = subprocess.Popen(keeper.command(command, os.getpid()))
 
     def watch() -> None:
