@@ -180,6 +180,8 @@ def sign(to: Path) -> None:
     digest = hashlib.sha256(build_app(to))
     signature = key.sign(create_message_to_sign(digest.digest(), now))
     verification = {"signature": base64.urlsafe_b64encode(signature).decode(), "signed_at": now}
+    # "valid_license" is how SuperNodes are told that signatures come with apps here; Flower's SuperLink
+    # says it of every app with signatures
     verifications = {name: json.dumps(verification), "valid_license": "Valid"}
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
