@@ -220,6 +220,14 @@ class AFMCC(Algorithm):
                 turns=min(5, max(1, steps // len(self.subsets()))),
             )[0]
 
+        def blank_pretrain(self) -> Parameters:
+            return dict(self.model.named_parameters())
+
+        def blank_visit(self, parameters: Parameters) -> Visited:
+            return {
+                "parameters": {name: parameters[name] for name, _ in self.model.named_parameters()}
+            }
+
         @query
         @together
         def weigh(

@@ -147,6 +147,13 @@ class CreamFL(PublicTraining):
             loss = self.learn()
             return {**self.tell(), "loss": loss}
 
+        def blank_update(self, known: Views) -> Views:
+            """As many rows for each kind it sees; which these are, is looked up on one public row."""
+            self.model.eval()
+            with torch.no_grad():
+                kinds = self.views(self.public_rows(torch.arange(1)))
+            return {kind: self.blank(len(self.public), self.algorithm.width) for kind in kinds}
+
         @query
         def tell(self) -> Views:
             """Its representations of the public set, by kind."""

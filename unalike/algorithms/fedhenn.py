@@ -52,6 +52,9 @@ class FedHeNN(Algorithm):
             with torch.no_grad():
                 return self.alike()
 
+        def blank_kernel(self) -> Tensor:
+            return self.blank(rows := len(self.walk(0)[0]), rows)
+
         @operation
         def follow(self, kernel: Tensor) -> float:
             """The round's local epochs, held near the kernel of all."""

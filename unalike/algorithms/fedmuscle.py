@@ -531,6 +531,24 @@ class FedMuscle(Algorithm):
             """(|D|, d) of the whole public set."""
             return self.look(lambda z: (z,), self.model.represent)[0]
 
+        def blank_represent(self, epoch: int, batch: int) -> Tensor:
+            return self.blank(len(self.walk(epoch)[batch]), self.algorithm.width)
+
+        def blank_align(self, epoch: int, batch: int, **given: Any) -> Tensor:
+            """Of the batch that follows."""
+            walk = self.walk(epoch)
+            return self.blank(
+                0 if batch + 1 == len(walk) else len(walk[batch + 1]), self.algorithm.width
+            )
+
+        def blank_align_to_peers(self, epoch: int, batch: int, **given: Any) -> dict[str, Any]:
+            return {"loss": None, "views": self.blank_align(epoch, batch)}
+
+        blank_align_to_aggregate = blank_align_to_peers
+
+        def blank_represent_all(self) -> Tensor:
+            return self.blank(len(self.public), self.algorithm.width)
+
         @operation
         def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
             """A walk through the public set towards representations that stay as they were when it began."""

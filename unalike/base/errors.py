@@ -10,6 +10,11 @@ class UserError(ValueError):
     """The user's mistake: one clear sentence, exit code 2."""
 
 
+class Refusal(UserError):
+    """Why something is not done, in words that may leave a client: made from what it was sent and what its card tells, never from its
+    data, files or folders. Another organisation is told the text of no other exception."""
+
+
 class Problems(UserError):
     """Several mistakes in one file, told together."""
 
@@ -44,7 +49,7 @@ def near(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Why something failed, in words: of the system's errors the file and what they say, without the number.
 
     >>> reason(OSError(28, "No space left on device", "disk"))

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Typed
 import torch
 from torch import Tensor, nn
 
-from unalike.base.ledger import FREE
+from unalike.base.errors import Refusal, reason
 from unalike.base.message import Value
 from unalike.base.randomness import number, scope, stream
 from unalike.core.client import Client
 from unalike.core.federated_clustering import all_cluster, judged, unfit
-from unalike.core.operations import check_answerable, graph_safe, operation, query, sends
-from unalike.core.privacy import PROTECTED, Privacy, Sends
+from unalike.core.operations import check_answerable, graph_safe, hides, operation, query, sends
+from unalike.core.privacy import LARGEST, Privacy, Sends, protects
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
-from unalike.core.signatures import Shape, validate_request
+from unalike.core.signatures import Shape, bounded, declared, nothing, validate_request
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, find_trunk, width_of
@@ -74,6 +74,9 @@ class ClientProgram:
             ClientProgram
         ] = []  # with the safeguard: this side without a fold of its labels, each
         self.privacy: Privacy | None = None  # how replies are protected; the shadows' never leave
+        self.failure: BaseException | None = (
+            None  # with privacy: why the last operation failed, for its owner alone
+        )
         self.tapes: dict[str, GraphedStep] = {}
         self.learnt = False  # whether this may be another model than the first
         self.round = 0
@@ -182,7 +185,9 @@ class ClientProgram:
                 self.training.max_grad_norm,
             )
         except Diverged:
-            if (wrong := nonfinite_problem(data)) is not None:
+            if (
+                self.privacy is None and (wrong := nonfinite_problem(data)) is not None
+            ):  # with privacy it would take longer, which can be seen
                 raise ValueError(wrong) from None
             raise
 
@@ -282,23 +287,26 @@ class ClientProgram:
 
     def perform(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
         """Run an operation under its own named randomness. Shadows do the same, and their replies are dropped; should one fail,
-        all are given up: then there is nothing to judge by."""
+        all are given up: then there is nothing to judge by. With privacy, what fails inside leaves as an update of nothing."""
         method = getattr(type(self), name)
         if hasattr(method, "together"):
             return self.perform_together([self], name, [round], [turn], [body])[0]
-        check_answerable(self, name)
-        validate_request(method, body)
-        self.round, self.learnt = round, self.learnt or method.operation == "changes"
-        with scope(self.seed, name, self.client.id, round, turn):
-            reply = method(self, **body)
-        if method.operation == "changes":
-            try:
-                for shadow in self.fold_replicas:
-                    shadow.perform(name, round, turn, body)
-                    self.work, shadow.work = self.work + shadow.work, 0.0
-            except (ValueError, RuntimeError):
-                self.fold_replicas = []
-        return self.leaving(name, turn, body, reply)
+        admit(self, name, round, body)
+        try:
+            with scope(self.seed, name, self.client.id, round, turn):
+                reply = method(self, **body)
+            if method.operation == "changes":
+                try:
+                    for shadow in self.fold_replicas:
+                        shadow.perform(name, round, turn, body)
+                        self.work, shadow.work = self.work + shadow.work, 0.0
+                except (ValueError, RuntimeError):
+                    self.fold_replicas = []
+            return self.leaving(name, turn, body, reply)
+        except (Exception, SystemExit) as error:
+            if not hides(self, name):
+                raise
+            return self.instead(name, turn, body, error)
 
     @classmethod
     def perform_together(
@@ -311,31 +319,52 @@ class ClientProgram:
     ) -> list[Value]:
         """Run an operation that was written for several; all bodies have the same keys."""
         method = getattr(cls, name)
-        for program, body in zip(programs, bodies, strict=True):
-            check_answerable(program, name)
-            validate_request(method, body)
-        for program, round in zip(programs, rounds, strict=True):
-            program.round, program.learnt = round, program.learnt or method.operation == "changes"
-        replies = method(programs, **{key: [body[key] for body in bodies] for key in bodies[0]})
-        return [
-            program.leaving(name, turn, body, reply)
-            for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)
-        ]
+        for program, round, body in zip(programs, rounds, bodies, strict=True):
+            admit(program, name, round, body)
+        try:
+            replies = method(programs, **{key: [body[key] for body in bodies] for key in bodies[0]})
+            return [
+                program.leaving(name, turn, body, reply)
+                for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)
+            ]
+        except (Exception, SystemExit) as error:
+            if len(programs) > 1 or not hides(
+                programs[0], name
+            ):  # several are asked again, one by one
+                raise
+            return [programs[0].instead(name, turns[0], bodies[0], error)]
 
-    def leaving(self, name: str, turn: int, body: dict[str, Value], reply: Value) -> Value:
-        """The client's door: with privacy, of a reply only what its operation declares leaves, protected. Where noise comes from the seed,
-        which the server knows, measuring is as it is."""
-        kinds: Sends = getattr(getattr(type(self), name), "sends", {})
-        if self.privacy is None or (name in FREE and self.privacy.entropy == "seed"):
+    def leaving(
+        self, name: str, turn: int, body: dict[str, Value], reply: Value, blank: bool = False
+    ) -> Value:
+        """The client's door: with privacy, of a reply only what its operation declares leaves, protected."""
+        if self.privacy is None or not hides(self, name):
             return reply
-        if self.learnt and "first" in (kinds if isinstance(kinds, str) else kinds.values()):
-            raise ValueError(
-                f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights"
-            )
+        method = getattr(type(self), name)
+        kinds: Sends = getattr(method, "sends", {})
+        if not kinds:
+            return nothing(method)
         draw = self.privacy.draws(self.seed, self.client.id, name, self.round, turn)
         return self.privacy.protect(
-            reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw
+            reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw, blank
         )
+
+    def instead(self, name: str, turn: int, body: dict[str, Value], error: BaseException) -> Value:
+        """What leaves a client with privacy whose operation failed: what the mechanism makes of no update, in the form of any other
+        reply. That it failed is told by its data: it stays here. A method gives the form, by `blank_NAME` for the operation NAME."""
+        method = getattr(type(self), name)
+        kinds: Sends = getattr(method, "sends", {})
+        make: Callable[..., Value] | None = getattr(self, f"blank_{name}", None)
+        if kinds and make is None:
+            raise RuntimeError(
+                f"{name} failed, and with privacy there is nothing to send instead: {reason(error)}"
+            ) from error
+        form = make(**body) if make is not None else None
+        if isinstance(form, dict) and isinstance(kinds, dict):
+            form |= {key: None for key in declared(method).names if key not in form}
+        reply = self.leaving(name, turn, body, form, blank=True)
+        self.failure = error
+        return reply
 
     def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
         """What the server knows of these parameters: what it gave, else the first weights, which come from the seed."""
@@ -437,11 +466,7 @@ class Algorithm:
     def privacy_problem(self) -> str | None:
         """Why what its clients send cannot be protected (privacy.py), None: it can."""
         kinds = [getattr(getattr(self.Program, name), "sends", {}) for name in dir(self.Program)]
-        if any(
-            kind in PROTECTED
-            for each in kinds
-            for kind in ([each] if isinstance(each, str) else each.values())
-        ):
+        if any(protects(each) for each in kinds):
             return None
         return f"{type(self).__name__} does not say how anything its clients send could be protected (@sends): leave privacy out"
 
@@ -477,6 +502,25 @@ class Algorithm:
     ) -> dict[str, Any] | None:
         """What the server's own model achieved, where there is one."""
         return None
+
+
+def admit(program: Any, name: str, round: int, body: dict[str, Value]) -> None:
+    """The client's door, the way in: whether it does what it is asked is decided here, before a look at its data."""
+    method = getattr(type(program), name)
+    check_answerable(program, name)
+    validate_request(method, body)
+    if program.privacy is not None:
+        bounded(method, body, LARGEST)
+    program.round, program.learnt = round, program.learnt or method.operation == "changes"
+    kinds: Sends = getattr(method, "sends", {})
+    if (
+        hides(program, name)
+        and program.learnt
+        and "first" in (kinds if isinstance(kinds, str) else kinds.values())
+    ):
+        raise Refusal(
+            f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights"
+        )
 
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:

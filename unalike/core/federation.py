@@ -39,8 +39,8 @@ class Federation:
     archive: Any = field(
         default_factory=dict
     )  # large things the server keeps, by name: in a run they are on disk, not in memory
-    counts: Callable[[str, Value], int] | None = (
-        None  # with privacy: how many releases a reply to an operation is
+    counts: Callable[[str, dict[str, Any]], int] | None = (
+        None  # with privacy: how many releases an answer to an operation is
     )
     replay: Replay | None = None  # in `drive`: an earlier run whose order of arrivals is to be kept
     declared: Callable[[str], Declared] | None = (
@@ -480,7 +480,7 @@ class Federation:
     def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
         if size:  # the engine's own word on a client that never answered has none
             self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
-        if self.counts is not None and (count := self.counts(sent.operation, reply.get("body"))):
+        if self.counts is not None and (count := self.counts(sent.operation, reply)):
             self.release(sent.client, count)
 
     def release(self, client: str, count: int) -> None:

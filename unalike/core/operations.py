@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from unalike.base.errors import Refusal
 from unalike.base.ledger import FREE
 from unalike.core.privacy import KINDS, Privacy
 
@@ -55,9 +56,15 @@ def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset
 def check_answerable(program: Any, name: str) -> None:
     """Raises where an operation would tell what a client's noise does not cover."""
     if name in unanswered_measurements(type(program), program.privacy):
-        raise ValueError(
+        raise Refusal(
             f"{name} tells of a client's data as they are: with secret noise this client does not answer it"
         )
+
+
+def hides(program: Any, name: str) -> bool:
+    """Whether what an operation finds leaves through the mechanism or not at all. Where noise comes from the seed, which the server
+    knows, measuring is as it is."""
+    return program.privacy is not None and not (name in FREE and program.privacy.entropy == "seed")
 
 
 def graph_safe(loss: Any) -> Any:

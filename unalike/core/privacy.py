@@ -24,6 +24,7 @@ Sends = str | dict[str, str]  # the kind of a whole reply, or of the parts of it
 
 KINDS = ("parameters", "rows", "first", "open")
 PROTECTED = ("parameters", "rows")
+LARGEST = 1e6  # magnitude of the numbers that a client with privacy takes from a server
 
 
 class Privacy(Settings):
@@ -39,63 +40,81 @@ class Privacy(Settings):
     )
 
     def protect(
-        self, reply: Value, sends: Sends, base: Callable[[Any], Parameters], draw: Draw
+        self,
+        reply: Value,
+        sends: Sends,
+        base: Callable[[Any], Parameters],
+        draw: Draw,
+        blank: bool = False,
     ) -> Value:
         """The reply as it may leave: what is declared, protected as its kind asks for; all else is None. `base(sent)` gives, by name,
-        what the server knows of the parameters sent."""
+        what the server knows of the parameters sent. A `blank` reply has the form alone: no update, and rows of zeros, are protected."""
         if isinstance(sends, dict):
             parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
             return {
-                key: self.protect(part, sends[key], base, draw) if key in sends else None
+                key: self.protect(part, sends[key], base, draw, blank) if key in sends else None
                 for key, part in parts.items()
             } or None
         if reply is None or sends not in PROTECTED:
             return reply
         made: Any = reply
-        return (
-            self.parameters(made, base(made), draw)
-            if sends == "parameters"
-            else self.rows(made, draw)
+        if sends == "rows":
+            return self.rows(torch.zeros_like(made) if blank else made, draw)
+        known = base(made)
+        return self.parameters(
+            {name: known[name].to(tensor) for name, tensor in made.items()} if blank else made,
+            known,
+            draw,
         )
 
     def parameters(self, sent: Parameters, base: Parameters, draw: Draw) -> Parameters:
-        """The update from `base`, clipped as one vector, with noise. Whole numbers stay as they were in `base`."""
+        """The update from `base`, clipped as one vector, with noise, both in float64. Values that are not finite count as no update; whole
+        numbers stay as they were in `base`."""
+        if wrong := [name for name, tensor in sent.items() if tensor.shape != base[name].shape]:
+            raise ValueError(
+                f"{wrong[0]} has the shape {tuple(sent[wrong[0]].shape)}, and came with {tuple(base[wrong[0]].shape)}"
+            )
         given = {name: base[name].to(tensor.device, tensor.dtype) for name, tensor in sent.items()}
-        real = [name for name, tensor in sent.items() if tensor.is_floating_point()]
-        norm = math.sqrt(
-            sum(float((sent[name].double() - given[name].double()).square().sum()) for name in real)
-        )
-        if not norm <= self.bound:
-            sent = {
-                name: given[name] + (tensor - given[name]) * (self.bound / norm)
-                if name in real
-                else tensor
-                for name, tensor in sent.items()
-            }
-        noisy = {
-            name: self._noisy(tensor, draw) if name in real else given[name]
+        changes = {
+            name: _finite(tensor.double() - given[name].double())
             for name, tensor in sent.items()
+            if tensor.is_floating_point()
         }
+        norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+        scale = self.bound / norm if norm > self.bound else 1.0
+        out = {}
+        for name, before in given.items():
+            if name not in changes:
+                out[name] = before
+            elif self.noise:
+                change = changes[name] * scale + (self.noise * self.bound * draw(before.shape)).to(
+                    before.device
+                )
+                out[name] = _within((before.double() + change), before.dtype)
+            elif scale < 1:
+                out[name] = _towards(before, changes[name] * scale)
+            else:
+                out[name] = torch.where(sent[name].isfinite(), sent[name], before)
         # a statistic of batch norm that noise made impossible; mending it costs no privacy
         return {
             name: tensor.clamp_min(0) if name.endswith("running_var") else tensor
-            for name, tensor in noisy.items()
+            for name, tensor in out.items()
         }
 
     def rows(self, z: Tensor, draw: Draw) -> Tensor:
-        """(n, ...): each row clipped, with noise, and clipped again, which costs no privacy and keeps its length what it was."""
-        return self._clipped(self._noisy(self._clipped(z), draw))
+        """(n, ...): each row clipped, with noise, in float64, and clipped again, which costs no privacy and keeps its length what it was.
+        A row that is not finite counts as one of zeros."""
+        finite = z.flatten(1).isfinite().all(1).view(-1, *[1] * (z.dim() - 1))
+        clipped = self._clipped(torch.where(finite, z, torch.zeros_like(z)).double())
+        if self.noise:
+            clipped = self._clipped(
+                _finite(clipped + (self.noise * self.bound * draw(z.shape)).to(z.device))
+            )
+        return clipped.to(z.dtype)
 
     def _clipped(self, z: Tensor) -> Tensor:
         norms = z.flatten(1).norm(dim=1).view(-1, *[1] * (z.dim() - 1))
         return torch.where(norms > self.bound, z * (self.bound / norms), z)
-
-    def _noisy(self, tensor: Tensor, draw: Draw) -> Tensor:
-        return (
-            tensor + (self.noise * self.bound * draw(tensor.shape)).to(tensor)
-            if self.noise
-            else tensor.clone()
-        )
 
     def draws(self, seed: int, *names: str | int) -> Draw:
         """The noise of one reply. A secret is the operating system's: the server knows the seed, and could take seeded noise off again."""
@@ -125,6 +144,34 @@ class Privacy(Settings):
             "delta": self.delta,
             "releases": releases,
         }
+
+
+def _finite(change: Tensor) -> Tensor:
+    """Zero where it is not finite."""
+    return change.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _within(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A value in float64 as the nearest finite one of a dtype."""
+    return value.nan_to_num().clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
+
+
+def _towards(base: Tensor, change: Tensor) -> Tensor:
+    """`base + change`, rounded to the dtype of `base` such that it is no farther from `base` than `change` says."""
+    moved = _within(base.double() + change, base.dtype)
+    over = (moved.double() - base.double()).abs() > change.abs()
+    return (
+        torch.where(over, torch.nextafter(moved, base), moved)
+        if base.dtype in (torch.float32, torch.float64)
+        else moved
+    )
+
+
+def protects(sends: Sends) -> bool:
+    """Whether something of a reply goes through the mechanism."""
+    return any(
+        kind in PROTECTED for kind in ([sends] if isinstance(sends, str) else sends.values())
+    )
 
 
 def releases(reply: Value, sends: Sends) -> int:

@@ -26,7 +26,8 @@ from typing import (
 
 from torch import Tensor
 
-from unalike.base.message import MessageError, Value, broken, leaves
+from unalike.base.errors import Refusal
+from unalike.base.message import Value, broken, leaves
 
 Sizes = Mapping[str, int]
 Validator = Callable[
@@ -202,6 +203,7 @@ class Declared:
     request: Validator
     reply: Validator
     hidden: Validator
+    names: tuple[str, ...] = ()  # that every reply has
 
 
 def declared(method: Any) -> Declared:
@@ -227,7 +229,12 @@ def declared(method: Any) -> Declared:
             if isinstance(sends, str)
             else look(reply, hidden=True, sent=frozenset(sends))
         )
-        known = method.declared = Declared(request, look(reply), hidden)
+        names = (
+            tuple(key for key in get_type_hints(reply) if key in reply.__required_keys__)
+            if is_typeddict(reply)
+            else ()
+        )
+        known = method.declared = Declared(request, look(reply), hidden, names)
     return known
 
 
@@ -237,7 +244,26 @@ def validate_request(method: Any, body: dict[str, Value]) -> None:
     if wrong is None and (path := broken(body)) is not None:
         wrong = f"{method.__name__}.{path} holds NaN or infinity"
     if wrong is not None:
-        raise MessageError(f"it refuses what it was sent: {wrong}")
+        raise Refusal(f"it refuses what it was sent: {wrong}")
+
+
+def bounded(method: Any, body: dict[str, Value], largest: float) -> None:
+    """Refuses real numbers of a larger magnitude than that: with these a computation could be made to overflow."""
+    for path, leaf in leaves(body):
+        if isinstance(leaf, Tensor):
+            beyond = leaf.is_floating_point() and bool((leaf.abs() > largest).any())
+        else:
+            beyond = isinstance(leaf, float) and abs(leaf) > largest
+        if beyond:
+            raise Refusal(
+                f"it refuses what it was sent: {method.__name__}.{path} holds a number beyond {largest:g}, which a client with "
+                "privacy does not take"
+            )
+
+
+def nothing(method: Any) -> Value:
+    """The reply of an operation of which nothing may leave: the names its declaration has, without anything under them."""
+    return {key: None for key in declared(method).names} if declared(method).names else None
 
 
 def tensor_spec(value: Value) -> Any:

@@ -1,6 +1,7 @@
 """A client's end of an engine between organisations: bytes in, bytes out. Knows its own client, and nothing of who carries them.
 
-What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the folder beside the client's file.
+What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the folder beside the client's file. So does why something
+failed: it is in `incidents.log` there and on stderr, and the server gets one sentence with the incident's number. Only a `Refusal` is told.
 """
 
 import json
@@ -13,15 +14,17 @@ from typing import Any
 
 import yaml
 
-from unalike.base.errors import Problems, UserError, reason
-from unalike.base.message import LIMIT, decode, encode, mapping
+from unalike.base.errors import Problems, Refusal
+from unalike.base.message import LIMIT, MessageError, decode, encode, mapping
 from unalike.core.client import VERSION, Client
+from unalike.core.incidents import Incident
 from unalike.engines.host import Host
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
 from unalike.runs.run import build_program
 
 PLACES = ("clients", "alone")  # with the others, and for comparison without them
+LOG = "incidents.log"  # why something failed, for the client's owner
 
 
 class ClientEndpoint:
@@ -47,10 +50,10 @@ class ClientEndpoint:
     def answer(
         self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None
     ) -> bytes:
-        """What the client answers, whatever comes."""
+        """What the client answers, whatever comes. No text of an exception is in it, but that of a Refusal."""
         try:
             if place not in PLACES:
-                raise UserError(
+                raise Refusal(
                     f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}"
                 )
             if do == "call":
@@ -66,25 +69,37 @@ class ClientEndpoint:
                 "save": self.save,
             }
             if do not in asked:
-                raise UserError(
+                raise Refusal(
                     f"a client can be asked {', '.join(asked)} and call, got {str(do)[:40]!r}"
                 )
-            return bytes(
-                encode(asked[do](run=run, place=place, **mapping(decode(data, self.limit))))
-            )
-        except Exception as error:
-            return bytes(encode({"failure": reason(error)}))
+            return bytes(encode(asked[do](run=run, place=place, **self.read(data))))
+        except Refusal as error:
+            return bytes(encode({"failure": str(error)}))
+        except (Exception, SystemExit) as error:
+            incident = Incident.of(error, self.name or self.file.parent.name, do)
+            self.report(incident)
+            return bytes(encode({"failure": incident.sentence}))
+
+    def read(self, data: Any) -> dict[str, Any]:
+        """What a server sent along; what is wrong with its bytes it may know."""
+        try:
+            return mapping(decode(data, self.limit))
+        except MessageError as error:
+            raise Refusal(str(error)) from None
+
+    def report(self, incident: Incident) -> None:
+        incident.write(self.folder / LOG)
 
     def hello(self, run: str, place: str, version: int, about: dict[str, Any]) -> dict[str, Any]:
         """Who is here. A server of another version is refused before anything else is read."""
         if version != VERSION:
-            raise UserError(
+            raise Refusal(
                 f"this client speaks version {VERSION} of the protocol, the server {version}: install the same unalike"
             )
         client = self.client(about)
         if self.name is not None and client.id != self.name:
-            raise UserError(
-                f'{self.file} describes client "{client.id}", but this site is known as "{self.name}": its id must be that'
+            raise Refusal(
+                f'its file describes client "{client.id}", but this site is known as "{self.name}": its id must be that'
             )
         return {"version": VERSION, "card": client.info().as_dict()}
 
@@ -92,11 +107,13 @@ class ClientEndpoint:
         self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int
     ) -> dict[str, Any]:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
-        from unalike.runs.compatibility import compatibility_problems
+        from unalike.runs.compatibility import compatibility_problems, unsuited
 
         made, client = plan_from_dict(terms), self.client(about)
         if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
-            raise UserError(why)
+            raise Refusal(why)
+        if problems := unsuited(made["algorithm"], [client], made["guarded"]):
+            raise Refusal(" ".join(sentence for _, sentence in problems))
         if problems := compatibility_problems(
             made["algorithm"],
             [replace(client, privacy=None)],
@@ -140,7 +157,7 @@ class ClientEndpoint:
             try:
                 told = json.loads((here / f"{place}.json").read_text())
             except OSError:
-                raise UserError(
+                raise Refusal(
                     f"this client knows nothing of the run {run!r}: begin it first"
                 ) from None
             program = partial(build_program, **plan_from_dict(told["terms"]))
@@ -151,6 +168,7 @@ class ClientEndpoint:
                     [self.client(told["about"])],
                     program,
                     Store(here / "checkpoints" / place, keeps=3),
+                    report=self.report,
                 ),
             )
         return self.open[2]

@@ -4,13 +4,16 @@ Knows sides only as things with operations and a state.
 """
 
 import os
-from collections import OrderedDict
+import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
+from unalike.base.errors import Refusal
 from unalike.base.message import LIMIT, MessageError, Value, decode, encode, size
 from unalike.core.client import Client, ClientInfo
+from unalike.core.incidents import Incident
 from unalike.core.signatures import look
 from unalike.engines.store import Store
 
@@ -35,7 +38,11 @@ class Answer(TypedDict):
 
 
 class Host:
-    """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory."""
+    """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory.
+
+    Where the server is another organisation's, `report` keeps what fails: it is told that something did and under which number, never
+    why. Without, on one machine, it is told the reason.
+    """
 
     def __init__(
         self,
@@ -43,7 +50,12 @@ class Host:
         program: Callable[[Client], Any],
         store: Store,
         alive: int = 256,
+        report: Callable[[Incident], None] | None = None,
     ):
+        self.report = report
+        self.incidents: deque[Incident] = deque(
+            maxlen=100
+        )  # the last failures, with their tracebacks
         self.clients = {client.id: client for client in clients}
         self.program, self.store, self.alive = program, store, alive
         self.programs: OrderedDict[str, Any] = OrderedDict()
@@ -77,21 +89,53 @@ class Host:
                 raise
             reply = {
                 "number": number,
-                "failure": f"{error}"
-                if isinstance(error, ValueError)
-                else f"{type(error).__name__}: {error}",
+                "failure": self._failure(client, message["operation"], error),
             }
         self.answered[client] = (number, reply)
         return reply
 
     def answer(self, client: str, data: Any, limit: int = LIMIT, rest: Any = None) -> bytearray:
         """`handle` for a message that came as bytes, whole or in two parts, or for bytes that are none; the answer leaves as bytes."""
-        reply: dict[str, Any] = {"number": 0}
         try:
-            told: Any = decode(data, limit, rest)
-            return encode(reply := self.handle(client, told), limit)
+            message: Any = decode(data, limit, rest)
         except MessageError as error:
-            return encode({"number": reply["number"], "failure": str(error)})
+            return encode({"number": 0, "failure": str(error)})
+        reply = self.handle(client, message)
+        try:
+            return encode(reply, limit)
+        except MessageError as error:
+            return encode(
+                {
+                    "number": reply["number"],
+                    "failure": self._failure(client, message["operation"], error),
+                }
+            )
+
+    def _failure(self, client: str, operation: Any, error: Exception) -> str:
+        """What the server is told of a failure."""
+        if isinstance(error, Refusal):
+            return str(error)
+        incident = Incident.of(error, client, operation)
+        self.incidents.append(incident)
+        if self.report is None:
+            return (
+                f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            )
+        self.report(incident)
+        return incident.sentence
+
+    def _note(self, client: str, operation: str, error: BaseException) -> None:
+        """A failure that privacy keeps from the server; here it is said."""
+        incident = Incident.of(error, client, operation)
+        self.incidents.append(incident)
+        if self.report is not None:
+            self.report(incident)
+        else:
+            warnings.warn(
+                f"client {client} failed at {operation}, with privacy it sends an update of nothing instead: {incident.reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def handle_all(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
         """Answers of several clients. Those who are alike and are asked the same thing, in an operation written for several, are asked
@@ -155,15 +199,22 @@ class Host:
         method = getattr(type(program), name, None) if isinstance(name, str) else None
         kind = getattr(method, "operation", None)
         if kind is None:
-            raise MessageError(
+            raise Refusal(
                 f"this client has no operation {name!r}; it has: {', '.join(operations(type(program)))}"
             )
         if kind == "changes":
             self.changed.add(client)
             self.spilled.discard(client)
+        private = getattr(program, "privacy", None) is not None
         body = program.perform(name, message["round"], message["turn"], body)
+        if private and program.failure is not None:
+            self._note(client, name, program.failure)
+            program.failure = None
         work, program.work = program.work, 0.0
-        return {"body": body, "work": work}
+        return {
+            "body": body,
+            "work": 0.0 if private and self.report is not None else work,
+        }  # who fails does less of it
 
     def wake(self, client: str) -> Any:
         """Its side, in memory; from the store, or new, where it was not."""

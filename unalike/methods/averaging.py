@@ -68,6 +68,10 @@ class AveragingProgram(ClientProgram):
         loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
+    def blank_update(self, **body: Any) -> dict[str, Value]:
+        """The form of an update, for a client with privacy that could not make one."""
+        return {"parameters": self.shared(), "samples": len(self.client.train)}
+
     @query
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""

@@ -34,6 +34,9 @@ class GroupAveragingProgram(ClientProgram):
     def give(self) -> Parameters:
         return self.shared()
 
+    def blank_give(self) -> Parameters:
+        return self.shared()
+
     @query
     def present(self) -> Present:
         """(labels,): 1 for each that the client has a sample of."""

@@ -63,6 +63,10 @@ class PublicDataProgram(ClientProgram):
         self.work += len(self.public) / 3
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
+    def blank(self, rows: int, *shape: int) -> Tensor:
+        """Rows of zeros: the form of a reply, for a client with privacy that could not make one."""
+        return torch.zeros(rows, *shape, dtype=self.client.dtype, device=self.client.device)
+
     def walk(self, epoch: int) -> list[Tensor]:
         """Row numbers of each batch of a pass of this round."""
         key = (self.round, epoch)
@@ -116,6 +120,10 @@ class PublicTrainingProgram(PublicDataProgram):
 
     def cells(self, output: Tensor) -> Tensor:
         return adaptive_avg_pool2d(output, CELLS) if self.client.task.dense else output
+
+    def blank_opinion(self) -> Tensor:
+        task = self.client.task
+        return self.blank(len(self.public), len(task.labels), *[CELLS, CELLS] if task.dense else [])
 
     def probabilities(self, output: Tensor) -> Tensor:
         return output.sigmoid() if self.several else output.softmax(1)

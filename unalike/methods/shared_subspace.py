@@ -28,6 +28,9 @@ class SharedSubspaceProgram(PublicDataProgram):
         found = principal(self.seen(), self.algorithm.width)
         return (found / length(found)).to(self.client.dtype)
 
+    def blank_outline(self) -> Tensor:
+        return self.blank(len(self.public), self.algorithm.width)
+
     @operation
     def fit(self, target: Tensor) -> float:
         """The projection that comes nearest to the target, its numbers of mean square 1; how much of the target's variance it has."""

@@ -230,6 +230,14 @@ class SubmodelProgram(AveragingProgram):
             "ratio": self.ratio(),
         }
 
+    def blank_update(self, **body: Any) -> dict[str, Value]:
+        return {
+            "parameters": dict(self.model.state_dict()),
+            "samples": len(self.client.train),
+            "loss": None,
+            "ratio": self.ratio(),
+        }
+
     @query
     def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
         """Metrics of a submodel on the client's own test set, leaving its own as it is."""

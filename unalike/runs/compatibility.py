@@ -1,5 +1,6 @@
 """What does not fit between a method and its clients, told before the work rather than in the middle of it. Knows no engine."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,20 +47,7 @@ def compatibility_problems(
     sound: bool = True,
 ) -> list[Problem]:
     """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
-    method, problems = type(algorithm).__name__, []
-    if safeguard:
-        problems += (
-            [("safeguard", f"{why}. Leave it out, or set it to false.")]
-            if (why := algorithm.unjudged())
-            else [
-                (
-                    "safeguard",
-                    f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).",
-                )
-                for c in clients
-                if not c.task.labelled
-            ][:1]
-        )
+    problems: list[Problem] = []
     if privacy is not None:
         problems += [
             ("privacy", f"{why}.")
@@ -71,16 +59,8 @@ def compatibility_problems(
         for c in clients
         if c.privacy is not None and (why := c.privacy.unmet(privacy))
     ]
+    problems = unsuited(algorithm, clients, safeguard, problems)
     served = [client for client in clients if client.task.name in algorithm.tasks]
-    strange = {
-        client.task.name: client.id
-        for client in reversed(clients)
-        if client.task.name not in algorithm.tasks
-    }
-    does = f"{method} does {', '.join(algorithm.tasks)}"
-    problems += [
-        (f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()
-    ]
     refused = {
         client.id: why
         for client in served
@@ -105,6 +85,37 @@ def compatibility_problems(
         training,
         seed,
     )
+
+
+def unsuited(
+    algorithm: Algorithm, clients: list[Client], safeguard: bool, between: Sequence[Problem] = ()
+) -> list[Problem]:
+    """What can be told from the tasks of clients alone, which everyone knows; problems `between` come after those of the safeguard."""
+    problems: list[Problem] = []
+    if safeguard:
+        problems += (
+            [("safeguard", f"{why}. Leave it out, or set it to false.")]
+            if (why := algorithm.unjudged())
+            else [
+                (
+                    "safeguard",
+                    f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).",
+                )
+                for c in clients
+                if not c.task.labelled
+            ][:1]
+        )
+    strange = {
+        client.task.name: client.id
+        for client in reversed(clients)
+        if client.task.name not in algorithm.tasks
+    }
+    does = f"{type(algorithm).__name__} does {', '.join(algorithm.tasks)}"
+    return [
+        *problems,
+        *between,
+        *((f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()),
+    ]
 
 
 def unmeasured(client: Client) -> str | None:

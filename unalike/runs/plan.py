@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from unalike.base.errors import Problems
+from unalike.base.errors import Problems, Refusal
 from unalike.core.algorithm import Algorithm
 from unalike.core.privacy import Privacy
 from unalike.scenarios.reading import read_algorithm
@@ -35,7 +35,7 @@ def plan_from_dict(plan: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `build_program`, from a plan that `plan_to_dict` wrote."""
     algorithm, problems, _ = read_algorithm(plan["algorithm"])
     if algorithm is None or problems:
-        raise Problems("what the server wants to run", problems)
+        raise Refusal(str(Problems("what the server wants to run", problems)))
     return {
         "algorithm": algorithm,
         "training": Training(**plan["training"]),

@@ -17,7 +17,6 @@ import torch
 
 from unalike.base.errors import Problems, UserError
 from unalike.base.ledger import Ledger
-from unalike.base.message import Value
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Engine
@@ -25,7 +24,7 @@ from unalike.core.federated_clustering import settle
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.operations import unanswered_measurements
 from unalike.core.participation import FederationConfig
-from unalike.core.privacy import Privacy, releases
+from unalike.core.privacy import Privacy, protects, releases
 from unalike.core.replay import Replay
 from unalike.core.safeguard import build_fold_replicas
 from unalike.core.signatures import Declared, declared
@@ -522,10 +521,13 @@ class Run:
         """Fields of the method that may be lengths of axes."""
         return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
 
-    def releases(self, operation: str, reply: Value) -> int:
-        self.cost[operation] = releases(
-            reply, getattr(getattr(self.algorithm.Program, operation), "sends", {})
-        )
+    def releases(self, operation: str, answer: dict[str, Any]) -> int:
+        """How often the mechanism was used for an answer. A failure may be one that came of the data, or the answer may be on its way:
+        it counts as much as the last answer to that operation."""
+        sends = getattr(getattr(self.algorithm.Program, operation), "sends", {})
+        if "failure" in answer:
+            return max(1, self.cost.get(operation, 1)) if protects(sends) else 0
+        self.cost[operation] = releases(answer.get("body"), sends)
         return self.cost[operation]
 
     def count_again(self, fed: Federation) -> None:

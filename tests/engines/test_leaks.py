@@ -1,0 +1,357 @@
+"""What leaves a site when something fails there: nothing of its data, its files or its folders, and with privacy not even that it failed."""
+
+import json
+import re
+
+import organisations
+import pytest
+import torch
+from test_away import ABOUT, Direct
+from torch import nn
+
+from unalike.base.message import decode, encode
+from unalike.core.client import VERSION, Client
+from unalike.core.privacy import Privacy
+from unalike.core.signatures import described
+from unalike.cross_silo import client_endpoint as sites
+from unalike.cross_silo.client_endpoint import ClientEndpoint
+from unalike.cross_silo.remote_run import serve
+from unalike.engines.store import Store
+from unalike.tasks import Classification
+
+toys = organisations.toys
+NAME = "Jane_Doe_1957-03-02.png"
+SECRET = {"noise": 1000.0, "bound": 1.0, "delta": 1e-5, "entropy": "secret"}
+
+
+def described_by(folder, function, **options):
+    """A client.yaml whose factory is a function of a test."""
+    folder.mkdir(parents=True, exist_ok=True)
+    setattr(organisations, function.__name__, function)
+    (folder / "client.yaml").write_text(
+        json.dumps({"factory": f"organisations:{function.__name__}", "options": options})
+    )
+    return folder / "client.yaml"
+
+
+def federation(privacy=None, **training):
+    return {
+        "algorithm": {"name": "fedavg"},
+        "training": toys.training(**training).model_dump(),
+        "seed": 0,
+        "guarded": False,
+        "privacy": privacy,
+    }
+
+
+class Asked:
+    """A site, and a server that asks it whatever it likes; `left` is every byte that left the site."""
+
+    def __init__(self, file, name="a", **options):
+        self.site, self.number, self.left = ClientEndpoint(file, name, **options), 0, []
+
+    def ask(self, do, **what):
+        reply = self.site.answer(do, encode(what), "run")
+        self.left.append(reply)
+        return decode(reply)
+
+    def hello(self):
+        return self.ask("hello", version=VERSION, about=ABOUT)
+
+    def begin(self, **agreed):
+        return self.ask("begin", about=ABOUT, federation=federation(**agreed), round=0)
+
+    def call(self, operation, **body):
+        self.number += 1
+        return self.ask(
+            "call", operation=operation, number=self.number, round=1, turn=self.number, body=body
+        )
+
+
+# noise cannot be got around
+
+
+COUNTS = (30, 17, 6, 2, 0)
+
+
+def counted(run, id, counts):
+    """A client with so many samples of each class; its model sees nothing but a bias."""
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    x = torch.zeros(len(y), 3)
+    return Client(
+        id=id,
+        model=lambda: nn.Linear(3, 2),
+        task=Classification(len(counts)),
+        train=(x, y),
+        test=(x, y),
+    )
+
+
+def losses_overflow(first, label, least):
+    """Parameters with which the losses of class `label` sum up to infinity in float32 if there are at least so many samples of it."""
+    sent = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
+    bias = sent[list(sent)[-1]]  # of the last layer
+    bias[label] = -3.4e38 / (least - 0.5) if least > 1 else -3e38
+    if least == 1:
+        bias[[other for other in range(len(bias)) if other != label]] = 3e38
+    return sent
+
+
+def seen_by_server(folder, counts, most=31, **training):
+    """For each class and each number of samples, what a server sees of the answer to such parameters: its form, or the failure."""
+    asked = Asked(described_by(folder, counted, id="a", counts=list(counts)))
+    assert (
+        "card" in asked.hello()
+        and asked.begin(privacy=SECRET, batch=64, optimizer="sgd", weight_decay=0.0, **training)
+        == {}
+    )
+    first = asked.call("begin")["body"]
+    seen = {}
+    for label in range(len(counts)):
+        for least in range(1, most):
+            reply = asked.call("update", parameters=losses_overflow(first, label, least))
+            seen[label, least] = (
+                re.sub("incident [0-9a-f]+", "", reply["failure"])
+                if "failure" in reply
+                else described(reply)
+            )
+            assert "failure" in reply or all(
+                tensor.isfinite().all() for tensor in reply["body"]["parameters"].values()
+            )
+    return seen
+
+
+def read_off(seen, counts):
+    """The counts, if it is by them that a client answers in one way or in another."""
+    found = []
+    for label in range(len(counts)):
+        own = [seen[label, least] for least in sorted(least for of, least in seen if of == label)]
+        found.append(
+            next(
+                (at for at, each in enumerate(own) if each != own[0]),
+                0 if isinstance(own[0], list) else len(own),
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
+    tmp_path, monkeypatch, bounded
+):
+    """Each label's count was read off exactly, from whether losses overflowed. Also where the numbers it sends are let in."""
+    if not bounded:
+        monkeypatch.setattr("unalike.core.algorithm.LARGEST", float("inf"), raising=False)
+    seen = seen_by_server(tmp_path / "one", COUNTS, rate=1e-12)
+    assert read_off(seen, COUNTS) != list(COUNTS)
+    other = COUNTS[::-1]
+    assert seen == seen_by_server(tmp_path / "other", other, rate=1e-12)
+    forms = {str(each) for each in seen.values()}
+    assert len(forms) == 1
+    assert ("holds a number beyond 1e+06" in forms.pop()) == bounded, (
+        "refused before they meet the data, or answered with noise"
+    )
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e30, 3e38])
+def test_a_server_that_sets_the_rate_sees_the_same_form_whatever_the_data(tmp_path, rate):
+    def form(counts):
+        asked = Asked(described_by(tmp_path / str(counts[0]), counted, id="a", counts=list(counts)))
+        asked.hello()
+        asked.begin(privacy=SECRET, batch=64, optimizer="sgd", rate=rate, epochs=3)
+        reply = asked.call("update", parameters=asked.call("begin")["body"])
+        assert all(tensor.isfinite().all() for tensor in reply["body"]["parameters"].values())
+        return described(reply), len(asked.left[-1]), reply["work"]
+
+    assert form(COUNTS) == form((11, 11, 11, 11, 11))
+
+
+# what fails stays at home
+
+
+class Reading(nn.Module):
+    """An encoder that fails, once it is `armed`, as one does that reads files."""
+
+    armed: type[BaseException] | None = None
+
+    def __init__(self):
+        super().__init__()
+        self.layer = toys.mlp()
+
+    def forward(self, x):
+        if Reading.armed is OSError:
+            raise FileNotFoundError(2, "No such file or directory", f"/wards/{NAME}")
+        if Reading.armed is not None:
+            raise Reading.armed(f"the picture {NAME} has no pixels")
+        return self.layer(x)
+
+
+def reads(run, id):
+    if run.get("name") == "refuse":
+        raise ValueError(f"we do not send {NAME}")
+    return toys.client(id, model=Reading)
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    Reading.armed = None
+
+
+def full(*given):
+    raise OSError(28, "No space left on device", f"/wards/{NAME}")
+
+
+def stays_at_home(asked, reply, err):
+    """The bytes that left have neither the name nor the folder; the site's log and stderr have the name, under the number it told."""
+    assert not any(
+        NAME.encode() in left or b"wards" in left or b"Traceback" in left for left in asked.left
+    )
+    assert not any(str(asked.site.file.parent).encode() in left for left in asked.left)
+    told = re.fullmatch(
+        r"it failed; its own log says why, under incident ([0-9a-f]{12})", reply["failure"]
+    )
+    log = asked.site.folder / "incidents.log"
+    for kept in (log.read_text(), err):
+        assert (
+            f"incident {told[1]}: client a failed" in kept and NAME in kept and "Traceback" in kept
+        )
+    assert log.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, KeyError, SystemExit])
+@pytest.mark.parametrize("stage", ["hello", "begin", "call"])
+def test_a_file_name_in_an_exception_stays_at_the_site(tmp_path, capsys, stage, error):
+    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    if stage == "hello":
+        reply = asked.ask("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
+    else:
+        asked.hello()
+        Reading.armed = error if stage == "begin" else None
+        reply = asked.begin()
+        if stage == "call":
+            first = asked.call("begin")["body"]
+            Reading.armed = error
+            reply = asked.call("update", parameters=first)
+    stays_at_home(asked, reply, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypatch, resident):
+    """At a save, or after each message where every one may find a new process."""
+    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"), resident=resident)
+    asked.hello()
+    asked.begin()
+    monkeypatch.setattr(Store, "snapshot" if resident else "keep", full)
+    reply = asked.call("receive", parameters=asked.call("begin")["body"])
+    reply = asked.ask("save", round=1) if resident else reply
+    stays_at_home(asked, reply, capsys.readouterr().err)
+
+
+def test_a_card_that_cannot_be_made_is_told_without_its_reason(tmp_path, capsys, monkeypatch):
+    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    monkeypatch.setattr(Client, "card", lambda client: full())
+    stays_at_home(asked, asked.hello(), capsys.readouterr().err)
+
+
+def test_a_reply_that_cannot_be_sent_is_told_without_its_reason(tmp_path, capsys):
+    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    asked.hello()
+    asked.begin()
+    host = asked.site.host("run", "clients")
+    host.wake("a").shared = lambda: {f"${NAME}": 1}
+    stays_at_home(asked, asked.call("begin"), capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, SystemExit])
+def test_with_privacy_a_failure_is_only_in_the_log(tmp_path, capsys, error):
+    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    asked.hello()
+    asked.begin(privacy=SECRET)
+    first = asked.call("begin")["body"]
+    fine = asked.call("update", parameters=first)
+    sent = len(asked.left[-1])
+    Reading.armed = error
+    failed = asked.call("update", parameters=first)
+    assert described(failed) == described(fine) and len(asked.left[-1]) == sent
+    assert asked.call("receive", parameters=first) == {
+        "number": asked.number,
+        "body": None,
+        "work": 0.0,
+    }
+    log = (asked.site.folder / "incidents.log").read_text()
+    assert NAME in log and "client a failed at update" in log and NAME in capsys.readouterr().err
+    assert not any(NAME.encode() in left for left in asked.left)
+
+
+def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
+    """Its console's events, failures, results, checkpoints and report."""
+    folder = organisations.prepared(tmp_path / "away", "fedavg")
+    line = Direct(tmp_path / "sites")
+    line.sites["b"] = ClientEndpoint(described_by(tmp_path / "sites" / "b", reads, id="b"), "b")
+    answered = line.answered
+
+    def arm(site, client, do, *rest):
+        Reading.armed = OSError if (client, do) == ("b", "call") else None
+        return answered(site, client, do, *rest)
+
+    line.answered = arm
+    serve(folder.path, line, 30.0)
+    (failure,) = folder.results["failures"]
+    assert failure["client"] == "b" and failure["reason"].startswith(
+        "it failed; its own log says why, under incident "
+    )
+    kept = [path for path in folder.path.rglob("*") if path.is_file()]
+    assert len(kept) > 4 and not any(NAME.encode() in path.read_bytes() for path in kept)
+    assert (
+        failure["reason"].split()[-1]
+        in (tmp_path / "sites" / "b" / "unalike" / sites.LOG).read_text()
+    )
+
+
+def test_in_a_simulation_the_reason_goes_on_and_the_traceback_is_kept(tmp_path):
+    from unalike.engines.host import Host
+
+    method, training = toys.method("fedavg"), toys.training()
+    host = Host(
+        [toys.client("a", model=Reading)],
+        lambda client: method.Program(client, method, training, 0),
+        Store(tmp_path),
+    )
+    first = host.handle(
+        "a", {"operation": "begin", "number": 1, "round": 1, "turn": 0, "body": {}}
+    )["body"]
+    Reading.armed = ValueError
+    reply = host.handle(
+        "a",
+        {"operation": "update", "number": 2, "round": 1, "turn": 0, "body": {"parameters": first}},
+    )
+    assert reply["failure"] == f"the picture {NAME} has no pixels"
+    assert "in forward" in host.incidents[-1].traceback and host.incidents[-1].operation == "update"
+
+
+def test_a_factory_may_refuse_in_words_of_its_own(tmp_path):
+    from unalike.base.errors import Refusal
+
+    def client_problem(run, id):
+        raise Refusal("we take part on weekdays")
+
+    asked = Asked(described_by(tmp_path / "clinic", client_problem, id="a"))
+    assert asked.hello() == {"failure": "we take part on weekdays"}
+
+
+def test_a_failure_of_what_is_protected_counts_as_a_release(tmp_path):
+    """It may have come of the data, or of what was sent and never arrived."""
+    privacy = Privacy(noise=1.0)
+    folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=privacy)
+
+    class Losing(Direct):
+        def answered(self, site, client, do, data, *rest):
+            reply = super().answered(site, client, do, data, *rest)
+            if (client, do) == ("b", "call") and decode(data)["operation"] == "update":
+                raise TimeoutError("did not answer within 30 s")
+            return reply
+
+    serve(folder.path, Losing(tmp_path / "sites"), 30.0)
+    spent = {id: folder.results["clients"][id]["privacy"]["releases"] for id in "abc"}
+    assert spent == {"a": 2, "b": 1, "c": 2}
