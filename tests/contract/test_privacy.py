@@ -9,6 +9,10 @@ import torch
 from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
+from unalike.base.message import head
+from unalike.core.algorithm import ClientProgram
+from unalike.core.operations import hides
+from unalike.core.privacy import protects
 from unalike.report import write
 
 NOISY = Privacy(noise=0.01, bound=1.0)
@@ -139,3 +143,68 @@ def test_noise_reaches_every_client(name, toys, declares, tmp_path):
         toys.execute(tmp_path / folder, toys.private(), toys.clients(), rounds=2, privacy=privacy)
     free, noisy = toys.states(tmp_path / "free"), toys.states(tmp_path / "noisy")
     assert all(toys.apart({c: free[c]}, {c: noisy[c]}) > 1e-6 for c in free)
+
+
+# a client whose operation fails
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Operations of which the reply to a failure was compared with the honest one: the same but for the numbers that are protected."""
+    leaving, seen = ClientProgram.leaving, set()
+
+    def leaves(program, name, turn, body, reply, blank=False):
+        sent = leaving(program, name, turn, body, reply, blank)
+        if blank or not hides(program, name):
+            return sent
+        kinds = getattr(getattr(type(program), name), "sends", {})
+        if kinds and not protects(kinds):
+            return sent  # made from no private data
+        instead = program.instead(name, turn, body, RuntimeError("of its data"))
+        program.failure = None
+        (first, tensors, size), (first_instead, tensors_instead, size_instead) = (
+            head(sent),
+            head(instead),
+        )
+        assert first == first_instead and size == size_instead, name
+        assert [(t.dtype, t.shape) for t in tensors] == [
+            (t.dtype, t.shape) for t in tensors_instead
+        ]
+        assert all(t.isfinite().all() for t in tensors_instead)
+        seen.add(name)
+        return sent
+
+    monkeypatch.setattr(ClientProgram, "leaving", leaves)
+    return seen
+
+
+VARIANTS = {
+    "fedmuscle": [
+        {"heads": "shared"},
+        {"opinions": "shared"},
+        {"start": "joint"},
+        {"exchange": "peers"},
+        {"exchange": "paper"},
+        {"sync": "epoch"},
+        {"heads": "epoch", "local": 0.5},
+    ]
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_failure_has_the_form_of_any_other_reply(name, toys, declares, tmp_path, compared, dtype):
+    """In every exchange that the method has."""
+    for i, fields in enumerate([{}, *VARIANTS.get(name, [])]):
+        method = dataclasses.replace(toys.private(), **fields)
+        results = toys.execute(
+            tmp_path / str(i), method, toys.clients(dtype=dtype), rounds=2, privacy=NOISY
+        )
+        assert not results["failures"]
+    exchanged = {
+        each
+        for each in dir(method.Program)
+        if protects(getattr(getattr(method.Program, each), "sends", {}))
+    }
+    assert compared & exchanged
+    if name == "fedmuscle":
+        assert exchanged <= compared, "every form was seen"

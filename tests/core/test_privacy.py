@@ -9,9 +9,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm, normaltest
 
 from unalike import FedAvg, FederationConfig, FedMuscle, Privacy, sends
-from unalike.base.errors import UserError
+from unalike.base.errors import Refusal, UserError
 from unalike.base.randomness import stream
 from unalike.core.privacy import epsilon, noise_for, secret_normal
+from unalike.core.signatures import described
 from unalike.engines.local import LocalEngine
 from unalike.report import write
 
@@ -101,6 +102,98 @@ def test_a_variance_never_becomes_negative():
     assert (sent["norm.running_var"] >= 0).all() and (sent["norm.running_mean"] < 0).any()
 
 
+@pytest.mark.parametrize("noise", [0, 3, 1000])
+@pytest.mark.parametrize("entropy", ["seed", "secret"])
+def test_what_is_not_finite_never_passes_the_mechanism(noise, entropy):
+    how = Privacy(noise=noise, entropy=entropy)
+    base = {"w": torch.tensor([1.0, 2.0, 3.0]), "b": torch.tensor([0.5])}
+    sent = how.parameters(
+        {"w": torch.tensor([1.0, math.nan, math.inf]), "b": torch.tensor([-math.inf])},
+        base,
+        how.draws(0, "x"),
+    )
+    assert all(tensor.isfinite().all() for tensor in sent.values())
+    rows = how.rows(torch.tensor([[1.0, math.nan], [math.inf, 0.0], [0.3, 0.4]]), how.draws(0, "x"))
+    assert rows.isfinite().all()
+    if not noise:
+        assert all(torch.equal(sent[name], base[name]) for name in base), (
+            "an entry that is not finite is no update"
+        )
+        assert torch.allclose(rows, torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.3, 0.4]])), (
+            "nor is a row"
+        )
+
+
+def test_entries_that_are_not_finite_leave_the_others_their_room():
+    base = {"w": torch.zeros(3)}
+    sent = Privacy(noise=0).parameters({"w": torch.tensor([math.nan, 3.0, 4.0])}, base, seeded())[
+        "w"
+    ]
+    assert torch.allclose(sent, torch.tensor([0.0, 0.6, 0.8]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_noise_beyond_a_dtype_is_its_largest_number(dtype):
+    zero = {"w": torch.zeros(100, dtype=dtype)}
+    sent = Privacy(noise=1e300).parameters(zero, zero, seeded())["w"]
+    assert sent.dtype == dtype and sent.isfinite().all() and sent.any()
+
+
+@pytest.mark.parametrize("values", [100, 10_000, 1_000_000])
+@pytest.mark.parametrize("base", [0.0, 1e-3, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_clipped_update_is_no_longer_than_the_bound_whatever_it_starts_from(values, base, dtype):
+    """In float32 around a base of one's choice it was up to 1.95 bounds long."""
+    draw = stream(0, "base")
+    given = {
+        "w": (base * (1 + 0.5 * torch.rand(values, generator=draw, dtype=torch.float64))).to(dtype)
+    }
+    for step in (1e-2, 1.0, 1e4):
+        new = {"w": given["w"] + step * torch.randn(values, generator=draw, dtype=dtype)}
+        sent = Privacy(noise=0).parameters(new, given, seeded())
+        assert float((sent["w"].double() - given["w"].double()).norm()) <= 1 + 1e-6
+
+
+def test_a_base_that_makes_every_step_round_up_does_not_stretch_it():
+    """A spacing of 2^-3 at 1.5e6 in float32: steps of just over half of it would all be rounded up to a whole one."""
+    given = {"w": torch.full((200,), 1.5e6)}
+    sent = Privacy(noise=0).parameters({"w": given["w"] + 1.0}, given, seeded())["w"]
+    assert float((sent.double() - given["w"].double()).norm()) <= 1 + 1e-6
+
+
+def test_noise_is_added_to_the_clipped_update_before_anything_is_rounded():
+    """What is sent is the nearest float32 to base + clipped update + noise in float64."""
+    given, how = {"w": torch.full((1000,), 4096.0)}, Privacy(noise=0.5)
+    sent = how.parameters({"w": given["w"] + 1.0}, given, seeded("x"))["w"]
+    exact = 4096.0 + 1 / 1000**0.5 + 0.5 * seeded("x")(torch.Size([1000]))
+    assert torch.equal(sent, exact.float())
+
+
+def test_a_base_of_another_shape_is_none():
+    with pytest.raises(ValueError, match=r"w has the shape \(3,\), and came with \(1,\)"):
+        Privacy(noise=1).parameters({"w": torch.ones(3)}, {"w": torch.ones(1)}, seeded())
+
+
+def test_a_blank_reply_is_what_the_mechanism_makes_of_no_update():
+    base, kinds = (
+        {"w": torch.tensor([5.0, 7.0])},
+        {"parameters": "parameters", "views": "rows", "samples": "open"},
+    )
+    form = {
+        "parameters": {"w": torch.tensor([math.nan, 9.0])},
+        "views": torch.full((2, 2), 9.0),
+        "samples": 3,
+        "loss": 0.4,
+    }
+    sent = Privacy(noise=0).protect(form, kinds, lambda sent: base, seeded(), blank=True)
+    assert torch.equal(sent["parameters"]["w"], base["w"]) and not sent["views"].any()
+    assert sent["samples"] == 3 and sent["loss"] is None
+    noisy = Privacy(noise=2).protect(form, kinds, lambda sent: base, seeded("x"), blank=True)
+    assert torch.allclose(
+        noisy["parameters"]["w"], (base["w"] + 2 * seeded("x")(torch.Size([2]))).float()
+    )
+
+
 def test_what_is_not_declared_does_not_leave():
     reply = {"parameters": {"w": torch.ones(2)}, "samples": 7, "loss": 0.3, "more": torch.ones(3)}
     kinds = {"parameters": "parameters", "samples": "open"}
@@ -188,6 +281,69 @@ def test_what_is_sent_lies_around_what_was_received(toys):
     )
     assert reply["loss"] is None and reply["samples"] == 20
     assert client.perform("train", 1, 0, {}) is None
+
+
+@pytest.mark.parametrize("entropy", ["seed", "secret"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, 2e6, -1e30])
+def test_numbers_that_are_not_finite_or_too_large_never_meet_the_data(toys, entropy, number):
+    client = program(toys, noise=1, entropy=entropy)
+    given = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    given["head.weight" if "head.weight" in given else next(iter(given))].view(-1)[3] = number
+    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    for operation in ("update", "receive"):
+        with pytest.raises(
+            Refusal,
+            match=rf"it refuses what it was sent: {operation}\.parameters\..* holds (NaN|a number beyond 1e\+06)",
+        ):
+            client.perform(operation, 1, 0, {"parameters": given})
+    assert far(client.model.state_dict(), before) == 0 and not client.learnt
+
+
+def test_without_privacy_large_numbers_are_the_servers_to_send(toys):
+    client = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
+    client.perform(
+        "receive",
+        1,
+        0,
+        {
+            "parameters": {
+                name: torch.full_like(t, 1e30) for name, t in client.model.state_dict().items()
+            }
+        },
+    )
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError, MemoryError, Refusal])
+def test_an_operation_that_fails_sends_an_update_of_nothing(toys, monkeypatch, error):
+    client, given = program(toys, noise=0.5), program(toys, noise=0).model.state_dict()
+    fine = client.perform("update", 1, 0, {"parameters": given})
+    assert client.failure is None
+
+    def fails(*args, **named):
+        raise error("of its data")
+
+    monkeypatch.setattr(client, "learn", fails)
+    reply = client.perform("update", 1, 0, {"parameters": given})
+    assert (
+        described(reply) == described(fine)
+        and reply["samples"] == fine["samples"]
+        and isinstance(client.failure, error)
+    )
+    noise = client.privacy.draws(0, "a", "update", 1, 0)
+    assert all(
+        torch.equal(reply["parameters"][name], given[name] + 0.5 * noise(tensor.shape))
+        for name, tensor in given.items()
+    )
+    assert client.perform("train", 1, 0, {}) is None
+
+
+def test_a_loss_that_is_no_number_sends_an_update_of_nothing(toys):
+    client, given = program(toys, noise=0), program(toys, noise=0).model.state_dict()
+    client.loss = lambda x, y: client.task_loss(x, y) * math.inf
+    reply = client.perform("update", 1, 0, {"parameters": given})
+    assert far(reply["parameters"], given) == 0 and "the training loss became" in str(
+        client.failure
+    )
 
 
 def test_what_comes_without_parameters_is_clipped_around_the_first_weights(toys):

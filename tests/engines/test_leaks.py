@@ -1,4 +1,4 @@
-"""What leaves a site when something fails there: nothing of its data, its files or its folders, and with privacy not even that it failed."""
+"""What leaves a site when something fails there: nothing of its data or files, and with privacy not even that it failed."""
 
 import json
 import re
@@ -141,7 +141,7 @@ def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
 ):
     """Each label's count was read off exactly, from whether losses overflowed. Also where the numbers it sends are let in."""
     if not bounded:
-        monkeypatch.setattr("unalike.core.algorithm.LARGEST", float("inf"), raising=False)
+        monkeypatch.setattr("unalike.core.protection.LARGEST", float("inf"), raising=False)
     seen = seen_by_server(tmp_path / "one", COUNTS, rate=1e-12)
     assert read_off(seen, COUNTS) != list(COUNTS)
     other = COUNTS[::-1]

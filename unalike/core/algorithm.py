@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Typed
 import torch
 from torch import Tensor, nn
 
-from unalike.base.errors import Refusal, reason
 from unalike.base.message import Value
 from unalike.base.randomness import number, scope, stream
 from unalike.core.client import Client
 from unalike.core.federated_clustering import all_cluster, judged, unfit
-from unalike.core.operations import check_answerable, graph_safe, hides, operation, query, sends
-from unalike.core.privacy import LARGEST, Privacy, Sends, protects
+from unalike.core.operations import graph_safe, hides, operation, query, sends
+from unalike.core.privacy import Privacy, protects
+from unalike.core.protection import Door, admit
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
-from unalike.core.signatures import Shape, bounded, declared, nothing, validate_request
+from unalike.core.signatures import Shape
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, find_trunk, width_of
@@ -56,7 +56,7 @@ class Safeguarded(TypedDict):
     log_loss: dict[str, float]
 
 
-class ClientProgram:
+class ClientProgram(Door):
     """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
 
     Whatever must survive is in `model`, `optimizers` and `memory`; everything else is a cache that may be gone at the next call.
@@ -334,38 +334,6 @@ class ClientProgram:
                 raise
             return [programs[0].instead(name, turns[0], bodies[0], error)]
 
-    def leaving(
-        self, name: str, turn: int, body: dict[str, Value], reply: Value, blank: bool = False
-    ) -> Value:
-        """The client's door: with privacy, of a reply only what its operation declares leaves, protected."""
-        if self.privacy is None or not hides(self, name):
-            return reply
-        method = getattr(type(self), name)
-        kinds: Sends = getattr(method, "sends", {})
-        if not kinds:
-            return nothing(method)
-        draw = self.privacy.draws(self.seed, self.client.id, name, self.round, turn)
-        return self.privacy.protect(
-            reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw, blank
-        )
-
-    def instead(self, name: str, turn: int, body: dict[str, Value], error: BaseException) -> Value:
-        """What leaves a client with privacy whose operation failed: what the mechanism makes of no update, in the form of any other
-        reply. That it failed is told by its data: it stays here. A method gives the form, by `blank_NAME` for the operation NAME."""
-        method = getattr(type(self), name)
-        kinds: Sends = getattr(method, "sends", {})
-        make: Callable[..., Value] | None = getattr(self, f"blank_{name}", None)
-        if kinds and make is None:
-            raise RuntimeError(
-                f"{name} failed, and with privacy there is nothing to send instead: {reason(error)}"
-            ) from error
-        form = make(**body) if make is not None else None
-        if isinstance(form, dict) and isinstance(kinds, dict):
-            form |= {key: None for key in declared(method).names if key not in form}
-        reply = self.leaving(name, turn, body, form, blank=True)
-        self.failure = error
-        return reply
-
     def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
         """What the server knows of these parameters: what it gave, else the first weights, which come from the seed."""
         if isinstance(given, dict) and sent.keys() <= given.keys():
@@ -502,25 +470,6 @@ class Algorithm:
     ) -> dict[str, Any] | None:
         """What the server's own model achieved, where there is one."""
         return None
-
-
-def admit(program: Any, name: str, round: int, body: dict[str, Value]) -> None:
-    """The client's door, the way in: whether it does what it is asked is decided here, before a look at its data."""
-    method = getattr(type(program), name)
-    check_answerable(program, name)
-    validate_request(method, body)
-    if program.privacy is not None:
-        bounded(method, body, LARGEST)
-    program.round, program.learnt = round, program.learnt or method.operation == "changes"
-    kinds: Sends = getattr(method, "sends", {})
-    if (
-        hides(program, name)
-        and program.learnt
-        and "first" in (kinds if isinstance(kinds, str) else kinds.values())
-    ):
-        raise Refusal(
-            f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights"
-        )
 
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:

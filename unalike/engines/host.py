@@ -195,7 +195,8 @@ class Host:
         )
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        program, name, body = self.wake(client), message["operation"], message["body"]
+        program, body = self.wake(client), message["body"]
+        name: Any = message["operation"]
         method = getattr(type(program), name, None) if isinstance(name, str) else None
         kind = getattr(method, "operation", None)
         if kind is None:
