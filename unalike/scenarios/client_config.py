@@ -45,7 +45,7 @@ class Member(Settings):
 
 
 class Factory(Settings):
-    """Instead: a function of your own that makes the Client. It is told of the run, and may refuse it by a ValueError."""
+    """Instead: a function of your own that makes the Client. It is told of the run, and may refuse it by a Refusal."""
 
     factory: str
     options: dict[str, Any] = {}
