@@ -1,6 +1,8 @@
-# make demo: the main job on a bare machine. make test: all tests. Both set everything up by themselves.
+# make demo: the main job on a bare machine. make check: format, lint and types, in a minute.
+# make test: make check, then all tests. All of them set everything up by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+SOURCES := unalike tests $(wildcard benchmarks)
 
 .PHONY: demo test test-faults check bench clean
 
@@ -12,7 +14,7 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/unalike run digits --workers 2 --safeguard
 
-test: .venv/installed
+test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-faults: .venv/installed
@@ -20,7 +22,8 @@ test-faults: .venv/installed
 		tests/engines/test_ray.py tests/engines/test_flare.py tests/engines/test_flower.py
 
 check: .venv/installed
-	$(BIN)/ruff check unalike tests
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 
 bench: .venv/installed
