@@ -9,7 +9,7 @@ import torch
 from unalike import FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.base.ledger import FREE
+from unalike.base.ledger import MEASUREMENTS
 from unalike.core.federation import QuorumError
 from unalike.engines import process as worker
 from unalike.engines.host import Host
@@ -156,7 +156,7 @@ def test_client_that_breaks_is_named_and_left_out(name, workers, toys, tmp_path,
     run, run_together = Host._run, Host._run_together
 
     def breaks(self, client, message):
-        if client == "b" and message["round"] == 2 and message["operation"] not in FREE:
+        if client == "b" and message["round"] == 2 and message["operation"] not in MEASUREMENTS:
             raise RuntimeError("the battery is empty")
         return run(self, client, message)
 
@@ -255,7 +255,7 @@ def test_survives_partial_participation(name, toys, tmp_path):
         called = {
             client
             for number, client, _, operation, *_ in rows
-            if int(number) == round and operation not in FREE
+            if int(number) == round and operation not in MEASUREMENTS
         }
         assert len(called) == 3
     assert not results["failures"] and all(entry["hash"] for entry in results["clients"].values())

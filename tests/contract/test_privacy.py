@@ -9,7 +9,7 @@ import torch
 from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.base.message import head
+from unalike.base.message import encode_header
 from unalike.core.algorithm import ClientProgram
 from unalike.core.operations import hides
 from unalike.core.privacy import protects
@@ -163,8 +163,8 @@ def compared(monkeypatch):
         instead = program.instead(name, turn, body, RuntimeError("of its data"))
         program.failure = None
         (first, tensors, size), (first_instead, tensors_instead, size_instead) = (
-            head(sent),
-            head(instead),
+            encode_header(sent),
+            encode_header(instead),
         )
         assert first == first_instead and size == size_instead, name
         assert [(t.dtype, t.shape) for t in tensors] == [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unalike.base.errors import UserError
-from unalike.base.message import copy, size
+from unalike.base.message import copy_value, encoded_size
 from unalike.core.client import VERSION, ClientInfo
 from unalike.core.federation import Arrival, Failure, Federation, QuorumError
 from unalike.core.participation import FederationConfig
@@ -50,9 +50,15 @@ class FakeEngine:
             }
             heapq.heappush(
                 self.queue,
-                (self.now + self.takes(client), next(self.count), client, size(reply), copy(reply)),
+                (
+                    self.now + self.takes(client),
+                    next(self.count),
+                    client,
+                    encoded_size(reply),
+                    copy_value(reply),
+                ),
             )
-        return {client: size(message) for client, message in messages.items()}
+        return {client: encoded_size(message) for client, message in messages.items()}
 
     def drop(self, numbers): ...
 
@@ -263,7 +269,7 @@ def test_every_message_is_in_the_ledger():
     )
     fed.begin(2)
     fed.call("train", x=torch.zeros(64))
-    down = sum(size(m) for _, m in fed.engine.log)
+    down = sum(encoded_size(m) for _, m in fed.engine.log)
     assert fed.ledger.total("down") == fed.ledger.total("down", round=2) == down
     assert fed.ledger.total("up", client="b") - fed.ledger.total("up", client="a") == (
         4096 - 512
@@ -648,7 +654,7 @@ def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation
             if first.finished >= stop:
                 break
         second = pace(4, **federation)
-        second.remember(copy(first.memory()))
+        second.remember(copy_value(first.memory()))
         second.ledger = first.ledger  # which the run keeps, in a file of its own
         again, drive = driven(second, 2, rest)
         finish(second, drive)
@@ -671,7 +677,7 @@ def test_memory_comes_back_whole():
     first.state["w"] = torch.ones(3)
     first.finished = 1
     second = federation()
-    second.remember(copy(first.memory()))
+    second.remember(copy_value(first.memory()))
     assert (
         second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
     )

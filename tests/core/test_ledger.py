@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unalike.base.errors import UserError
-from unalike.base.ledger import COLUMNS, FREE, Ledger
+from unalike.base.ledger import COLUMNS, MEASUREMENTS, Ledger
 
 entries = st.lists(
     st.tuples(
         st.integers(0, 3),
         st.sampled_from(["ada", "ben, jr", 'c"']),
         st.sampled_from(["up", "down"]),
-        st.sampled_from(["train", "align", *FREE]),
+        st.sampled_from(["train", "align", *MEASUREMENTS]),
         st.integers(0, 2**40),
     ),
     max_size=20,
@@ -33,11 +33,11 @@ def test_totals_are_sums_of_what_was_added(entries):
     ledger = filled(entries)
     for way in ("up", "down"):
         assert ledger.total(way) == sum(
-            size for _, _, w, o, size in entries if w == way and o not in FREE
+            size for _, _, w, o, size in entries if w == way and o not in MEASUREMENTS
         )
         for round in range(4):
             assert ledger.total(way, round=round) == sum(
-                s for r, _, w, o, s in entries if (r, w) == (round, way) and o not in FREE
+                s for r, _, w, o, s in entries if (r, w) == (round, way) and o not in MEASUREMENTS
             )
         assert ledger.total(way, client="ada", operation="evaluate") == sum(
             s for _, c, w, o, s in entries if (c, w, o) == ("ada", way, "evaluate")

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 import unalike
 from unalike.base.message import (
     BLOCK,
-    DEPTH,
     DTYPES,
     FRAME,
     MAGIC,
+    MAX_DEPTH,
     MessageError,
-    broken,
-    copy,
+    copy_value,
     decode,
     encode,
-    head,
+    encode_header,
+    encode_tensors,
+    encoded_size,
+    find_nonfinite,
     leaves,
-    size,
-    tail,
 )
 
 quick = settings(deadline=None, max_examples=150)
@@ -98,8 +98,8 @@ def test_a_message_survives_the_journey(value):
 @quick
 @given(values)
 def test_head_and_tail_are_its_bytes_and_can_travel_apart(value):
-    first, tensors, total = head(value)
-    rest = tail(tensors)
+    first, tensors, total = encode_header(value)
+    rest = encode_tensors(tensors)
     assert first + rest == encode(value) and total == len(first) + len(rest)
     assert encode(decode(first, rest=memoryview(rest))) == encode(value)
     with pytest.raises(MessageError):
@@ -108,13 +108,13 @@ def test_head_and_tail_are_its_bytes_and_can_travel_apart(value):
 
 @given(values)
 def test_the_size_is_the_length_of_the_bytes(value):
-    assert size(value) == len(encode(value)) and size(value) % BLOCK == 0
+    assert encoded_size(value) == len(encode(value)) and encoded_size(value) % BLOCK == 0
 
 
 @quick
 @given(values)
 def test_a_copy_is_equal_and_shares_no_memory(value):
-    received = copy(value)
+    received = copy_value(value)
     assert same(value, received)
     for start, end in held(value):
         assert all(b <= start or end <= a for a, b in held(received))
@@ -127,26 +127,28 @@ def test_what_is_decoded_is_the_receivers_own():
     received["w"] += 1
     assert received["w"].tolist() == [2, 2, 2]
     given = {"w": torch.ones(3, requires_grad=True)}
-    assert not copy(given)["w"].requires_grad and not decode(encode(given))["w"].requires_grad
+    assert not copy_value(given)["w"].requires_grad and not decode(encode(given))["w"].requires_grad
 
 
 def test_tuples_arrive_as_lists_in_both_ways():
-    assert decode(encode({"a": (1, (2, 3))})) == copy({"a": (1, (2, 3))}) == {"a": [1, [2, 3]]}
+    assert (
+        decode(encode({"a": (1, (2, 3))})) == copy_value({"a": (1, (2, 3))}) == {"a": [1, [2, 3]]}
+    )
 
 
 @pytest.mark.parametrize("value", ["äöü 漢字 🦆", "\ud800", "\x00\n\x1f", "", {"ключ": {"": 1}}])
 def test_any_text_travels(value):
-    assert decode(encode(value)) == value and size(value) == len(encode(value))
+    assert decode(encode(value)) == value and encoded_size(value) == len(encode(value))
 
 
 def test_the_limit_holds_both_ways():
     value = {"w": torch.zeros(1000)}
-    exact = size(value)
+    exact = encoded_size(value)
     assert same(decode(encode(value, exact), exact), value)
     data = encode(value)
     for refuse in (
         lambda: encode(value, exact - 1),
-        lambda: size(value, exact - 1),
+        lambda: encoded_size(value, exact - 1),
         lambda: decode(data, exact - 1),
     ):
         with pytest.raises(MessageError, match=f"{exact:,} bytes, over the limit of {exact - 1:,}"):
@@ -170,7 +172,7 @@ def test_the_limit_holds_both_ways():
     ],
 )
 def test_what_cannot_travel_is_named_in_a_sentence(value, names):
-    for door in (encode, size):
+    for door in (encode, encoded_size):
         with pytest.raises(MessageError, match=names) as caught:
             door(value)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
@@ -184,13 +186,13 @@ def nested(levels):
 
 
 def test_nesting_has_an_end():
-    assert decode(encode(nested(DEPTH))) == nested(DEPTH)
-    with pytest.raises(MessageError, match=f"deeper than {DEPTH}"):
-        encode(nested(DEPTH + 1))
+    assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
+    with pytest.raises(MessageError, match=f"deeper than {MAX_DEPTH}"):
+        encode(nested(MAX_DEPTH + 1))
     circle = []
     circle.append(circle)
-    with pytest.raises(MessageError, match=f"deeper than {DEPTH}"):
-        size(circle)
+    with pytest.raises(MessageError, match=f"deeper than {MAX_DEPTH}"):
+        encoded_size(circle)
 
 
 # bytes that are none
@@ -343,7 +345,7 @@ def test_numbers_are_neither_missing_nor_left_over():
 @pytest.mark.parametrize("a, b", [(0, 2**63 - 1), (1.0, -1.2345678901234567e-300), (math.nan, 0.5)])
 def test_a_size_tells_nothing_of_the_numbers(a, b):
     """Many of them: digits would cross a block."""
-    assert size({"n": [a] * 100}) == size({"n": [b] * 100})
+    assert encoded_size({"n": [a] * 100}) == encoded_size({"n": [b] * 100})
 
 
 def test_a_bool_is_zero_or_one():
@@ -383,7 +385,7 @@ def test_another_programs_bytes_are_named():
     ],
 )
 def test_what_is_not_finite_is_found(value, path):
-    assert broken(value) == path
+    assert find_nonfinite(value) == path
 
 
 # nothing executable

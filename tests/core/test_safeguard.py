@@ -125,7 +125,7 @@ def test_shadows_do_as_the_client_does_and_keep_what_they_learnt(guarded):
     program, again = guarded(), guarded()
     program.perform("train", 1, 1, {})
     assert not any(map(equal, program.fold_replicas, again.fold_replicas))
-    again.restore(message.copy(program.state()))
+    again.restore(message.copy_value(program.state()))
     for each in (program, again):
         each.perform("train", 2, 2, {})
     assert equal(program, again) and all(map(equal, program.fold_replicas, again.fold_replicas))

@@ -17,7 +17,7 @@ from flwr.serverapp import ServerApp
 from real import steps
 
 from unalike.algorithms import ALGORITHMS
-from unalike.base.message import size
+from unalike.base.message import encoded_size
 from unalike.cross_silo import flower
 from unalike.cross_silo import flower_deploy as deploy
 from unalike.cross_silo import supervisor as keeper
@@ -116,7 +116,7 @@ def smallest(folder):
     return {
         **told,
         "same": told["reply"] == reply,
-        "right_size": told["size"] == size(reply),
+        "right_size": told["size"] == encoded_size(reply),
         "kept": (
             folder
             / "flower"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.base.message import BLOCK, MessageError, encode, size
+from unalike.base.message import BLOCK, MessageError, encode, encoded_size
 from unalike.core.algorithm import ClientProgram
 from unalike.core.client import ClientInfo
 from unalike.core.federation import Federation, FederationConfig
@@ -381,7 +381,7 @@ def test_large_messages_do_not_wait_for_each_other(engine):
     fed = Federation(engine(workers=1), Training(rounds=1), FederationConfig())
     replies = fed.call("spoil", x=torch.ones(300_000))
     assert len(replies) == 5 and all(float(x.sum()) == -300_000 for x in replies.values())
-    assert fed.ledger.total("up") > 5 * size(torch.ones(300_000)) - 5 * BLOCK
+    assert fed.ledger.total("up") > 5 * encoded_size(torch.ones(300_000)) - 5 * BLOCK
 
 
 def test_the_door_is_the_only_way(engine, monkeypatch):

@@ -11,7 +11,7 @@ from pretrained import save_reader, small
 
 import unalike
 from unalike import Classification, Client, FedAvg, FedMuscle, Training, cli
-from unalike.base.message import size
+from unalike.base.message import encoded_size
 from unalike.data.texts import written
 from unalike.models import build_encoder
 from unalike.models.hub import check_folder
@@ -108,7 +108,7 @@ def test_a_pretrained_model_runs_in_a_method(family, lora, method, folders, toys
     rows = program.client.to_device(clients[0].train.rows(torch.arange(4))[0])
     expected = learning_and_moving(program.model, rows)
     body = {"parameters": expected, "samples": 8, "loss": 0.0}
-    assert update_bytes(run) == 4 * [size({"body": body, "work": 0.0, "number": 1})]
+    assert update_bytes(run) == 4 * [encoded_size({"body": body, "work": 0.0, "number": 1})]
     if lora:
         in_encoder = [name for name in expected if name.startswith("encoder.")]
         assert any("lora_" in name for name in in_encoder)

@@ -29,27 +29,27 @@ class Problems(UserError):
         super().__init__("\n".join([f"{count} in {source}", *lines]))
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """There is no such thing; the nearest one; what there is.
 
     >>> unknown("algorithm", "fedmusle", ["fedavg", "fedmuscle"])
     'There is no algorithm "fedmusle". Did you mean "fedmuscle"? There are: fedavg, fedmuscle.'
     """
     names = sorted(set(known))
-    return f'There is no {kind} "{name}".{nearest(name, names)} There are: {", ".join(names)}.'
+    return f'There is no {kind} "{name}".{suggest_name(name, names)} There are: {", ".join(names)}.'
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """A question after the nearest name, with a space before it; nothing where none is near."""
-    return f' Did you mean "{found}"?' if (found := near(name, known)) else ""
+    return f' Did you mean "{found}"?' if (found := closest_name(name, known)) else ""
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
+def closest_name(name: str, known: Iterable[str]) -> str | None:
     """The name that was probably meant."""
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None)
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Why something failed, in words: of the system's errors the file and what they say, without the number.
 
     >>> reason(OSError(28, "No space left on device", "disk"))
@@ -60,5 +60,5 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
-class Stopped(RuntimeError):
+class Interrupted(RuntimeError):
     """Somebody pressed Ctrl-C."""

@@ -9,7 +9,7 @@ from unalike.base.errors import UserError
 
 Key = tuple[int, str, str, str]  # round, client, direction, operation
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
-FREE = (
+MEASUREMENTS = (
     "evaluate",
     "appraise",
     "explain",
@@ -44,7 +44,7 @@ class Ledger:
             row = rows[round, client, direction, operation]
             row[0] += messages
             row[1] += size
-        if operation not in FREE:
+        if operation not in MEASUREMENTS:
             self.sums[direction] += size
         if direction == "up":
             self.rounds[round, client] += size
@@ -69,7 +69,7 @@ class Ledger:
             if d == direction
             and round in (None, r)
             and client in (None, c)
-            and (o == operation if operation else o not in FREE)
+            and (o == operation if operation else o not in MEASUREMENTS)
         )
 
     def append(self, path: Path) -> int:

@@ -20,9 +20,9 @@ Value = (
 MAGIC = b"UNALIKE2"
 FRAME = struct.Struct("<8sII")  # magic, length of the header, count of numbers
 BLOCK = 256  # the header and every tensor start on a multiple of this
-LIMIT = 2 * 1024**3  # bytes a message may have unless the caller says otherwise
-DEPTH = 32  # how deep values may nest
-AXES = 16  # how many a tensor may have
+MAX_BYTES = 2 * 1024**3  # bytes a message may have unless the caller says otherwise
+MAX_DEPTH = 32  # how deep values may nest
+MAX_AXES = 16  # how many a tensor may have
 SPAN = 2**60  # what the lengths of its axes above 0 may multiply to
 DIGITS = 10**4000  # whole numbers stay below it: Python reads no more than 4300 digits
 LONG = range(-(2**63), 2**63)  # whole numbers of 8 bytes; others are written out in the header
@@ -47,21 +47,21 @@ class MessageError(ValueError):
     """A message that cannot be sent, or bytes that are none."""
 
 
-def encode(value: Value, limit: int = LIMIT) -> bytearray:
+def encode(value: Value, limit: int = MAX_BYTES) -> bytearray:
     """The bytes of a value: frame, JSON header and numbers, padded to a block, then each tensor padded to a block. In the header 0 and 0.0
     stand for the whole and real numbers, in order.
 
     >>> decode(encode({"rows": [1, 2], "name": "ada"}))
     {'rows': [1, 2], 'name': 'ada'}
     """
-    first, tensors, total = head(value, limit)
+    first, tensors, total = encode_header(value, limit)
     out = bytearray(total)
     out[: len(first)] = first
     _write(tensors, out, len(first))
     return out
 
 
-def head(value: Value, limit: int = LIMIT) -> tuple[bytearray, list[Tensor], int]:
+def encode_header(value: Value, limit: int = MAX_BYTES) -> tuple[bytearray, list[Tensor], int]:
     """The bytes of a value up to its tensors, these, and the bytes in all: what goes to several often differs in the first only."""
     header, numbers, tensors = _header(value)
     _within(total := _size(header, numbers, tensors), limit)
@@ -75,7 +75,7 @@ def head(value: Value, limit: int = LIMIT) -> tuple[bytearray, list[Tensor], int
     return out, tensors, total
 
 
-def tail(tensors: list[Tensor]) -> bytearray:
+def encode_tensors(tensors: list[Tensor]) -> bytearray:
     """The rest of the bytes."""
     out = bytearray(sum(_padded(t.numel() * t.element_size()) for t in tensors))
     _write(tensors, out, 0)
@@ -91,12 +91,12 @@ def _write(tensors: list[Tensor], out: bytearray, at: int) -> None:
         at += _padded(tensor.numel() * tensor.element_size())
 
 
-def size(value: Value, limit: int = LIMIT) -> int:
+def encoded_size(value: Value, limit: int = MAX_BYTES) -> int:
     """Length of `encode(value)` without copying a tensor."""
     return _within(_size(*_header(value)), limit)
 
 
-def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any = None) -> Value:
+def decode(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES, rest: Any = None) -> Value:
     """The value behind the bytes, or behind its `head` and the `rest`; its tensors are the receiver's own. Anything that is not a message
     is a MessageError."""
     _within(len(data) + (len(rest) if rest is not None else 0), limit)
@@ -152,7 +152,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any =
             raise MessageError(f"the message stands for more than its {count} numbers")
         return struct.unpack_from("<d" if isinstance(told, float) else "<q", data, at)[0]
 
-    value = fill(header["value"], take, number)
+    value = from_json(header["value"], take, number)
     if next(places, None) is not None:
         raise MessageError(f"the message carries {count} numbers, and its header stands for fewer")
     if left:
@@ -162,22 +162,22 @@ def decode(data: bytes | bytearray | memoryview, limit: int = LIMIT, rest: Any =
     return value
 
 
-def mapping(value: Value) -> dict[str, Value]:
+def require_dict(value: Value) -> dict[str, Value]:
     """The value where it must be a dict, as a call and its reply are."""
     if not isinstance(value, dict):
         raise MessageError(f"a call and its reply are dicts, got a {type(value).__name__}")
     return value
 
 
-def copy(value: Value, device: str | None = None) -> Value:
+def copy_value(value: Value, device: str | None = None) -> Value:
     """The value as a receiver in the same process gets it: no tensor shares memory with the sender's. Each stays where it lies, or
     goes to a device."""
     if isinstance(value, Tensor):
         return value.detach().to(device or value.device, copy=True).contiguous()
     if isinstance(value, dict):
-        return {key: copy(item, device) for key, item in value.items()}
+        return {key: copy_value(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [copy(item, device) for item in value]
+        return [copy_value(item, device) for item in value]
     return value
 
 
@@ -198,7 +198,7 @@ def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
         yield from leaves(item, f"{path}.{key}" if path else str(key))
 
 
-def broken(value: Value) -> str | None:
+def find_nonfinite(value: Value) -> str | None:
     """Path of the first NaN or infinity, None where all is finite."""
     told = list(leaves(value))
     tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -231,7 +231,7 @@ def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
     return list(groups.values())
 
 
-def tree(
+def to_json(
     value: Value,
     put: Callable[[str, Tensor], int | str],
     number: Callable[[int | float], int | float] = lambda n: n,
@@ -239,8 +239,8 @@ def tree(
     depth: int = 0,
 ) -> object:
     """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place; numbers to `number`."""
-    if depth > DEPTH:
-        raise MessageError(f"{path} nests deeper than {DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise MessageError(f"{path} nests deeper than {MAX_DEPTH} levels")
     if isinstance(value, int) and abs(value) >= DIGITS:
         raise MessageError(f"{path or 'the message'} is a number of more than 4000 digits")
     if value is None or isinstance(value, (bool, str)):
@@ -256,12 +256,12 @@ def tree(
                     f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $"
                 )
         return {
-            key: tree(item, put, number, f"{path}/{key}" if path else key, depth + 1)
+            key: to_json(item, put, number, f"{path}/{key}" if path else key, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [
-            tree(item, put, number, f"{path}/{i}" if path else str(i), depth + 1)
+            to_json(item, put, number, f"{path}/{i}" if path else str(i), depth + 1)
             for i, item in enumerate(value)
         ]
     raise MessageError(
@@ -270,15 +270,15 @@ def tree(
     )
 
 
-def fill(
+def from_json(
     tree: object,
     take: Callable[[object], Tensor],
     number: Callable[[int | float], int | float] = lambda n: n,
     depth: int = 0,
 ) -> Value:
     """Undo `tree`: each {"$": name} becomes `take(name)`, each number `number(it)`."""
-    if depth > DEPTH:
-        raise MessageError(f"the message nests deeper than {DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise MessageError(f"the message nests deeper than {MAX_DEPTH} levels")
     if isinstance(tree, dict):
         if "$" in tree:
             if len(tree) != 1:
@@ -289,9 +289,9 @@ def fill(
                 raise MessageError(
                     f"the message has the key {key[:40]!r}; keys do not start with $"
                 )
-        return {key: fill(item, take, number, depth + 1) for key, item in tree.items()}
+        return {key: from_json(item, take, number, depth + 1) for key, item in tree.items()}
     if isinstance(tree, list):
-        return [fill(item, take, number, depth + 1) for item in tree]
+        return [from_json(item, take, number, depth + 1) for item in tree]
     if isinstance(tree, (int, float)) and not isinstance(tree, bool):
         return number(tree)
     return tree  # type: ignore[return-value]
@@ -316,14 +316,14 @@ def _header(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
             raise MessageError(
                 f"{path or 'the message'} is a sparse tensor; send to_dense() of it, or its indices and values"
             )
-        if tensor.dim() > AXES:
+        if tensor.dim() > MAX_AXES:
             raise MessageError(
-                f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {AXES}"
+                f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {MAX_AXES}"
             )
         tensors.append(tensor)
         return len(tensors) - 1
 
-    described = tree(value, put, number)
+    described = to_json(value, put, number)
     table = [[str(t.dtype).removeprefix("torch."), *t.shape] for t in tensors]
     return (
         json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(),
@@ -337,7 +337,7 @@ def _tensor(described: Any, own: bytearray, at: int) -> tuple[Tensor, int]:
         case [str(name), *shape] if (
             name in DTYPES
             and all(type(n) is int and 0 <= n <= SPAN for n in shape)
-            and len(shape) <= AXES
+            and len(shape) <= MAX_AXES
             and math.prod(n or 1 for n in shape) <= SPAN
         ):
             dtype = DTYPES[name]

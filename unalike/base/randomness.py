@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 
-def number(seed: int, *names: str | int) -> int:
+def derive_seed(seed: int, *names: str | int) -> int:
     """The 63-bit number that belongs to a seed and a path of names.
 
     >>> number(0, "peers", 3) == number(0, "peers", 3) != number(0, "peers", 4)
@@ -19,7 +19,7 @@ def number(seed: int, *names: str | int) -> int:
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
     """A CPU generator of its own for one purpose, e.g. `stream(seed, "peers", round, client)`."""
-    return torch.Generator().manual_seed(number(seed, *names))
+    return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
         generators += torch.cuda.default_generators
     before = [generator.get_state() for generator in generators]
     for generator in generators:
-        generator.manual_seed(number(seed, *names))
+        generator.manual_seed(derive_seed(seed, *names))
     try:
         yield
     finally:

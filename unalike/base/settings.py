@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from unalike.base.errors import Problem, Problems, nearest, unknown
+from unalike.base.errors import Problem, Problems, suggest_name, unknown_name
 
 short = reprlib.Repr()  # a file may hold more than a line can show
 short.maxstring = short.maxother = 60
@@ -27,7 +27,7 @@ class Settings(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             raise Problems(
-                type(self).__name__, [complaint(each, type(self)) for each in error.errors()]
+                type(self).__name__, [to_problem(each, type(self)) for each in error.errors()]
             ) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]     # inside a file, pydantic says where in it
@@ -35,47 +35,47 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        return numbers(value, cls.model_fields[str(info.field_name)].annotation)
+        return reject_bool(value, cls.model_fields[str(info.field_name)].annotation)
 
 
-def numbers(value: Any, kind: Any) -> Any:
+def reject_bool(value: Any, kind: Any) -> Any:
     """The value as it is, unless true or false stands where only numbers may: pydantic, like Python, takes them for 1 and 0."""
-    known = types(kind)
-    if holds_truth(value) and {int, float} & set(known) and not {bool, Any} & set(known):
+    known = nested_types(kind)
+    if contains_bool(value) and {int, float} & set(known) and not {bool, Any} & set(known):
         raise PydanticCustomError(
             "number_type", "must be a number" if float in known else "must be a whole number"
         )
     return value
 
 
-def holds_truth(value: Any) -> bool:
+def contains_bool(value: Any) -> bool:
     return isinstance(value, bool) or (
-        isinstance(value, (list, tuple)) and any(map(holds_truth, value))
+        isinstance(value, (list, tuple)) and any(map(contains_bool, value))
     )
 
 
-def types(annotation: Any) -> list[Any]:
+def nested_types(annotation: Any) -> list[Any]:
     """A type and all it is made of."""
     inside = getattr(annotation, "__args__", ())
-    return [annotation, *(t for a in inside for t in types(a))]
+    return [annotation, *(t for a in inside for t in nested_types(a))]
 
 
-def complaint(error: Any, owner: type[BaseModel]) -> Problem:
+def to_problem(error: Any, owner: type[BaseModel]) -> Problem:
     """Where, and a sentence, for what pydantic found in settings of a kind."""
     where = ".".join(str(part) for part in error["loc"])
     name = str(error["loc"][-1])
     if error["type"] == "extra_forbidden" and name in getattr(owner, "RENAMED", {}):
         return where, f'"{name}" is called "{owner.RENAMED[name]}" now.'  # type: ignore[attr-defined]
     if error["type"] == "extra_forbidden":
-        return where, unknown("field", name, owner.model_fields)
-    return where, sentence([error], error["input"])
+        return where, unknown_name("field", name, owner.model_fields)
+    return where, describe_errors([error], error["input"])
 
 
-def sentence(errors: list[Any], value: Any) -> str:
+def describe_errors(errors: list[Any], value: Any) -> str:
     """What a value must be, and what it was; where several kinds are allowed, each of them."""
     if errors[0]["type"] == "missing":
         return "is missing."
-    kinds = list(dict.fromkeys(plain(error) for error in errors))
+    kinds = list(dict.fromkeys(requirement(error) for error in errors))
     if all(kind.startswith("must be ") for kind in kinds):
         said = "must be " + " or ".join(kind.removeprefix("must be ") for kind in kinds)
     else:
@@ -86,12 +86,10 @@ def sentence(errors: list[Any], value: Any) -> str:
         if error["type"] == "literal_error"
         for name in re.findall("'(.*?)'", error["ctx"]["expected"])
     ]
-    return (
-        f"{said}, got {'nothing' if value is None else short.repr(value)}.{nearest(value, names)}"
-    )
+    return f"{said}, got {'nothing' if value is None else short.repr(value)}.{suggest_name(value, names)}"
 
 
-def plain(error: Any) -> str:
+def requirement(error: Any) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "greater_than":

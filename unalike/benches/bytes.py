@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.base.message import size
+from unalike.base.message import encoded_size
 from unalike.core.client import Client
 from unalike.data import Tensors
 from unalike.models import MLP
@@ -55,7 +55,9 @@ def run(quick: bool = False) -> dict:
 
 def passes(rows: int, values: Callable[..., int]) -> int:
     """Bytes of one pass over the public set, a message for each batch."""
-    header = size({"operation": "align", "number": 1, "round": 1, "body": {"epoch": 0, "batch": 0}})
+    header = encoded_size(
+        {"operation": "align", "number": 1, "round": 1, "body": {"epoch": 0, "batch": 0}}
+    )
     starts = list(range(0, rows, BATCH))
     return sum(header + 4 * values(min(BATCH, rows - start)) for start in starts)
 

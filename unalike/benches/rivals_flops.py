@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unalike.base.ledger import FREE
+from unalike.base.ledger import MEASUREMENTS
 from unalike.benches.rivals import METHODS
 from unalike.scenarios import load
 
@@ -43,7 +43,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
         def count(name: str, *given: Any) -> Any:
             with FlopCounterMode(display=False) as counter:
                 reply = perform(name, *given)
-            found[client] += counter.get_total_flops() if name not in FREE else 0
+            found[client] += counter.get_total_flops() if name not in MEASUREMENTS else 0
             return reply
 
         return count

@@ -377,11 +377,11 @@ def train_vlm(
     as_json: Json = False,
 ) -> None:
     """Make a small model that sees and reads, and say how good it is."""
-    from unalike.base.errors import UserError, unknown
+    from unalike.base.errors import UserError, unknown_name
     from unalike.models.train_vlm import train_small, train_tiny
 
     if model not in ("small", "tiny"):
-        raise UserError(unknown("model to train", model, ("small", "tiny")))
+        raise UserError(unknown_name("model to train", model, ("small", "tiny")))
     result = (
         train_tiny(out, seed=seed)
         if model == "tiny"
@@ -455,21 +455,21 @@ def main() -> None:
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "PASSIVE"
     )  # threads that wait for each other sleep: on busy cores four times as fast
-    from unalike.base.errors import Stopped
+    from unalike.base.errors import Interrupted
 
     try:
         app()
     except ValueError as error:  # UserError and what the rooms say of bad input
         fail(error, 2)
     except (RuntimeError, OSError) as error:  # quorum lost, worker died, disk full, Ctrl-C
-        fail(error, 130 if isinstance(error, Stopped) else 1)
+        fail(error, 130 if isinstance(error, Interrupted) else 1)
 
 
 def fail(error: Exception, code: int) -> None:
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    from unalike.base.errors import reason
+    from unalike.base.errors import describe_error
 
-    said = reason(error) if isinstance(error, OSError) else error
+    said = describe_error(error) if isinstance(error, OSError) else error
     typer.echo("\n".join([f"unalike: {said}", *getattr(error, "__notes__", [])]), err=True)
     sys.exit(code)

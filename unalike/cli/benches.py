@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.benches import Study
 from unalike.cli.lists import bench, bench_names
 
 
 def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
     if name not in bench_names():
-        raise UserError(unknown("bench", name, bench_names()))
+        raise UserError(unknown_name("bench", name, bench_names()))
     study = Study(seeds=numbers(seeds) if seeds else None, **options)
     made = bench(name).run
     whole_runs = "study" in inspect.signature(made).parameters

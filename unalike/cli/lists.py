@@ -14,7 +14,7 @@ from rich.text import Text
 
 from unalike import benches
 from unalike.algorithms import ALGORITHMS
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.data import DATASETS
 from unalike.models import ENCODERS
 from unalike.scenarios import raw, shipped
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
 def show(what: str | None = None, folder: str | None = None) -> None:
     """Everything there is; or all of one kind, with what can be set or asked of each. `folder` is where datasets lie."""
     if what is not None and what not in KINDS:
-        raise UserError(unknown("kind of thing", what, KINDS))
+        raise UserError(unknown_name("kind of thing", what, KINDS))
     console = Console()
     if what is not None and what in DETAILS:
         for name, sentence in KINDS[what]().items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.base.message import Value
-from unalike.base.randomness import number, scope, stream
+from unalike.base.randomness import derive_seed, scope, stream
 from unalike.core.client import Client
 from unalike.core.federated_clustering import all_cluster, judged, unfit
 from unalike.core.operations import graph_safe, hides, operation, query, sends
@@ -254,7 +254,7 @@ class ClientProgram(Door):
         return kmeans(
             nn.functional.normalize(features, dim=-1),
             len(self.client.task.labels),
-            number(self.seed, "k-means"),
+            derive_seed(self.seed, "k-means"),
         )
 
     @operation

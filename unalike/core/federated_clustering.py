@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from unalike.base.randomness import number
+from unalike.base.randomness import derive_seed
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
 from unalike.data.samples import Tensors
@@ -35,7 +35,7 @@ def judged(fed: Federation, told: Replies, starts: int = 100, shared: bool = Tru
     }  # cannot be compared: no scores
     shown = {client: reply for client, reply in shown.items() if client not in strange}
     groups, centres, joint = federated_groups(
-        [t["features"] for t in shown.values()], clusters, number(fed.seed, "k-means"), starts
+        [t["features"] for t in shown.values()], clusters, derive_seed(fed.seed, "k-means"), starts
     )
     fed.scratch["centres"] = dict(zip(shown, centres, strict=True)) if shared else {}
     if all_cluster(fed):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from unalike.base.ledger import FREE, Ledger
-from unalike.base.message import Value, broken
+from unalike.base.ledger import MEASUREMENTS, Ledger
+from unalike.base.message import Value, find_nonfinite
 from unalike.base.randomness import stream
 from unalike.core.client import VERSION
 from unalike.core.engine import Arrival, Engine, Sent
@@ -190,7 +190,7 @@ class Federation:
         )
         limit = (
             math.inf
-            if operation in FREE or self.federation.deadline is None
+            if operation in MEASUREMENTS or self.federation.deadline is None
             else self.federation.deadline
         )
         while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
@@ -211,7 +211,7 @@ class Federation:
             failures[sent.client] = Failure(
                 sent.client, sent.operation, sent.round, reason, lasting=False
             )
-        self.engine.back(start + (0.0 if operation in FREE else limit))
+        self.engine.back(start + (0.0 if operation in MEASUREMENTS else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
@@ -428,7 +428,7 @@ class Federation:
         self._count(sent, arrival.size, arrival.reply)
 
         def fail(
-            reason: str, lasting: bool = sent.operation not in FREE
+            reason: str, lasting: bool = sent.operation not in MEASUREMENTS
         ) -> Failure:  # what cannot be measured can still take part
             return Failure(
                 sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting
@@ -440,7 +440,11 @@ class Federation:
             return fail(str(arrival.reply["failure"]))
         if "body" not in arrival.reply or sent.client != arrival.client:
             return fail("its reply is none to what it was asked")
-        deadline = self.federation.deadline if sent.operation not in FREE and past is None else None
+        deadline = (
+            self.federation.deadline
+            if sent.operation not in MEASUREMENTS and past is None
+            else None
+        )
         if deadline is not None and (took := arrival.at - sent.at) > deadline:
             return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
         if (quota := self.federation.round_bytes) is not None and (
@@ -453,7 +457,7 @@ class Federation:
         reply = arrival.reply["body"]
         if wrong := self._strange(sent, reply, sizes):
             return fail(wrong)
-        if (path := broken(reply)) is not None:
+        if (path := find_nonfinite(reply)) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")
         return reply
 
@@ -471,7 +475,7 @@ class Federation:
             **(sizes or {}),
         }
         whole = self.counts is None or (
-            sent.operation in FREE and not self.unasked
+            sent.operation in MEASUREMENTS and not self.unasked
         )  # seeded noise hides nothing of what is measured
         return (declared.reply if whole else declared.hidden)(
             reply, known, "its reply"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unalike.base.errors import reason
+from unalike.base.errors import describe_error
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Incident:
     def of(cls, error: BaseException, client: str, operation: str) -> "Incident":
         """The incident that an exception is."""
         try:
-            why = reason(error)
+            why = describe_error(error)
         except Exception:  # an exception of somebody's own may not even say what it is
             why = type(error).__name__
         return cls(client, str(operation)[:80], why, "".join(traceback.format_exception(error)))

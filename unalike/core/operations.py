@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unalike.base.errors import Refusal
-from unalike.base.ledger import FREE
+from unalike.base.ledger import MEASUREMENTS
 from unalike.core.privacy import KINDS, Privacy
 
 
@@ -50,7 +50,9 @@ def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset
     """Measuring that a client does not answer: with secret noise, whatever does not say what of it may leave."""
     if privacy is None or privacy.entropy != "secret":
         return frozenset()
-    return frozenset(name for name in FREE if not hasattr(getattr(program, name, None), "sends"))
+    return frozenset(
+        name for name in MEASUREMENTS if not hasattr(getattr(program, name, None), "sends")
+    )
 
 
 def check_answerable(program: Any, name: str) -> None:
@@ -64,7 +66,9 @@ def check_answerable(program: Any, name: str) -> None:
 def hides(program: Any, name: str) -> bool:
     """Whether what an operation finds leaves through the mechanism or not at all. Where noise comes from the seed, which the server
     knows, measuring is as it is."""
-    return program.privacy is not None and not (name in FREE and program.privacy.entropy == "seed")
+    return program.privacy is not None and not (
+        name in MEASUREMENTS and program.privacy.entropy == "seed"
+    )
 
 
 def graph_safe(loss: Any) -> Any:

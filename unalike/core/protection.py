@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unalike.base.errors import Refusal, reason
+from unalike.base.errors import Refusal, describe_error
 from unalike.base.message import Value
 from unalike.core.operations import check_answerable, hides
 from unalike.core.privacy import LARGEST, Privacy, Sends
@@ -65,7 +65,7 @@ class Door:
         make: Callable[..., Value] | None = getattr(self, f"blank_{name}", None)
         if kinds and make is None:
             raise RuntimeError(
-                f"{name} failed, and with privacy there is nothing to send instead: {reason(error)}"
+                f"{name} failed, and with privacy there is nothing to send instead: {describe_error(error)}"
             ) from error
         form = make(**body) if make is not None else None
         if isinstance(form, dict) and isinstance(kinds, dict):

@@ -27,7 +27,7 @@ from typing import (
 from torch import Tensor
 
 from unalike.base.errors import Refusal
-from unalike.base.message import Value, broken, leaves
+from unalike.base.message import Value, find_nonfinite, leaves
 
 Sizes = Mapping[str, int]
 Validator = Callable[
@@ -241,7 +241,7 @@ def declared(method: Any) -> Declared:
 def validate_request(method: Any, body: dict[str, Value]) -> None:
     """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
     wrong = declared(method).request(body, {}, method.__name__)
-    if wrong is None and (path := broken(body)) is not None:
+    if wrong is None and (path := find_nonfinite(body)) is not None:
         wrong = f"{method.__name__}.{path} holds NaN or infinity"
     if wrong is not None:
         raise Refusal(f"it refuses what it was sent: {wrong}")

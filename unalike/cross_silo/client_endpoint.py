@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from unalike.base.errors import Problems, Refusal
-from unalike.base.message import LIMIT, MessageError, decode, encode, mapping
+from unalike.base.message import MAX_BYTES, MessageError, decode, encode, require_dict
 from unalike.core.client import VERSION, Client
 from unalike.core.incidents import Incident
 from unalike.engines.host import Host
@@ -35,7 +35,11 @@ class ClientEndpoint:
     """
 
     def __init__(
-        self, file: str | Path, name: str | None = None, resident: bool = True, limit: int = LIMIT
+        self,
+        file: str | Path,
+        name: str | None = None,
+        resident: bool = True,
+        limit: int = MAX_BYTES,
     ):
         self.file, self.name, self.resident, self.limit = (
             Path(file).resolve(),
@@ -83,7 +87,7 @@ class ClientEndpoint:
     def read(self, data: Any) -> dict[str, Any]:
         """What a server sent along; what is wrong with its bytes it may know."""
         try:
-            return mapping(decode(data, self.limit))
+            return require_dict(decode(data, self.limit))
         except MessageError as error:
             raise Refusal(str(error)) from None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.engines.remote import members
 
 APP = """[project]
@@ -53,7 +53,7 @@ def prepare(
 
     if engine != "flower":
         raise UserError(
-            unknown("engine to deploy", engine, ["flower"])
+            unknown_name("engine to deploy", engine, ["flower"])
             + " For FLARE, its administrator provisions startup kits."
         )
     made, method = load(scenario, None, settings, engine=engine)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unalike.base.errors import UserError
-from unalike.base.message import LIMIT
+from unalike.base.message import MAX_BYTES
 from unalike.core.client import ClientInfo
 from unalike.core.engine import Engine
 from unalike.core.federation import Federation, FederationConfig, QuorumError
@@ -88,7 +88,7 @@ class RemoteRun(Run):
             place.name,
             self.infos,
             {"about": self.about, "terms": told},
-            self.federation.message_bytes or LIMIT,
+            self.federation.message_bytes or MAX_BYTES,
             self.timeout,
         )
 

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.data.benchmarks import agnews, cifar10, pacs
 from unalike.data.captions import flickr8k, voc2012_masks
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
@@ -58,7 +58,7 @@ DATASETS = {
 def load_dataset(name: str, folder: str | None = None, **options: Any) -> Table:
     """The dataset of that name; `folder` is where files lie (UNALIKE_DATA), for those that need any. Options are the loader's."""
     if name not in DATASETS:
-        raise UserError(unknown("dataset", name, DATASETS))
+        raise UserError(unknown_name("dataset", name, DATASETS))
     known = list(inspect.signature(DATASETS[name]).parameters)[1:]
     if strange := [option for option in options if option not in known]:
         raise UserError(

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 
 # where its class is, and the package it needs
 ENGINES = {
@@ -20,7 +20,7 @@ BETWEEN = ("flare", "flower")  # those between organisations, who bring their ow
 def engine(name: str) -> Any:
     """The class of an engine; its package is imported when it is made."""
     if name not in ENGINES:
-        raise UserError(unknown("engine", name, ENGINES))
+        raise UserError(unknown_name("engine", name, ENGINES))
     made, needs = ENGINES[name]
     if needs is not None and find_spec(needs) is None:
         raise UserError(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NotRequired, TypedDict
 
 from unalike.base.errors import Refusal
-from unalike.base.message import LIMIT, MessageError, Value, decode, encode, size
+from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
 from unalike.core.client import Client, ClientInfo
 from unalike.core.incidents import Incident
 from unalike.core.signatures import look
@@ -94,7 +94,7 @@ class Host:
         self.answered[client] = (number, reply)
         return reply
 
-    def answer(self, client: str, data: Any, limit: int = LIMIT, rest: Any = None) -> bytearray:
+    def answer(self, client: str, data: Any, limit: int = MAX_BYTES, rest: Any = None) -> bytearray:
         """`handle` for a message that came as bytes, whole or in two parts, or for bytes that are none; the answer leaves as bytes."""
         try:
             message: Any = decode(data, limit, rest)
@@ -255,7 +255,7 @@ class Host:
     def _last(self, client: str) -> dict[str, Any]:
         number, reply = self.answered[client]
         with suppress(MessageError):
-            size(reply)
+            encoded_size(reply)
             return {"number": number, "reply": reply}
         return {"number": number, "reply": None}  # it cannot be sent: nor kept
 

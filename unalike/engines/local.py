@@ -6,7 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unalike.base.message import LIMIT, MessageError, Value, copy, decode, encode, mapping, size
+from unalike.base.message import (
+    MAX_BYTES,
+    MessageError,
+    Value,
+    copy_value,
+    decode,
+    encode,
+    encoded_size,
+    require_dict,
+)
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.host import Host
@@ -29,7 +38,7 @@ class LocalEngine:
         folder: Path,
         workers: int = 0,
         alive: int = 256,
-        limit: int = LIMIT,
+        limit: int = MAX_BYTES,
         tick: float = 0.0,
     ):
         self.now, self.limit, self.tick = 0.0, limit, tick
@@ -72,7 +81,10 @@ class LocalEngine:
                 self.workers[self.home[client]].post(client, data)
                 self.sent[client] = (len(data), message)
             else:
-                self.sent[client] = (size(message, self.limit), mapping(copy(message, self.device)))
+                self.sent[client] = (
+                    encoded_size(message, self.limit),
+                    require_dict(copy_value(message, self.device)),
+                )
         return {client: self.sent[client][0] for client in messages}
 
     def _balance(self, called: list[str]) -> None:
@@ -137,17 +149,17 @@ class LocalEngine:
                 for client, (down, _) in sent.items()
             ]
         replies = {
-            client: (len(data), mapping(decode(data, self.limit)))
+            client: (len(data), require_dict(decode(data, self.limit)))
             for client, data in collect(self.workers, len(sent))
         }
         return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
 
     def _measured(self, reply: dict[str, Any]) -> tuple[int, dict]:
         try:
-            return size(reply, self.limit), mapping(copy(reply, self.device))
+            return encoded_size(reply, self.limit), require_dict(copy_value(reply, self.device))
         except MessageError as error:
             reply = {"number": reply["number"], "failure": str(error)}
-            return size(reply), reply
+            return encoded_size(reply), reply
 
     # what is saved after a round
 

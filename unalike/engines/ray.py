@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from unalike.base.errors import UserError
-from unalike.base.message import LIMIT, Value, decode, mapping
+from unalike.base.message import MAX_BYTES, Value, decode, require_dict
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
@@ -47,7 +47,7 @@ class RayEngine(RealTime):
         program: Callable[[Client], Any],
         folder: Path,
         alive: int = 256,
-        limit: int = LIMIT,
+        limit: int = MAX_BYTES,
         *,
         address: str | None = None,
         actors: Annotated[int, Field(ge=1)] | None = None,
@@ -112,7 +112,7 @@ class RayEngine(RealTime):
                 data, _, _ = self.ray.get(ref)
             except self.ray.exceptions.RayError as error:
                 raise EngineError(f"a Ray actor could not start: {cause(error)}") from None
-            told |= mapping(decode(data, self.limit))
+            told |= require_dict(decode(data, self.limit))
         for actor in self.actors:
             actor.up = True
         return {client.id: info(told[client.id]) for client in clients}

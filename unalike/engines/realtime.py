@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from unalike.base.message import MessageError, decode, head, tail
+from unalike.base.message import MessageError, decode, encode_header, encode_tensors
 from unalike.core.client import ClientInfo
 from unalike.core.engine import Arrival
 from unalike.core.signatures import look
@@ -91,12 +91,12 @@ def parcels(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[Parcel]
     """Messages as bytes; what is the same for several, and large, is there once."""
     made: dict[tuple[int, ...], bytearray] = {}
     for client, message in messages.items():
-        data, tensors, size = head(message, limit)
+        data, tensors, size = encode_header(message, limit)
         rest = None
         if size <= SMALL:
-            data += tail(tensors)
+            data += encode_tensors(tensors)
         elif (rest := made.get(same := tuple(map(id, tensors)))) is None:
-            rest = made[same] = tail(tensors)
+            rest = made[same] = encode_tensors(tensors)
         yield Parcel(client, message["number"], message["operation"], size, data, rest)
 
 

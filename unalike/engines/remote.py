@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from unalike.base.errors import UserError
-from unalike.base.message import LIMIT, MessageError, Value, decode, encode, mapping
+from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, require_dict
 from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
@@ -50,7 +50,7 @@ class RemoteEngine(RealTime):
         place: str,
         infos: dict[str, ClientInfo],
         begin: dict[str, Value],
-        limit: int = LIMIT,
+        limit: int = MAX_BYTES,
         timeout: float = 600.0,
     ):
         super().__init__()
@@ -173,7 +173,7 @@ def greet(
             )
         else:
             try:
-                made = info(mapping(reply.get("card")))
+                made = info(require_dict(reply.get("card")))
                 line.admit(name, made.id)
                 infos[made.id] = made
             except TypeError as error:
@@ -191,7 +191,7 @@ def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
         except TimeoutError:
             check()
     try:
-        return mapping(decode(answer.result()))
+        return require_dict(decode(answer.result()))
     except MessageError as error:
         return {"failure": f"its reply is no message: {error}"}
     except Exception as error:

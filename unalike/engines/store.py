@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from unalike.base.message import fill, size, tree
+from unalike.base.message import encoded_size, from_json, to_json
 
 
 class CheckpointError(ValueError):
@@ -26,7 +26,7 @@ def save(path: Path, value: Any) -> None:
         tensors[name] = tensor.detach().cpu().contiguous().clone()
         return name
 
-    described = json.dumps(tree(value, put))
+    described = json.dumps(to_json(value, put))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -42,7 +42,7 @@ def save(path: Path, value: Any) -> None:
 def load(path: Path) -> Any:
     try:
         with safe_open(path, framework="pt") as file:
-            return fill(json.loads(file.metadata()["value"]), file.get_tensor)
+            return from_json(json.loads(file.metadata()["value"]), file.get_tensor)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise unreadable(path, error) from None
 
@@ -142,7 +142,7 @@ class Archive:
         self.held.pop(name, None)
         self.held[name] = value
         self.changed.add(name)
-        while self.held and sum(size(kept) for kept in self.held.values()) > self.limit:
+        while self.held and sum(encoded_size(kept) for kept in self.held.values()) > self.limit:
             oldest = next(iter(self.held))
             kept = self.held.pop(oldest)
             if oldest in self.changed:

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from unalike.base.errors import nearest
+from unalike.base.errors import suggest_name
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -70,7 +70,7 @@ class Autoencoder(nn.Module):
         for name in names:
             if name not in self.encoders:
                 raise ValueError(
-                    f'its data have a modality "{name}" that its autoencoder was made without:{nearest(name, self.encoders)} '
+                    f'its data have a modality "{name}" that its autoencoder was made without:{suggest_name(name, self.encoders)} '
                     f"its shape has {', '.join(self.encoders)}"
                 )
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unalike.base.errors import UserError, nearest, unknown
+from unalike.base.errors import UserError, suggest_name, unknown_name
 from unalike.models.autoencoder import Autoencoder, Size
 from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.clip import Clip, Siglip
@@ -190,14 +190,14 @@ def build_encoder(
     16
     """
     if name not in ENCODERS:
-        raise UserError(unknown("model", name, ENCODERS))
+        raise UserError(unknown_name("model", name, ENCODERS))
     allowed = [
         option for option in inspect.signature(ENCODERS[name]).parameters if option != "shape"
     ]
     for option in options:
         if option not in allowed:
             raise UserError(
-                f'{name} has no field "{option}".{nearest(option, allowed)} It has: {", ".join(allowed)}.'
+                f'{name} has no field "{option}".{suggest_name(option, allowed)} It has: {", ".join(allowed)}.'
             )
     if isinstance(shape, Mapping) and name not in ("autoencoder", "pair"):
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from unalike.base.errors import Stopped
+from unalike.base.errors import Interrupted
 from unalike.report.formatting import data
 
 
@@ -38,7 +38,7 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
         except (
             KeyboardInterrupt
         ):  # an error like others, or the command's frame would end it without a word
-            raise shown.noted(Stopped("stopped.")) from None
+            raise shown.noted(Interrupted("stopped.")) from None
         except Exception as error:
             shown.noted(error)
             raise

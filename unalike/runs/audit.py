@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from unalike.base.errors import UserError, unknown
-from unalike.base.ledger import FREE
-from unalike.base.message import Value, leaves, size
+from unalike.base.errors import UserError, unknown_name
+from unalike.base.ledger import MEASUREMENTS
+from unalike.base.message import Value, encoded_size, leaves
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.federation import FederationConfig
@@ -41,13 +41,13 @@ class Rehearsing(Host):
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         reply = super().handle(client, message)
-        self.note(client, message, "down", message["body"], size(message))
+        self.note(client, message, "down", message["body"], encoded_size(message))
         self.note(
             client,
             message,
             "up",
             reply["body"] if "body" in reply else {"failure": reply["failure"]},
-            size(reply),
+            encoded_size(reply),
         )
         return reply
 
@@ -58,7 +58,7 @@ class Rehearsing(Host):
             {
                 "operation": message["operation"],
                 "way": way,
-                "measuring": message["operation"] in FREE,
+                "measuring": message["operation"] in MEASUREMENTS,
                 "bytes": bytes,
                 "rounds": {},
                 "holds": [
@@ -91,7 +91,7 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
     Nothing is left of the rehearsal."""
     for client in clients or ():
         if client not in made.infos:
-            raise UserError(unknown("client", client, made.infos))
+            raise UserError(unknown_name("client", client, made.infos))
     hosts: list[Rehearsing] = []
 
     def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:

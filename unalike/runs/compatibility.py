@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unalike.base.errors import Problem, reason
+from unalike.base.errors import Problem, describe_error
 from unalike.base.randomness import scope
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client
@@ -172,10 +172,10 @@ def tried(
         except Exception as error:
             if (
                 kind[0],
-                reason(error),
+                describe_error(error),
             ) not in kinds:  # the same of clients that differ in what they own is told once
-                kinds.add((kind[0], reason(error)))
-                problems.append((f"clients.{client.id}", reason(error)))
+                kinds.add((kind[0], describe_error(error)))
+                problems.append((f"clients.{client.id}", describe_error(error)))
     return problems
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.core.algorithm import Algorithm, ClientProgram, digest
 from unalike.core.client import Client
 from unalike.engines.store import Store, quote
@@ -143,7 +143,7 @@ def _sides(
 
 def _side(client: str, programs: dict[str, Callable[[], ClientProgram]]) -> ClientProgram:
     if client not in programs:
-        raise UserError(unknown("client", client, programs))
+        raise UserError(unknown_name("client", client, programs))
     return programs[client]()
 
 

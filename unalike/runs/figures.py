@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unalike.base.errors import unknown
+from unalike.base.errors import unknown_name
 
 MOST = {
     "points": (500,),
@@ -23,7 +23,7 @@ def leave(folder: Path, name: str, round: int, **material: Any) -> Path:
         raise ValueError(f'a picture is named in letters, numbers and spaces, got "{name}"')
     for key in material:
         if key not in MOST:
-            raise ValueError(unknown("part of a picture", key, MOST))
+            raise ValueError(unknown_name("part of a picture", key, MOST))
     file = folder / "pictures" / f"{name.replace(' ', '_')}-{round:06d}.npz"
     file.parent.mkdir(exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}.partial")

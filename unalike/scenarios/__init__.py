@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from unalike.base.errors import UserError, unknown
+from unalike.base.errors import UserError, unknown_name
 from unalike.core.algorithm import Algorithm
 from unalike.core.privacy import Privacy
 from unalike.scenarios.reading import Rest, read
@@ -39,7 +39,9 @@ def raw(name: str) -> dict[str, Any]:
                 f"the scenario file {path} cannot be read: {error.strerror or error}"
             ) from None
     else:
-        raise UserError(unknown("scenario", name, shipped()) + " A file of your own ends in .yaml.")
+        raise UserError(
+            unknown_name("scenario", name, shipped()) + " A file of your own ends in .yaml."
+        )
     told = parse(text, name)
     if not isinstance(told, dict):
         got = "empty" if told is None else f"a {type(told).__name__}"
@@ -174,7 +176,7 @@ def room(told: dict[str, Any], key: str) -> str:
     if not found:
         raise UserError(
             f"--set {key}: "
-            + unknown(
+            + unknown_name(
                 "field", key, [*Scenario.model_fields, *(n for its in rooms.values() for n in its)]
             )
         )
@@ -210,7 +212,7 @@ def index(at: Any, part: str, key: str) -> str | int:
         if part in ids:
             return ids.index(part)
         if any(ids) and not part.isdigit():
-            raise UserError(f"--set {key}: " + unknown("client", part, ids))
+            raise UserError(f"--set {key}: " + unknown_name("client", part, ids))
     raise UserError(f'--set {key}: there is nothing at "{part}"')
 
 

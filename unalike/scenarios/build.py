@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.base.errors import Problem, Problems, reason, unknown
+from unalike.base.errors import Problem, Problems, describe_error, unknown_name
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
@@ -46,7 +46,9 @@ def server(scenario: Scenario, folder: str | None = None) -> Client | None:
     public, _ = _public(scenario, tables, problems)
     table = tables.get(sources(scenario)[0])
     if table is not None and _target(table, group) is None:
-        problems.append(("server.target", unknown("target", group.target or "", table.targets)))
+        problems.append(
+            ("server.target", unknown_name("target", group.target or "", table.targets))
+        )
     if problems or table is None or public is None:
         raise Problems(scenario.name, problems)
     return _client(scenario, group, group.id, table, public.index, public)
@@ -150,7 +152,7 @@ def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> 
             try:
                 tables[name] = load_dataset(name, folder, **options)
             except (ValueError, OSError) as error:
-                problems.append((where, reason(error)))
+                problems.append((where, describe_error(error)))
     return tables
 
 
@@ -242,7 +244,7 @@ def _deal(
         if by is None:  # told already
             return {}
         if by not in table.targets:
-            problems.append((f"{where}.partition.by", unknown("target", by, table.targets)))
+            problems.append((f"{where}.partition.by", unknown_name("target", by, table.targets)))
             return {}
         encoder, sharers = options.pop("encoder", None), options.pop("clients", len(own))
         if sharers < len(own):
@@ -309,7 +311,7 @@ def _fits(
         problems.append(
             (
                 f"{at}.target",
-                unknown("target", group.target, names)
+                unknown_name("target", group.target, names)
                 if group.target
                 else f"is missing: the dataset has several, name one of {', '.join(names)}.",
             )
@@ -340,7 +342,7 @@ def _fits(
     else:
         named = group.modalities or []
         problems += [
-            (f"{at}.modalities", unknown("modality", name, table.x))
+            (f"{at}.modalities", unknown_name("modality", name, table.x))
             for name in named
             if name not in table.x
         ]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
-from unalike.base.errors import Problem, Problems, UserError, reason, unknown
-from unalike.base.settings import Settings, complaint
+from unalike.base.errors import Problem, Problems, UserError, describe_error, unknown_name
+from unalike.base.settings import Settings, to_problem
 from unalike.core.client import Client
 from unalike.core.privacy import Privacy
 from unalike.data.samples import samples
@@ -88,7 +88,7 @@ def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
     try:
         made = kind.model_validate(told)
     except ValidationError as error:
-        raise Problems(str(path), [complaint(each, kind) for each in error.errors()]) from None
+        raise Problems(str(path), [to_problem(each, kind) for each in error.errors()]) from None
     beside = str(path.parent.resolve())
     if beside not in sys.path:  # modules that lie beside the file are found
         sys.path.insert(0, beside)
@@ -108,10 +108,10 @@ def _described(said: Member, path: Path) -> Client:
             try:
                 rows[name] = _rows(where, path.parent, name)
             except Exception as error:  # what a function of one's own may raise is open
-                problems.append((f"data.{name}", reason(error)))
+                problems.append((f"data.{name}", describe_error(error)))
     task: Any = None
     if said.task.name not in TASKS:
-        problems.append(("task.name", unknown("task", said.task.name, TASKS)))
+        problems.append(("task.name", unknown_name("task", said.task.name, TASKS)))
     else:
         try:
             task = TASKS[said.task.name](**said.task.options)
@@ -128,7 +128,8 @@ def _described(said: Member, path: Path) -> Client:
         problems.append(
             (
                 "model.name",
-                unknown("model", said.model.name, ENCODERS) + " One of your own is module:name.",
+                unknown_name("model", said.model.name, ENCODERS)
+                + " One of your own is module:name.",
             )
         )
     else:
@@ -166,7 +167,7 @@ def _played(scenario: Path, id: str) -> Client:
     made, _ = load(str(scenario))
     there = {client.id: client for client in build.clients(made)}
     if id not in there:
-        raise UserError(f"{scenario}: " + unknown("client", id, there))
+        raise UserError(f"{scenario}: " + unknown_name("client", id, there))
     return there[id]
 
 

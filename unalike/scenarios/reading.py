@@ -18,8 +18,15 @@ from pydantic import (
     ValidationError,
 )
 
-from unalike.base.errors import Problem, Problems, UserError, near, nearest, unknown
-from unalike.base.settings import complaint, numbers, sentence, types
+from unalike.base.errors import (
+    Problem,
+    Problems,
+    UserError,
+    closest_name,
+    suggest_name,
+    unknown_name,
+)
+from unalike.base.settings import describe_errors, nested_types, reject_bool, to_problem
 from unalike.core.algorithm import Algorithm
 from unalike.scenarios.schema import Count, Data, Named, Scenario
 from unalike.tasks import Task
@@ -162,7 +169,7 @@ def _public(scenario: Scenario) -> list[Problem]:
 
     named, options = sources(scenario), scenario.public.options if scenario.public else {}
     unheard = [
-        ("public.data", unknown("dataset", name, DATASETS))
+        ("public.data", unknown_name("dataset", name, DATASETS))
         for name in dict.fromkeys(named)
         if name not in DATASETS and name != scenario.data.name
     ]
@@ -214,7 +221,7 @@ def dataset_options(where: str, data: Data) -> tuple[dict[str, Any], list[Proble
     from unalike.data import DATASETS
 
     if data.name not in DATASETS:
-        return {}, [(f"{where}.name", unknown("dataset", data.name, DATASETS))]
+        return {}, [(f"{where}.name", unknown_name("dataset", data.name, DATASETS))]
     _, *theirs = inspect.signature(DATASETS[data.name]).parameters.values()
     return _options(
         f"{where}.options", data.name, {p.name: p.annotation for p in theirs}, data.options
@@ -250,7 +257,7 @@ def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Pr
         {"rows", "sizes_or_clients", "y", "features", "clients", "generator"},
     )
     if good.get("encoder", "mlp") not in ENCODERS:
-        problems.append((f"{where}.encoder", unknown("model", good["encoder"], ENCODERS)))
+        problems.append((f"{where}.encoder", unknown_name("model", good["encoder"], ENCODERS)))
     return good, problems
 
 
@@ -278,7 +285,7 @@ def _named(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """The options of what is named, which are its parameters but for those that are not the user's to give."""
     if named.name not in there:
-        return {}, [(f"{where}.name", unknown(kind, named.name, there))]
+        return {}, [(f"{where}.name", unknown_name(kind, named.name, there))]
     parameters = inspect.signature(there[named.name]).parameters
     theirs = {name: p for name, p in parameters.items() if name not in ours}
     more: dict[str, Any] = (
@@ -288,7 +295,7 @@ def _named(
     good, problems = _options(
         where, named.name, {name: p.annotation for name, p in theirs.items()} | more, named.options
     )
-    meant = {near(name, theirs) for name in named.options}
+    meant = {closest_name(name, theirs) for name in named.options}
     missing = [name for name, p in theirs.items() if p.default is p.empty and name not in meant]
     return good, problems + [(f"{where}.{name}", "is missing.") for name in missing]
 
@@ -303,11 +310,11 @@ def _options(
         if key not in known:
             has = f"It has: {', '.join(known)}." if known else "It has none."
             problems.append(
-                (f"{at}.{key}", f'{owner} has no field "{key}".{nearest(key, known)} {has}')
+                (f"{at}.{key}", f'{owner} has no field "{key}".{suggest_name(key, known)} {has}')
             )
             continue
         try:
-            kind = Annotated[known[key], BeforeValidator(partial(numbers, kind=known[key]))]  # type: ignore[valid-type]
+            kind = Annotated[known[key], BeforeValidator(partial(reject_bool, kind=known[key]))]  # type: ignore[valid-type]
             good[key] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(
                 value
             )
@@ -315,7 +322,7 @@ def _options(
             found = error.errors()
             if len(found) == 1 and found[0]["loc"]:  # one entry of a list
                 key, value = ".".join([key, *map(str, found[0]["loc"])]), found[0]["input"]
-            problems.append((f"{at}.{key}", sentence(found, value)))
+            problems.append((f"{at}.{key}", describe_errors(found, value)))
     return good, problems
 
 
@@ -361,7 +368,11 @@ def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str
     if not isinstance(named, dict) or not isinstance(named.get("name"), str):
         return None, [], set()
     if named["name"] not in ALGORITHMS:
-        return None, [("algorithm.name", unknown("algorithm", named["name"], ALGORITHMS))], set()
+        return (
+            None,
+            [("algorithm.name", unknown_name("algorithm", named["name"], ALGORITHMS))],
+            set(),
+        )
     made, fields = (
         ALGORITHMS[named["name"]],
         {str(key): value for key, value in named.items() if key != "name"},
@@ -371,7 +382,7 @@ def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str
     return (
         made(**good),
         problems,
-        {f"algorithm.{near(key, known)}" for key in fields if key not in good},
+        {f"algorithm.{closest_name(key, known)}" for key in fields if key not in good},
     )
 
 
@@ -388,11 +399,14 @@ def _scenario(raw: dict) -> tuple[Scenario, list[Problem], set[str]]:
         broken.add(where)
         extra = each["type"] == "extra_forbidden"
         owner = _owner(way[:-1]) if extra else Scenario
-        problems.append(complaint(each, owner))
+        problems.append(to_problem(each, owner))
         if extra:
             broken.add(
                 ".".join(
-                    [*map(str, way[:-1]), near(str(way[-1]), owner.model_fields) or str(way[-1])]
+                    [
+                        *map(str, way[:-1]),
+                        closest_name(str(way[-1]), owner.model_fields) or str(way[-1]),
+                    ]
                 )
             )
         if (
@@ -435,7 +449,7 @@ def _owner(way: tuple[int | str, ...]) -> type[BaseModel]:
         if not isinstance(part, int):
             owner = next(
                 t
-                for t in types(owner.model_fields[part].annotation)
+                for t in nested_types(owner.model_fields[part].annotation)
                 if isinstance(t, type) and issubclass(t, BaseModel)
             )
     return owner
