@@ -1,55 +1,247 @@
-"""Unalike: federated learning for clients that are nothing alike.
+"""Unalike: federated learning for clients with different models, tasks, labels or compute.
 
-Names are loaded when first used, so that `import unalike` and the command's help are quick.
+Everything a program needs is here: `unalike.Client`, `unalike.FedMuscle`, `unalike.run` ...
+Each name is imported when it is first used, so that `import unalike` and `unalike --help` do not
+wait for torch. Type checkers and editors read the imports below `TYPE_CHECKING` instead.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from unalike.base.version import __version__
 
-HOMES = {
+if TYPE_CHECKING:
+    from unalike.algorithms import (
+        AFMCC,
+        FMCSC,
+        SAGE,
+        CoFED,
+        CreamFL,
+        FedAvg,
+        FedDF,
+        FedDropout,
+        FedDSE,
+        FedDualCoOp,
+        FedHeNN,
+        FedMPT,
+        FedMuscle,
+        FedMVP,
+        FedNCA,
+        FedProx,
+        FedRAM,
+        FedRCL,
+        FedRolex,
+        FedTPG,
+        FlexFL,
+        HeteroFL,
+        LinearProbe,
+        Local,
+        PromptFL,
+        PseudoLabel,
+        SimCLR,
+        SubFLOT,
+        ZeroShot,
+    )
+    from unalike.base.errors import Problems, Refusal, UserError
+    from unalike.base.randomness import scope, stream
+    from unalike.core.algorithm import Algorithm, ClientProgram
+    from unalike.core.client import Client, ClientInfo
+    from unalike.core.federation import Federation
+    from unalike.core.operations import graph_safe, operation, query, sends
+    from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
+    from unalike.core.privacy import Privacy
+    from unalike.core.signatures import Shape
+    from unalike.data import Samples, Table, load_dataset
+    from unalike.methods.averaging import Averaging, AveragingProgram
+    from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
+    from unalike.methods.public_data import PublicDataProgram, PublicTraining, PublicTrainingProgram
+    from unalike.methods.submodels import SubmodelMethod, SubmodelProgram
+    from unalike.models.model import Model
+    from unalike.report import compare, show
+    from unalike.runs import resume, run
+    from unalike.runs.export import export, rebuild, trained
+    from unalike.tasks import (
+        Classification,
+        Clustering,
+        Meter,
+        MultiLabel,
+        Retrieval,
+        Segmentation,
+        Task,
+    )
+    from unalike.training.loop import Training
+
+# Where each public name is imported from at run time: the imports above, as data.
+_MODULES = {
+    "AFMCC": "unalike.algorithms",
+    "CoFED": "unalike.algorithms",
+    "CreamFL": "unalike.algorithms",
+    "FMCSC": "unalike.algorithms",
+    "FedAvg": "unalike.algorithms",
+    "FedDF": "unalike.algorithms",
+    "FedDSE": "unalike.algorithms",
+    "FedDropout": "unalike.algorithms",
+    "FedDualCoOp": "unalike.algorithms",
+    "FedHeNN": "unalike.algorithms",
+    "FedMPT": "unalike.algorithms",
+    "FedMVP": "unalike.algorithms",
+    "FedMuscle": "unalike.algorithms",
+    "FedNCA": "unalike.algorithms",
+    "FedProx": "unalike.algorithms",
+    "FedRAM": "unalike.algorithms",
+    "FedRCL": "unalike.algorithms",
+    "FedRolex": "unalike.algorithms",
+    "FedTPG": "unalike.algorithms",
+    "FlexFL": "unalike.algorithms",
+    "HeteroFL": "unalike.algorithms",
+    "LinearProbe": "unalike.algorithms",
+    "Local": "unalike.algorithms",
+    "PromptFL": "unalike.algorithms",
+    "PseudoLabel": "unalike.algorithms",
+    "SAGE": "unalike.algorithms",
+    "SimCLR": "unalike.algorithms",
+    "SubFLOT": "unalike.algorithms",
+    "ZeroShot": "unalike.algorithms",
+    "Problems": "unalike.base.errors",
+    "Refusal": "unalike.base.errors",
+    "UserError": "unalike.base.errors",
+    "scope": "unalike.base.randomness",
+    "stream": "unalike.base.randomness",
+    "Algorithm": "unalike.core.algorithm",
+    "ClientProgram": "unalike.core.algorithm",
     "Client": "unalike.core.client",
     "ClientInfo": "unalike.core.client",
     "Federation": "unalike.core.federation",
-    "FederationConfig": "unalike.core.participation",
-    "Algorithm": "unalike.core.algorithm",
-    "ClientProgram": "unalike.core.algorithm",
+    "graph_safe": "unalike.core.operations",
     "operation": "unalike.core.operations",
-    "question": "unalike.core.operations",
+    "query": "unalike.core.operations",
     "sends": "unalike.core.operations",
+    "Failure": "unalike.core.participation",
+    "FederationConfig": "unalike.core.participation",
+    "QuorumError": "unalike.core.participation",
+    "Replies": "unalike.core.participation",
     "Privacy": "unalike.core.privacy",
+    "Shape": "unalike.core.signatures",
+    "Samples": "unalike.data",
+    "Table": "unalike.data",
+    "load_dataset": "unalike.data",
     "Averaging": "unalike.methods.averaging",
     "AveragingProgram": "unalike.methods.averaging",
-    "Training": "unalike.training.loop",
-    "Classification": "unalike.tasks",
-    "Clustering": "unalike.tasks",
-    "MultiLabel": "unalike.tasks",
-    "Segmentation": "unalike.tasks",
-    "AFMCC": "unalike.algorithms",
-    "FMCSC": "unalike.algorithms",
-    "FedNCA": "unalike.algorithms",
-    "SubFLOT": "unalike.algorithms",
-    "FedMuscle": "unalike.algorithms",
-    "FedAvg": "unalike.algorithms",
-    "FedProx": "unalike.algorithms",
-    "Local": "unalike.algorithms",
-    "run": "unalike.runs",
-    "resume": "unalike.runs",
-    "show": "unalike.report",
+    "PromptTuning": "unalike.methods.prompt_tuning",
+    "PromptTuningProgram": "unalike.methods.prompt_tuning",
+    "PublicDataProgram": "unalike.methods.public_data",
+    "PublicTraining": "unalike.methods.public_data",
+    "PublicTrainingProgram": "unalike.methods.public_data",
+    "SubmodelMethod": "unalike.methods.submodels",
+    "SubmodelProgram": "unalike.methods.submodels",
+    "Model": "unalike.models.model",
     "compare": "unalike.report",
-    "trained": "unalike.runs.export",
+    "show": "unalike.report",
+    "resume": "unalike.runs",
+    "run": "unalike.runs",
     "export": "unalike.runs.export",
     "rebuild": "unalike.runs.export",
+    "trained": "unalike.runs.export",
+    "Classification": "unalike.tasks",
+    "Clustering": "unalike.tasks",
+    "Meter": "unalike.tasks",
+    "MultiLabel": "unalike.tasks",
+    "Retrieval": "unalike.tasks",
+    "Segmentation": "unalike.tasks",
+    "Task": "unalike.tasks",
+    "Training": "unalike.training.loop",
 }
 
-__all__ = [*HOMES, "__version__"]
+__all__ = [
+    "AFMCC",
+    "FMCSC",
+    "SAGE",
+    "Algorithm",
+    "Averaging",
+    "AveragingProgram",
+    "Classification",
+    "Client",
+    "ClientInfo",
+    "ClientProgram",
+    "Clustering",
+    "CoFED",
+    "CreamFL",
+    "Failure",
+    "FedAvg",
+    "FedDF",
+    "FedDSE",
+    "FedDropout",
+    "FedDualCoOp",
+    "FedHeNN",
+    "FedMPT",
+    "FedMVP",
+    "FedMuscle",
+    "FedNCA",
+    "FedProx",
+    "FedRAM",
+    "FedRCL",
+    "FedRolex",
+    "FedTPG",
+    "Federation",
+    "FederationConfig",
+    "FlexFL",
+    "HeteroFL",
+    "LinearProbe",
+    "Local",
+    "Meter",
+    "Model",
+    "MultiLabel",
+    "Privacy",
+    "Problems",
+    "PromptFL",
+    "PromptTuning",
+    "PromptTuningProgram",
+    "PseudoLabel",
+    "PublicDataProgram",
+    "PublicTraining",
+    "PublicTrainingProgram",
+    "QuorumError",
+    "Refusal",
+    "Replies",
+    "Retrieval",
+    "Samples",
+    "Segmentation",
+    "Shape",
+    "SimCLR",
+    "SubFLOT",
+    "SubmodelMethod",
+    "SubmodelProgram",
+    "Table",
+    "Task",
+    "Training",
+    "UserError",
+    "ZeroShot",
+    "__version__",
+    "compare",
+    "export",
+    "graph_safe",
+    "load_dataset",
+    "operation",
+    "query",
+    "rebuild",
+    "resume",
+    "run",
+    "scope",
+    "sends",
+    "show",
+    "stream",
+    "trained",
+]
 
+if not TYPE_CHECKING:  # else a checker would take any name for one of ours
 
-def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
-    raise AttributeError(f"module 'unalike' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import a public name on first use, and keep it as an attribute of the package."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'unalike' has no attribute {name!r}")
+        value = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
