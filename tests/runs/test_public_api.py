@@ -13,7 +13,7 @@ from unalike.tasks import TASKS
 
 PACKAGE = Path(unalike.__file__).parent
 
-PROGRAM = '''\
+PROGRAM = """\
 import torch
 from torch import nn
 
@@ -24,10 +24,11 @@ unalike.FedMuscle(peeers=3)
 unalike.Training(rate=0.1)
 
 x, y = torch.zeros(8, 6), torch.arange(8) % 4
-client = unalike.Client("a", nn.Linear(6, 4), unalike.Classification(4), train=(x, y))
+task = unalike.Classification(("a", "b", "c", "d"))
+client = unalike.Client("a", nn.Linear(6, 4), task, train=(x, y))
 method: unalike.Algorithm = unalike.FedMuscle(peers=3)
 result = unalike.run(method, [client], training=unalike.Training(lr=0.1, rounds=3))
-'''
+"""
 
 
 def names_for_type_checkers():
@@ -75,9 +76,9 @@ def test_a_type_checker_finds_wrong_names_and_accepts_correct_code(tmp_path):
     program.write_text(PROGRAM)
     # The cache of `make check`, which the first run fills in half a minute.
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)]
-    told = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True).stdout
-    errors = [line.split("error: ")[1] for line in told.splitlines() if ": error: " in line]
-    assert len(errors) == 3, told
+    output = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True).stdout
+    errors = [line.split("error: ")[1] for line in output.splitlines() if ": error: " in line]
+    assert len(errors) == 3, output
     assert errors[0].startswith('Module has no attribute "Clinet"')
     assert errors[1].startswith('Unexpected keyword argument "peeers" for "FedMuscle"')
     assert errors[2].startswith('Unexpected keyword argument "rate" for "Training"')

@@ -5,16 +5,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from numbers import Real
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
 from unalike.data.resident import resident
 from unalike.data.samples import (
     MARK,
+    Inputs,
     Samples,
     Tensors,
     fingerprint,
@@ -30,6 +32,8 @@ LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "link": ("above 0", lambda value: value > 0),
     "latency": ("at least 0", lambda value: value >= 0),
 }
+# What a client's constructor takes for its data, and turns into Samples.
+Data = Samples | Dataset | tuple[Inputs, Tensor | None]
 VERSION = 2  # of the protocol between server and client; a client of another version is refused
 
 
@@ -89,6 +93,28 @@ class Client:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     privacy: Privacy | None = None  # the least it asks for: it takes part in no run with less
+
+    if TYPE_CHECKING:
+        # For type checkers: `__post_init__` turns data of several kinds into Samples.
+        def __init__(
+            self,
+            id: str,
+            model: nn.Module | Callable[[], nn.Module],
+            task: Task,
+            train: Data,
+            test: Data | None = None,
+            public: Data | Inputs | None = None,
+            common: Data | None = None,
+            head: nn.Module | None = None,
+            model_name: str | None = None,
+            capacity: float = 1.0,
+            speed: float = 1000.0,
+            link: float = 1e7,
+            latency: float = 0.01,
+            device: str = "cpu",
+            dtype: torch.dtype = torch.float32,
+            privacy: Privacy | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
