@@ -2,7 +2,7 @@
 # make test: make check, then all tests. All of them set everything up by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := unalike tests $(wildcard benchmarks)
+SOURCES := unalike tests benchmarks
 
 .PHONY: demo test test-faults check bench clean
 

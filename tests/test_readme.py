@@ -72,8 +72,8 @@ def test_scenario_page_is_a_scenario(tmp_path):
 
 
 def test_named_benches_exist():
-    from unalike.cli.lists import bench_names
+    from unalike.cli.benchmarks import benchmark_summaries
 
     for page in PAGES:
         for name in re.findall(r"unalike bench ([a-z-]+)", page.read_text()):
-            assert name in bench_names(), (page.name, name)
+            assert name in benchmark_summaries(), (page.name, name)

@@ -202,12 +202,13 @@ def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, 
 
 
 def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):
-    from unalike.benches import Study
-    from unalike.benches import fednca as bench
+    from unalike.cli.benchmarks import benchmark_module
     from unalike.report import read
     from unalike.runs import run_scenario
     from unalike.scenarios import load
 
+    bench = benchmark_module("fednca")
+    Study = bench.Study
     tiny = [
         "rounds=1",
         "epochs=1",
@@ -221,14 +222,15 @@ def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):
         )[1]
     )
     monkeypatch.setattr(Study, "once", once)
-    rows = bench.run(
+    rows = bench.bench_fednca(
         Study(seeds=(0,), only=("ETF alone, alpha 0.1", "fedavg, ASL, alpha 0.5", "centralised"))
     )["rows"]
     assert len(rows) == 3 and all(set(bench.SHOWN) <= set(row) for row in rows.values())
 
 
 def test_the_cost_is_a_ratio():
-    from unalike.benches import Study, fednca_cost
+    from unalike.cli.benchmarks import benchmark_module
 
-    told = fednca_cost.run(Study(quick=True))
+    bench = benchmark_module("fednca")
+    told = bench.bench_fednca_cost(bench.Study(quick=True))
     assert told["ratio"] > 0 and told["plain_ms"] > 0

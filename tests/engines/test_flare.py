@@ -386,7 +386,9 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
 
 def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
     """A round is told before it is saved: struck then, the run would begin anew, and nothing was measured."""
-    from unalike.benches import flare as bench
+    from unalike.cli.benchmarks import benchmark_module
+
+    bench = benchmark_module("engines")
 
     struck, killed, events = [], [], tmp_path / "events.jsonl"
     monkeypatch.setattr(bench.kits, "job_processes", lambda kit: [7])

@@ -344,9 +344,9 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("results"),
 ) -> None:
     """Make a number again: runs a bench and writes its JSON. Where it is made of runs, the options say which and how."""
-    from unalike.cli.benches import run as run_bench
+    from unalike.cli.benchmarks import benchmark_module
 
-    run_bench(
+    benchmark_module("runner").run(
         name,
         out,
         seeds,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import pkgutil
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
@@ -12,9 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unalike import benches
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError, unknown_name
+from unalike.cli.benchmarks import benchmark_summaries
 from unalike.data import DATASETS
 from unalike.models import ENCODERS
 from unalike.scenarios import raw, shipped
@@ -33,7 +32,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     },
     "datasets": lambda: {name: first(loader) for name, loader in DATASETS.items()},
     "models": lambda: {name: first(model) for name, model in ENCODERS.items()},
-    "benches": lambda: {name: first(bench(name)) for name in bench_names()},
+    "benches": benchmark_summaries,
 }
 
 
@@ -122,13 +121,3 @@ def choices(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
     return "".join(f"or {words}" for part in get_args(kind) if (words := choices(part)))
-
-
-def bench(name: str) -> Any:
-    return import_module(f"unalike.benches.{name.replace('-', '_')}")
-
-
-def bench_names() -> list[str]:
-    return sorted(
-        module.name.replace("_", "-") for module in pkgutil.iter_modules(benches.__path__)
-    )

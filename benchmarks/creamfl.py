@@ -1,16 +1,22 @@
-"""CreamFL, and CreamFL with the Muscle loss, against a server that learns alone: recalls of its model (FedMuscle's Table 3)."""
+"""Benchmark of CreamFL."""
 
 from statistics import mean
 
-from unalike.benches import Row, Study, averages
+from benchmarks.study import Row, Study, averages, benchmark
 from unalike.report import Run
+
+# creamfl
 
 METHODS = {"server alone": "none", "creamfl": "cream", "creamfl + muscle": "muscle"}
 QUICK = ("rounds=1", "epochs=1", "public.size=64")
 
 
-def run(study: Study) -> dict:
-    """A row for each, three seeds; Delta is the mean gain of the six recalls over the server alone, in percent, seed by seed."""
+@benchmark("creamfl")
+def bench_creamfl(study: Study) -> dict:
+    """CreamFL, and CreamFL with the Muscle loss, against a server that learns alone: recalls of its model (FedMuscle's Table 3).
+
+    A row for each, three seeds; Delta is the mean gain of the six recalls over the server alone, in percent, seed by seed.
+    """
     scenario = "creamfl-digits" if study.quick else "creamfl-flickr8k"
     rows: dict[str, Row] = {
         name: (scenario, ["evaluations=1", f"contrast={how}"]) for name, how in METHODS.items()

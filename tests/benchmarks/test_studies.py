@@ -3,19 +3,21 @@
 import json
 import re
 import subprocess
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from unalike.base.errors import UserError
-from unalike.benches import Study, averages
-from unalike.benches.afmcc import figures
-from unalike.benches.fednca import SHOWN
-from unalike.cli import benches as command
-from unalike.cli.lists import bench_names
+from unalike.cli.benchmarks import benchmark_module
 from unalike.report import Run
 from unalike.scenarios import load
+
+BENCHMARKS = benchmark_module().load_benchmarks()
+command = benchmark_module("runner")
+study = benchmark_module("study")
+Study, averages = study.Study, study.averages
+figures = benchmark_module("afmcc").figures
+SHOWN = benchmark_module("fednca").SHOWN
 
 STUDIES = [
     "afmcc",
@@ -162,9 +164,7 @@ def test_the_tables_rows_are_their_mixes(asked, tmp_path):
 
 def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):
     """Six clients at 1 s a visit, six at 1/3 s: 10 s for 60 + 180 visits; waiting, 12 visits take 1 s."""
-    told = import_module("unalike.benches.afmcc_speeds").run(Study(seeds=(0,), only=("3:1",)))[
-        "rows"
-    ]["E/O 3:1"]
+    told = BENCHMARKS["afmcc-speeds"](Study(seeds=(0,), only=("3:1",)))["rows"]["E/O 3:1"]
     assert told["visits"] == 240 and told["waiting_visits"] == 240
     assert told["clock"] == pytest.approx(10) and told["waiting_clock"] == pytest.approx(
         20, rel=1e-3
@@ -173,7 +173,7 @@ def test_who_does_not_wait_needs_less_time_for_as_many_visits(asked, tmp_path):
 
 
 def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
-    rows = import_module("unalike.benches.afmcc_degeneration").run(Study(seeds=(0,)))["rows"]
+    rows = BENCHMARKS["afmcc-degeneration"](Study(seeds=(0,)))["rows"]
     told = rows["without the constraint, 5 steps"]  # 15 a visit, 54 visits; made up: 10 + visit
     assert (
         told["peak_acc"] == 64
@@ -195,15 +195,13 @@ def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
 
 
 def test_leads_are_told_of_the_rows_that_were_run(asked):
-    told = import_module("unalike.benches.fednca").run(Study(seeds=(0,)))
+    told = BENCHMARKS["fednca"](Study(seeds=(0,)))
     assert (
         len(told["rows"]) == 15
         and told["macro_f1_lead"] == 9
         and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
     )
-    some = import_module("unalike.benches.fednca").run(
-        Study(seeds=(0,), only=("ETF", "centralised"))
-    )
+    some = BENCHMARKS["fednca"](Study(seeds=(0,), only=("ETF", "centralised")))
     assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
 
 
@@ -211,19 +209,19 @@ def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
     """8 - 5, 6 - 7, 4 - 3: 1 on the average, 2 apart; one seed has no spread."""
     other = {"0": 5.0, "1": 7.0, "2": 3.0}
     deltas = {"muscle": {"0": 8.0, "1": 6.0, "2": 4.0}, "pairwise": other, "gramian": other}
-    bench = import_module("unalike.benches.muscle_vision")
+    bench = benchmark_module("fedmuscle")
     monkeypatch.setattr(
         bench,
         "table",
         lambda study, rows: {"rows": {name: {"seeds": its} for name, its in deltas.items()}},
     )
-    told = bench.run(Study())
+    told = bench.bench_muscle_vision(Study())
     assert (
         told["lead_on_pairwise"] == told["lead_on_gramian"] == 1
         and told["lead_on_pairwise_spread"] == 2
     )
     deltas = {name: {"1": its["1"]} for name, its in deltas.items() if name != "gramian"}
-    told = bench.run(Study())
+    told = bench.bench_muscle_vision(Study())
     assert (
         told["lead_on_pairwise"] == -1
         and told["lead_on_pairwise_spread"] is None
@@ -252,9 +250,7 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
         "public": ["1e-05"],
     }
     for name, at in drawn.items():
-        curves = import_module(f"unalike.benches.muscle_{name.replace('-', '_')}").run(
-            Study(seeds=(0,))
-        )["curves"]
+        curves = BENCHMARKS[f"muscle-{name}"](Study(seeds=(0,)))["curves"]
         line = next(iter(curves["lines"].values()))
         assert list(line) == at or (name == "public" and len(line) == 1), name
     clients = [
@@ -269,15 +265,15 @@ def test_studies_of_fedmuscle_are_drawn(asked, tmp_path):
 
 def test_recalls_are_compared_with_a_server_alone(asked):
     """Of 10 and 20, 11 and 20 are 5 % more; a median rank is no recall."""
-    told = import_module("unalike.benches.creamfl").run(Study(seeds=(0, 1)))
+    told = BENCHMARKS["creamfl"](Study(seeds=(0, 1)))
     assert [row["delta"] for row in told["rows"].values()] == [0, 0, 5] and told[
         "lead_of_muscle"
     ] == 5
     assert (
         "delta"
-        not in import_module("unalike.benches.creamfl").run(Study(seeds=(0,), only=("muscle",)))[
-            "rows"
-        ]["creamfl + muscle"]
+        not in BENCHMARKS["creamfl"](Study(seeds=(0,), only=("muscle",)))["rows"][
+            "creamfl + muscle"
+        ]
     )
 
 
@@ -302,7 +298,7 @@ def test_gains_are_over_clients_alone_of_the_same_seed(monkeypatch):
         )
 
     monkeypatch.setattr(Study, "once", once)
-    rows = import_module("unalike.benches.muscle_vision").table(
+    rows = benchmark_module("fedmuscle").table(
         Study(seeds=(0, 1, 2)),
         {
             "a": ("digits", []),
@@ -364,7 +360,7 @@ def test_a_study_really_runs(tmp_path):
 
 def test_stacked_is_timed_against_one_by_one(tmp_path):
     settings = ("starts=1", "pretraining=1", "steps=1", "clients.0.train=12")
-    told = import_module("unalike.benches.afmcc_stack").run(Study(quick=True, settings=settings))
+    told = BENCHMARKS["afmcc-stack"](Study(quick=True, settings=settings))
     times = told["seconds_a_round"]
     assert (
         min(times.values()) > 0
@@ -377,9 +373,9 @@ def test_stacked_is_timed_against_one_by_one(tmp_path):
 )
 def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
     """Smaller even than quick, and without pages."""
-    monkeypatch.setattr("unalike.benches.engine.CLIENTS", 20)
-    monkeypatch.setattr("unalike.benches.engine.SAMPLES", 16)
-    monkeypatch.setattr("unalike.benches.bytes.BATCH", 8)
+    monkeypatch.setattr("benchmarks.engines.CLIENTS", 20)
+    monkeypatch.setattr("benchmarks.engines.SAMPLES", 16)
+    monkeypatch.setattr("benchmarks.engines.BATCH", 8)
     monkeypatch.setattr("unalike.report.write", lambda path: path)
     command.run(name, tmp_path, None, quick=True)
     assert json.loads((tmp_path / f"{name}-quick.json").read_text())[told]
@@ -412,14 +408,14 @@ def test_all_studies_are_listed():
         "rivals-flops",
         "muscle-flops",
     }
-    assert set(STUDIES) | alone <= set(bench_names())
+    assert set(STUDIES) | alone <= set(BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", ["subflot-server", "fedmpt-step"])
 def test_costs_are_told_beside_their_bars(name):
     if name == "fedmpt-step":
         pytest.importorskip("transformers")
-    told = import_module(f"unalike.benches.{name.replace('-', '_')}").run(Study(quick=True))
+    told = BENCHMARKS[name](Study(quick=True))
     if name == "fedmpt-step":
         assert (
             min(
@@ -435,13 +431,13 @@ def test_costs_are_told_beside_their_bars(name):
 
 
 def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
-    told = import_module("unalike.benches.rivals").run(Study(seeds=(0,), only=("sage", "cofed")))
+    told = BENCHMARKS["rivals"](Study(seeds=(0,), only=("sage", "cofed")))
     assert (
         list(told["rows"]) == ["sage", "cofed"]
         and told["first"] == "sage"
         and told["rows"]["cofed"]["delta"] == 3
     )
-    tried = import_module("unalike.benches.rivals_rates").run(Study(seeds=(0,), only=("fedhenn",)))
+    tried = BENCHMARKS["rivals-rates"](Study(seeds=(0,), only=("fedhenn",)))
     assert (
         tried["best"]["fedhenn"] == "fedhenn, eta 0.01"
         and tried["best"]["sage"] is None
@@ -450,7 +446,7 @@ def test_rivals_are_ranked_and_the_best_try_of_each_is_told(asked, tmp_path):
 
 
 def test_operations_of_a_round_are_counted_forward_and_backward():
-    from unalike.benches.rivals_flops import round_of
+    round_of = benchmark_module("baselines").round_of
 
     one = "clients=[{id: a, model: {name: mlp, hidden: [8], width: 4}, target: digit, train: 10}]"
     told = round_of("digits", ["algorithm={name: local}", "epochs=1", one])
@@ -463,7 +459,7 @@ def test_operations_of_a_round_are_counted_forward_and_backward():
     by_hand = 2 * 10 * sum(3 * a * b for a, b in layers) - 2 * 10 * 64 * 8
     assert told["a"] == told["clients"] == round(by_hand / 1e6, 3) and told["server"] == 0
     few = Study(quick=True, only=("local",), settings=("epochs=1", one))
-    assert import_module("unalike.benches.muscle_flops").run(few) == {
+    assert BENCHMARKS["muscle-flops"](few) == {
         "scenario": "digits",
         "rows": {"local": told},
     }

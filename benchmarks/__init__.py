@@ -1,0 +1,28 @@
+"""Benchmarks: every number in docs/results.md is made by one of these. Not part of the installed package.
+
+`unalike bench NAME` runs one. A file per method registers its benchmarks with `@benchmark("name")`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from benchmarks.study import BENCHMARKS
+
+MODULES = (
+    "afmcc",
+    "baselines",
+    "creamfl",
+    "digits",
+    "engines",
+    "fedmpt",
+    "fedmuscle",
+    "fednca",
+    "subflot",
+)
+
+
+def load_benchmarks() -> dict[str, Callable[..., dict]]:
+    """Import every file and return its benchmarks by name."""
+    for module in MODULES:
+        import_module(f"benchmarks.{module}")
+    return dict(sorted(BENCHMARKS.items()))

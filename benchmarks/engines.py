@@ -1,0 +1,621 @@
+"""Benchmarks of the engines: overhead, memory, bytes, Ray and FLARE."""
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.study import benchmark
+from unalike.algorithms import ALGORITHMS
+from unalike.algorithms.fedavg import FedAvg
+from unalike.algorithms.fedmuscle import FedMuscle
+from unalike.base.message import encoded_size
+from unalike.base.randomness import stream
+from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.operations import query
+from unalike.core.participation import FederationConfig
+from unalike.cross_silo import flare
+from unalike.cross_silo import flare_kits as kits
+from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo.remote_run import Tail
+from unalike.data import Tensors
+from unalike.engines.ray import RayEngine
+from unalike.engines.remote import RemoteEngine, greet
+from unalike.models import CNN, MLP
+from unalike.runs import run as run_clients
+from unalike.runs.plan import plan_to_dict
+from unalike.runs.run import Run, build_program
+from unalike.runs.run_folder import Folder
+from unalike.tasks import Classification
+from unalike.tasks.task import label_names
+from unalike.training.loop import Training, batches, build_optimizer
+
+# engine
+
+SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
+TRAINING = Training(rounds=8, epochs=2, batch_size=16, optimizer="sgd", lr=0.05, weight_decay=0.0)
+
+
+@benchmark("engine")
+def bench_engine(quick: bool = False) -> dict:
+    """What the engine costs: FedAvg with a small CNN, 100 clients, 10 a round, against a hand-written torch loop doing the same work.
+
+    Medians of repeated, interleaved runs; checkpoints after every round are part of the engine's time.
+    """
+    repeats, training = (1, TRAINING.model_copy(update={"rounds": 2})) if quick else (5, TRAINING)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = clients()
+    times: dict[str, list[float]] = {"by hand": [], "workers=0": [], "workers=2": []}
+    by_hand(made, training)  # warm up
+    for _ in range(repeats):
+        times["by hand"].append(timed(partial(by_hand, made, training)))
+        for workers in (0, 2):
+            times[f"workers={workers}"].append(engine(made, training, workers))
+    torch.set_num_threads(threads)
+    median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
+    ratios = sorted(
+        ours / hand for ours, hand in zip(times["workers=0"], times["by hand"], strict=True)
+    )
+    faster = sorted(
+        hand / ours for ours, hand in zip(times["workers=2"], times["by hand"], strict=True)
+    )
+    return {
+        "seconds_by_hand": median["by hand"],
+        "seconds_workers_0": median["workers=0"],
+        "seconds_workers_2": median["workers=2"],
+        "overhead_workers_0": ratios[len(ratios) // 2],
+        "bar_overhead_workers_0": 1.10,
+        "speedup_workers_2": faster[len(faster) // 2],
+        "bar_speedup_workers_2": 1.4,
+    }
+
+
+def clients() -> list[Client]:
+    draw = stream(0, "bench")
+    return [
+        Client(
+            id=f"c{i}",
+            model=partial(CNN, SHAPE, (8, 16), 32),
+            task=Classification(label_names(10)),
+            train=Tensors(
+                torch.randn(SAMPLES, *SHAPE, generator=draw),
+                torch.randint(10, (SAMPLES,), generator=draw),
+            ),
+        )
+        for i in range(CLIENTS)
+    ]
+
+
+def engine(made: list[Client], training: Training, workers: int) -> float:
+    """Seconds of the rounds alone: starting processes and building models come before."""
+    folder = Path(tempfile.mkdtemp())
+    federation = FederationConfig(participation=0.1)
+    run = Run(
+        Folder(folder),
+        FedAvg(),
+        made,
+        training,
+        federation,
+        name="bench",
+        method="fedavg",
+        seed=0,
+        workers=workers,
+        alone=False,
+    )
+    carrier = run.engine(run.folder.clients)
+    try:
+        fed = Federation(carrier, training, federation, 0)
+        fed.call("describe", clients=fed.clients)
+        return timed(lambda: run.serve(fed, lambda: 0.0))
+    finally:
+        carrier.close()
+        shutil.rmtree(folder)
+
+
+def by_hand(made: list[Client], training: Training) -> None:
+    """The plain loop: load, train, keep a copy, average."""
+    model = nn.Sequential(CNN(SHAPE, (8, 16), 32), Classification(label_names(10)).head(32))
+    shared = {name: t.clone() for name, t in model.state_dict().items()}
+    for number in range(1, training.rounds + 1):
+        picks = torch.randperm(CLIENTS, generator=stream(0, "participation", number))[
+            : CLIENTS // 10
+        ].tolist()
+        states = []
+        for i in picks:
+            model.load_state_dict(shared)
+            model.train()
+            optimizer = build_optimizer(list(model.parameters()), training)
+            x, y = made[i].train.x, made[i].train.y
+            for epoch in range(training.epochs):
+                for rows in batches(
+                    SAMPLES, training.batch_size, stream(0, "order", made[i].id, number, epoch)
+                ):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                    optimizer.step()
+            states.append({name: t.clone() for name, t in model.state_dict().items()})
+        shared = {name: torch.stack([s[name] for s in states]).mean(0) for name in shared}
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+# memory
+
+DIGITS = """
+import resource, sys
+from unalike.scenarios import load
+from unalike.runs import run_scenario
+scenario, algorithm = load("digits", settings=["rounds={rounds}"])
+run_scenario(scenario, algorithm, out=sys.argv[1] + "/run")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+THOUSAND = """
+import json, sys
+from functools import partial
+import torch
+import unalike
+from unalike.models import MLP
+from unalike.base.randomness import stream
+from unalike.runs.run_folder import Folder
+from unalike.runs.run import Run
+
+def resident():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+
+draw = stream(0, "bench")
+x, y = torch.randn(1000, 20, 64, generator=draw), torch.randint(10, (1000, 20), generator=draw)
+clients = [unalike.Client(id=f"c{{i}}", model=partial(MLP, (64,), (128,), 64), task=unalike.Classification(10), train=(x[i], y[i]))
+           for i in range(1000)]
+seen = []
+def watch(event, **facts):
+    if event == "round":
+        seen.append(resident())
+rounds = {rounds}
+training = unalike.Training(rounds=rounds, epochs=1, batch=10)
+unalike.run(unalike.{method}(), clients, training=training, terms=unalike.Terms(participation=0.01), out=sys.argv[1] + "/run",
+            alone=False, alive=32, watch=watch)
+print(json.dumps([seen[rounds // 4], seen[-1], max(seen)]))
+"""
+
+
+@benchmark("memory")
+def bench_memory(quick: bool = False) -> dict:
+    """Memory: the demo's peak, and a thousand clients of whom ten take part in a round and the idle ones lie on disk.
+
+    Megabytes, each measured in a process of its own.
+    """
+    rounds = 20 if quick else 400
+    local, average = (
+        json.loads(alone(THOUSAND.format(rounds=rounds, method=method)))
+        for method in ("Local", "FedAvg")
+    )
+    return {
+        "digits_peak_mb": float(alone(DIGITS.format(rounds=2 if quick else 8))),
+        "bar_digits_peak_mb": 1000,
+        "thousand_personal_quarter_mb": local[0],
+        "thousand_personal_end_mb": local[1],
+        "thousand_personal_peak_mb": local[2],
+        "thousand_fedavg_quarter_mb": average[0],
+        "thousand_fedavg_end_mb": average[1],
+        "thousand_fedavg_peak_mb": average[2],
+        "bar_thousand_peak_mb": 2000,
+    }
+
+
+def alone(program: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", program, folder], capture_output=True, text=True
+        )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return done.stdout.strip().splitlines()[-1]
+
+
+# bytes
+
+# GiB up and down for each M, with B = 20 and 2 bytes a value
+PAPER = {
+    1: (0.0024, 0.0024),
+    2: (0.0024, 0.048),
+    3: (0.0024, 0.954),
+    4: (0.0024, 19.08),
+    5: (0.0024, 381.6),
+}
+ROWS, BATCH, WIDTH = 5000, 32, 256
+
+
+@benchmark("bytes")
+def bench_bytes(quick: bool = False) -> dict:
+    """What travels: FedMuscle's bytes per user and round for M = 1 to 5 and each exchange, beside the paper's Table 5.
+
+    `gradient` is measured in the ledger of a real run; `peers` and `paper` are the encoded sizes of their messages.
+    """
+    rows = 320 if quick else ROWS
+    measured = {m: ledger(m, rows) for m in (1, 3, 5)}
+    table = {}
+    for m in range(1, 6):
+        up = measured.get(m, measured[3])[0]
+        table[str(m)] = {
+            "gradient_up": up,
+            "gradient_down": measured.get(m, measured[3])[1],
+            "peers_down": passes(rows, lambda b, m=m: m * b * WIDTH),
+            "paper_down": passes(rows, lambda b, m=m: b**m * (WIDTH + 1)),
+            "papers_table_5_down_gib": PAPER[m][1],
+        }
+    return {
+        "rows": rows,
+        "batch": BATCH,
+        "width": WIDTH,
+        "bytes_a_value": 4,
+        "by_peers": table,
+        "down_equals_up": all(up == down for up, down in measured.values()),
+        "same_for_all_peers": len(set(measured.values())) == 1,
+    }
+
+
+def passes(rows: int, values: Callable[..., int]) -> int:
+    """Bytes of one pass over the public set, a message for each batch."""
+    header = encoded_size(
+        {"operation": "align", "number": 1, "round": 1, "body": {"epoch": 0, "batch": 0}}
+    )
+    starts = list(range(0, rows, BATCH))
+    return sum(header + 4 * values(min(BATCH, rows - start)) for start in starts)
+
+
+def ledger(peers: int, rows: int) -> tuple[int, int]:
+    """Bytes up and down of one client in one round, as the ledger counted them."""
+    draw = torch.Generator().manual_seed(0)
+    public = torch.randn(rows, 16, generator=draw)
+    made = [
+        Client(
+            id=f"c{i}",
+            model=partial(MLP, (16,), (16,), 16),
+            task=Classification(label_names(3)),
+            train=Tensors(torch.randn(12, 16, generator=draw), torch.arange(12) % 3),
+        )
+        for i in range(6)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_clients(
+            FedMuscle(peers=peers, width=WIDTH, batch=BATCH, keep="aligned"),
+            made,
+            public=public,
+            training=Training(rounds=1),
+            out=Path(folder) / "run",
+            alone=False,
+        )
+    return results["bytes"]["up"] // 6, results["bytes"]["down"] // 6
+
+
+# ray
+
+RAY_SHAPE = (32, 256)
+LARGE = 200 * 10**6  # bytes
+
+
+class Echo(Algorithm):
+    """Sends back what it got."""
+
+    class Program(ClientProgram):
+        @query
+        def echo(self, values: torch.Tensor) -> torch.Tensor:
+            return values + 1
+
+
+@benchmark("ray")
+def bench_ray(quick: bool = False) -> dict:
+    """What a call over Ray costs on this machine: a group call to 3 clients, each answering with 32 x 256 float32 values.
+
+    And the server's memory while 200 MB go to each of them and come back.
+
+        Milliseconds from the server's call until it has all replies, decoded and counted, after some to warm up.
+    """
+    calls = 50 if quick else 500
+    training = Training()
+    made = [
+        Client(
+            id=f"c{i}",
+            model=partial(MLP, (4,), (4,), 4),
+            task=Classification(label_names(2)),
+            train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2),
+        )
+        for i in range(3)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        engine = RayEngine(
+            made,
+            partial(build_program, Echo(), training, 0, False, None),
+            Path(folder) / "clients",
+            actors=3,
+            cpus=0.5,
+        )
+        try:
+            engine.load(0, 0.0, [])
+            fed = Federation(engine, training)
+            values, took = torch.randn(RAY_SHAPE), []
+            for _ in range(calls + 20):
+                begun = time.perf_counter()
+                fed.call("echo", values=values, quorum=1.0)
+                took.append(1000 * (time.perf_counter() - begun))
+            large = memory(
+                lambda: fed.call(
+                    "echo", values=torch.zeros((LARGE // 20 if quick else LARGE) // 4), quorum=1.0
+                )
+            )
+        finally:
+            engine.close()
+    took = sorted(took[20:])
+    return {
+        "clients": 3,
+        "values": list(RAY_SHAPE),
+        "calls": calls,
+        "median_ms": round(statistics.median(took), 2),
+        "bar_median_ms": 10.0,
+        "p90_ms": round(took[int(0.9 * len(took))], 2),
+        "large_bytes_each_way": LARGE // 20 if quick else LARGE,
+        **large,
+    }
+
+
+def memory(work: Callable[[], dict]) -> dict[str, float]:
+    """What the process held at most while it worked, beyond what it held before, in payloads of all clients: its own memory, and what of
+    Ray's shared memory it had opened."""
+
+    def held() -> tuple[int, int]:
+        told = {
+            words[0]: int(words[1]) * 1024
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if (words := line.replace(":", "").split())[0] in ("RssAnon", "RssShmem", "RssFile")
+        }
+        return told["RssAnon"], told["RssShmem"]
+
+    before, most, done = held(), [0, 0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            most[:] = [
+                max(known, now - then)
+                for known, now, then in zip(most, held(), before, strict=True)
+            ]
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun = time.perf_counter()
+    replies = work()
+    took = time.perf_counter() - begun
+    done.set()
+    watcher.join()
+    payload = sum(reply.numel() * reply.element_size() for reply in replies.values())
+    return {
+        "large_seconds": round(took, 2),
+        "large_own_memory_in_payloads": round(most[0] / payload, 2),
+        "large_memory_in_payloads": round(sum(most) / payload, 2),
+        "bar_large_memory_in_payloads": 3.0,
+    }
+
+
+# flare
+
+IDS = ["c0", "c1", "c2"]
+
+
+@benchmark("flare")
+def bench_flare(quick: bool = False) -> dict:
+    """What FLARE costs, on this machine and with mutual TLS: a group call, 200 MB each way, a whole run of digits, a client that is killed.
+
+    Milliseconds of a group call; seconds of digits on FLARE and here; seconds from a killed client until the run goes on.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        told = call(Path(folder), 30 if quick else 300, LARGE // 20 if quick else LARGE)
+    rounds = 1 if quick else 20
+    local, _ = digits(rounds, ["--workers", "2"])
+    away, _ = digits(rounds, ["--engine", "flare"])
+    _, goes_on = digits(max(rounds, 3), ["--engine", "flare"], kill=True)
+    return {
+        **told,
+        "digits_rounds": rounds,
+        "digits_local_seconds": local,
+        "digits_flare_seconds": away,
+        "digits_times": round(away / local, 2),
+        "bar_digits_times": 3.0,
+        "goes_on_seconds": goes_on,
+        "bar_goes_on_seconds": 20.0,
+    }
+
+
+def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
+    """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies; and what the server's
+    processes, FLARE's and the job's, hold at most, beyond what they held before, while so many bytes go to each and come back."""
+    here = kits.Local(folder / "flare", IDS, folder)
+    for id in IDS:
+        local = here.kits / id / "local"
+        (local / "client.yaml").write_text(
+            json.dumps({"factory": "benchmarks.engines:make", "options": {"id": id}})
+        )
+    resources = here.kits / "localhost" / "local" / "resources.json"
+    allowed = json.loads(resources.read_text())
+    allowed["class_allow_list"].append("benchmarks.engines.Timer")
+    resources.write_text(json.dumps(allowed))
+    out = folder / "told.json"
+    session = flare.Session(here)
+    try:
+        ended = session.submit(
+            flare.Job(
+                "benchmarks.engines.Timer",
+                {"out": str(out), "calls": calls, "large": large},
+                len(IDS),
+            )
+        )
+        began, looked, seen = time.monotonic(), 0.0, []
+        job = out.with_suffix(".pid")
+        while not out.exists():
+            server = [
+                *keeper.below(here.processes["localhost"].pid),
+                *([int(job.read_text())] if job.exists() else []),
+            ]
+            seen.append((time.time(), sum(map(held, server))))
+            if time.monotonic() - looked > 5.0:
+                looked = time.monotonic()
+                if (why := ended()) is not None or time.monotonic() - began > 300:
+                    raise RuntimeError(f"the job ended with nothing measured: {why}")
+            time.sleep(0.05)
+    finally:
+        session.close()
+    measured = json.loads(out.read_text())
+    took, (first, last) = sorted(measured["took"]), measured["large"]
+    before = [size for at, size in seen if at < first][-1]
+    most = max(size for at, size in seen if first <= at <= last) - before
+    return {
+        "clients": len(IDS),
+        "values": list(RAY_SHAPE),
+        "calls": calls,
+        "median_ms": round(statistics.median(took), 2),
+        "bar_median_ms": 30.0,
+        "p90_ms": round(took[int(0.9 * len(took))], 2),
+        "large_bytes_each_way": large,
+        "large_seconds": round(last - first, 2),
+        "large_memory_in_payloads": round(most / (large * len(IDS)), 2),
+        "bar_large_memory_in_payloads": 3.0,
+    }
+
+
+def held(pid: int) -> int:
+    """Bytes of memory a process has."""
+    try:
+        told = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(
+        int(line.split()[1]) * 1024 for line in told if line.startswith(("RssAnon", "RssShmem"))
+    )
+
+
+def make(run: dict[str, Any], id: str) -> Client:
+    """A client that answers with what it got."""
+    ALGORITHMS["echo"] = Echo
+    return Client(
+        id=id,
+        model=partial(MLP, (4,), (4,), 4),
+        task=Classification(label_names(2)),
+        train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2),
+    )
+
+
+class Timer:
+    """The server's half of the job that times calls."""
+
+    def __init__(self, out: str, calls: int, large: int):
+        self.out, self.calls, self.large = Path(out), calls, large
+
+    @flare.collab.main
+    def main(self) -> None:
+        made = self.out.with_suffix(".made")
+        made.write_text(str(os.getpid()))  # it is nursed: FLARE's process did not start it
+        made.replace(self.out.with_suffix(".pid"))
+        line = flare.job_line()
+        about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
+        infos, _ = greet(line, about, 60.0)
+        training = Training()
+        engine = RemoteEngine(
+            line,
+            "bench",
+            "clients",
+            infos,
+            {"about": about, "terms": plan_to_dict(Echo(), "echo", training, 0, False, None)},
+        )
+        engine.load(0, 0.0, [])
+        fed, values, took = Federation(engine, training), torch.randn(RAY_SHAPE), []
+        for _ in range(self.calls + 20):
+            called = time.perf_counter()
+            fed.call("echo", values=values, quorum=1.0)
+            took.append(1000 * (time.perf_counter() - called))
+        begun = time.time()
+        fed.call("echo", values=torch.zeros(self.large // 4), quorum=1.0)
+        partial_file = self.out.with_suffix(".partial")
+        partial_file.write_text(json.dumps({"took": took[20:], "large": [begun, time.time()]}))
+        partial_file.replace(self.out)
+
+
+def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, float | None]:
+    """Seconds of a whole run; and, with `kill`, from the death of a client's process in the middle until the run goes on."""
+    root = str(Path(__file__).parents[2])
+    around = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        command = [
+            sys.executable,
+            "-m",
+            "unalike.cli",
+            "run",
+            "digits",
+            "--no-alone",
+            "--json",
+            "--set",
+            f"rounds={rounds}",
+            "--out",
+            str(folder),
+            *how,
+        ]
+        begun = time.time()
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around
+        )
+        struck: list[float] = []
+        if kill:
+            threading.Thread(
+                target=strike, args=(folder, struck, process.poll), daemon=True
+            ).start()
+        _, problems = process.communicate()
+        if process.returncode:
+            raise RuntimeError(problems[-2000:])
+        took = time.time() - begun
+        if not kill:
+            return round(took, 1), None
+        on = [e["time"] for e in events(folder) if e["event"] == "resume"]
+        if not (on and struck):
+            raise RuntimeError(
+                f"{len(struck)} processes of a client were killed, and the run went on {len(on)} times: nothing to measure"
+            )
+        return round(took, 1), round(on[0] - struck[0], 1)
+
+
+def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -> None:
+    """Kill the job process of the first client in the second round: the first is told before it is saved, and what is not saved is begun
+    anew, not gone on with."""
+    while ended() is None and not any(e.get("round", 0) > 1 for e in events(folder)):
+        time.sleep(0.1)
+    for pid in kits.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
+        os.kill(pid, signal.SIGKILL)
+        struck.append(time.time())
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    tail = Tail(folder / "events.jsonl")
+    tail.at = 0
+    return tail.read()

@@ -1,0 +1,136 @@
+"""Runs a benchmark by name and writes what it measured, with the machine and the commit beside it."""
+
+import inspect
+import json
+import os
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import load_benchmarks
+from benchmarks.study import Study
+from unalike.base.errors import UserError, unknown_name
+from unalike.report.mpl import CLIENTS, COLOURS, figure
+from unalike.runs.run_folder import commit
+
+OPTIONS_OF_RUNS = ("seeds", "jobs", "device", "settings", "only", "keep")
+WIDEST = 9  # columns; wider tables are transposed
+
+
+def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
+    """Run the benchmark and write `out/NAME.json`, and an SVG where it has curves.
+
+    Raises: UserError for an unknown name, or options that this benchmark has no use for.
+    """
+    benchmarks = load_benchmarks()
+    if name not in benchmarks:
+        raise UserError(unknown_name("bench", name, list(benchmarks)))
+    study = Study(seeds=parse_seeds(seeds) if seeds else None, **options)
+    function = benchmarks[name]
+    makes_runs = "study" in inspect.signature(function).parameters
+    unused = [key for key in OPTIONS_OF_RUNS if getattr(study, key) != getattr(Study, key)]
+    if unused and not makes_runs:
+        raise UserError(
+            f"bench {name} makes no runs of a scenario, so it takes no {', '.join(unused)}"
+        )
+    start = time.time()
+    measured = function(study) if makes_runs else function(study.quick)
+    processor = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    result: dict[str, Any] = {
+        "bench": name,
+        "quick": study.quick,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "seconds": round(time.time() - start, 1),
+        "machine": f"{os.cpu_count()} cores, {processor}",
+        "torch": torch.__version__,
+    }
+    if makes_runs:
+        result["jobs"] = study.jobs
+        result["device"] = study.device
+        result["settings"] = list(study.settings)
+    result |= measured
+    out.mkdir(parents=True, exist_ok=True)
+    # a file with some of the rows never has the name of the whole
+    words = "".join("-" + re.sub("[^a-z0-9]+", "-", word.lower()) for word in study.only)
+    path = out / f"{name}{words}{'-quick' if study.quick else ''}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if "curves" in result:
+        draw(result["curves"], path.with_suffix(".svg"))
+    show(result)
+    Console().print(f"written to {path}", highlight=False)
+
+
+def show(result: dict) -> None:
+    """Print rows as a table, transposed where it would be too wide, and the rest as JSON."""
+    rows = result.get("rows")
+    if not isinstance(rows, dict) or not rows:  # a benchmark may count rows of its own
+        Console().print_json(json.dumps(result))
+        return
+    about = {key: value for key, value in result.items() if key != "rows"}
+    Console().print_json(json.dumps(about))
+    columns = [
+        key
+        for key, value in next(iter(rows.values())).items()
+        if not isinstance(value, dict) and not key.endswith("_spread")
+    ]
+    cells = [["", *(key.replace("_", " ") for key in columns)]]
+    for name, row in rows.items():
+        cells.append([name, *(format_cell(row, key) for key in columns)])
+    if len(columns) > WIDEST:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    table = Table(*cells[0], box=None, padding=(0, 1, 0, 0))
+    for line in cells[1:]:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def format_cell(row: dict, key: str) -> str:
+    """A value with its spread, where there is one.
+
+    >>> format_cell({"acc": 93.21, "acc_spread": 0.52}, "acc"), format_cell({}, "acc")
+    ('93.21 ±0.5', '')
+    """
+    if row.get(key) is None:
+        return ""
+    spread = row.get(f"{key}_spread")
+    return f"{row[key]:.4g}" + (f" ±{spread:.1f}" if spread is not None else "")
+
+
+def draw(curves: dict, path: Path) -> None:
+    """Plot `curves["lines"]`, {name: {x: y}}, as an SVG beside the JSON."""
+    plot, ((axis,),) = figure(4.0)
+    plot.set_facecolor("white")
+    for i, (name, line) in enumerate(curves["lines"].items()):
+        axis.plot(
+            [float(x) for x in line],
+            list(line.values()),
+            "o-" if i < len(CLIENTS) else "o--",
+            markersize=3,
+            label=name,
+            color=COLOURS[CLIENTS[i % len(CLIENTS)]][0],
+        )
+    axis.set_xlabel(curves["across"])
+    axis.set_ylabel(curves["up"])
+    axis.legend(frameon=False, fontsize=8)
+    plot.savefig(path, format="svg", metadata={"Date": None})
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """
+    >>> parse_seeds("0-2,7")
+    (0, 1, 2, 7)
+    """
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise UserError(f'--seeds takes numbers and ranges, such as 0-4 or 100,101, got "{text}"')
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds += range(int(first), int(last or first) + 1)
+    return tuple(seeds)

@@ -1,0 +1,170 @@
+"""How a benchmark makes its runs: rows (a scenario with settings) times seeds, each run in a process of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from unalike.base.errors import UserError
+from unalike.report import Run, read
+from unalike.runs.run_folder import commit
+
+Row = tuple[str, Sequence[str]]  # a scenario and its settings
+BENCHMARKS: dict[str, Callable[..., dict]] = {}
+ROOT = Path(__file__).parents[1]
+
+
+def benchmark(name: str) -> Callable[[Callable[..., dict]], Callable[..., dict]]:
+    """Register a function as the benchmark of that name.
+
+    A benchmark made of whole runs takes a `Study`, any other takes `quick`, a bool. Both return
+    what is written to `results/NAME.json`. The first line of the docstring is its summary.
+    """
+
+    def register(function: Callable[..., dict]) -> Callable[..., dict]:
+        BENCHMARKS[name] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings of a benchmark made of runs, each `unalike run SCENARIO ... --json`.
+
+    Attributes:
+        quick: two rows, one seed, small settings: to see that the benchmark works.
+        seeds: instead of the benchmark's own.
+        jobs: runs at a time.
+        settings: `key=value` for every run, after the row's own.
+        only: run rows whose name contains one of these words.
+        keep: folder for finished runs; an interrupted benchmark goes on with them.
+    """
+
+    quick: bool = False
+    seeds: tuple[int, ...] | None = None
+    jobs: int = 1
+    device: str = "cpu"
+    data_dir: str | None = None
+    settings: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    keep: str | None = None
+
+    def runs(
+        self,
+        rows: Mapping[str, Row],
+        quick: Sequence[str] = ("rounds=2",),
+        seeds: Sequence[int] = range(5),
+    ) -> dict[str, list[Run]]:
+        """Run every row with every seed; `quick` are the settings of a quick benchmark.
+
+        Returns: the runs of each row, in the order of the seeds.
+        Raises: UserError if `only` matches no row, or a run fails.
+        """
+        names = [name for name in rows if self.selects(name)]
+        if not names:
+            words = " or ".join(self.only)
+            raise UserError(f"no row of this bench is called {words}; its rows: {', '.join(rows)}")
+        seeds = self.seeds or seeds
+        extra = list(self.settings)
+        if self.quick:
+            names, seeds, extra = names[:2], seeds[:1], [*quick, *extra]
+        runs: dict[str, list[Run]] = {name: [] for name in names}
+        with ThreadPoolExecutor(self.jobs) as pool:
+            jobs = []
+            for name in names:
+                scenario, settings = rows[name]
+                for seed in seeds:
+                    job = pool.submit(self.once, scenario, [*settings, *extra], seed)
+                    jobs.append((name, seed, job))
+            try:
+                for count, (name, seed, job) in enumerate(jobs, 1):
+                    run = job.result()
+                    runs[name].append(run)
+                    seconds = (run.results or {})["seconds"]
+                    sys.stderr.write(
+                        f"{count} of {len(jobs)}: {name}, seed {seed}, {seconds:.1f} s\n"
+                    )
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return runs
+
+    def selects(self, name: str) -> bool:
+        """Whether `only` lets this row run."""
+        return not self.only or any(word in name for word in self.only)
+
+    def once(self, scenario: str, settings: Sequence[str], seed: int) -> Run:
+        """One run, read from its folder; a run kept by the same commit is not made again."""
+        folder_kept = None
+        if self.keep:
+            key = repr((commit(), scenario, tuple(settings), seed, self.device))
+            folder_kept = Path(self.keep) / sha256(key.encode()).hexdigest()[:16]
+            if (folder_kept / "results.json").is_file():
+                return read(folder_kept)
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run"
+            command = [sys.executable, "-m", "unalike.cli", "run", scenario, "--json"]
+            command += ["--seed", str(seed), "--device", self.device, "--out", str(out)]
+            if self.data_dir:
+                command += ["--data-dir", self.data_dir]
+            for setting in settings:
+                command += ["--set", setting]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment())
+            if done.returncode:
+                error = done.stderr.strip().replace(folder, "...")[-2000:]
+                raise UserError(
+                    f"run {scenario} with {' '.join(settings) or 'no settings'}, "
+                    f"seed {seed}, failed:\n{error}"
+                )
+            if folder_kept is not None:
+                shutil.rmtree(out / "checkpoints", ignore_errors=True)
+                folder_kept.parent.mkdir(parents=True, exist_ok=True)
+                partial = folder_kept.with_suffix(f".{os.getpid()}")
+                shutil.copytree(out, partial)
+                partial.replace(folder_kept)
+            return read(out)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: this checkout first on the path, one thread."""
+    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def averages(runs: Sequence[Run], figures: Callable[[Run], dict[str, float]]) -> dict[str, Any]:
+    """Mean and standard deviation of each figure over the runs of a row.
+
+    Returns: `{name, name_spread}` for each figure (the spread is None for one run), the mean
+        `seconds` of a run, and the first figure of each seed under `seeds`.
+    """
+    measured = [figures(run) for run in runs]
+    summary: dict[str, Any] = {}
+    for name in measured[0]:
+        values = [figure[name] for figure in measured]
+        summary[name] = round(mean(values), 3)
+        summary[f"{name}_spread"] = round(stdev(values), 3) if len(values) > 1 else None
+    first = next(iter(measured[0]))
+    summary["seconds"] = round(mean((run.results or {})["seconds"] for run in runs), 2)
+    summary["seeds"] = {
+        str(run.seed): round(figure[first], 3) for run, figure in zip(runs, measured, strict=True)
+    }
+    return summary
+
+
+def megabytes(run: Run) -> float:
+    """Traffic of a client and round, both ways, in MB."""
+    results = run.results or {}
+    total = results["bytes"]["up"] + results["bytes"]["down"]
+    return total / results["rounds"] / len(run.clients) / 1e6
