@@ -115,7 +115,7 @@ def engine(made: list[Client], training: Training, workers: int) -> float:
         name="bench",
         method="fedavg",
         seed=0,
-        workers=workers,
+        options={"workers": workers},
         alone=False,
     )
     carrier = run.engine(run.folder.clients)

@@ -208,6 +208,8 @@ def execute(
         for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay")
         if k in changed
     }
+    if workers:
+        options["options"] = {**options.get("options", {}), "workers": workers}
     there = (
         Folder(folder)
         if (Path(folder) / "config.yaml").exists()
@@ -222,7 +224,6 @@ def execute(
         name="toy",
         method=type(algorithm).__name__,
         seed=seed,
-        workers=workers,
         alone=alone,
         watch=watch,
         **options,

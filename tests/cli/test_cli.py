@@ -296,14 +296,19 @@ def problems(told):
             'There is no engine "rey". Did you mean "ray"? There are: flare, flower, local, ray.',
         ),
         (
-            {"engine": {"name": "local", "workers": 2}},
+            {"engine": {"name": "local", "actors": 2}},
+            "engine.actors",
+            'local has no field "actors". It has: workers.',
+        ),
+        (
+            {"engine": {"name": "local", "workers": -1}},
             "engine.workers",
-            'local has no field "workers". It has none.',
+            "must be at least 0, got -1.",
         ),
         (
             {"engine": "ray", "workers": 2},
             "workers",
-            "are processes of the local engine; ray has its own, leave them out.",
+            "the engine ray has none; leave them out.",
         ),
         (
             {"engine": {"name": "ray", "adress": "auto"}},

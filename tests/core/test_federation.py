@@ -62,7 +62,7 @@ class FakeEngine:
 
     def drop(self, numbers): ...
 
-    def back(self, at):
+    def rewind_clock(self, at):
         self.now = min(self.now, at)
 
     def receive(self, numbers=None, until=math.inf):
@@ -156,7 +156,7 @@ class Clock(FakeEngine):
     def drop(self, numbers):
         self.dropped |= numbers
 
-    def back(self, at): ...
+    def rewind_clock(self, at): ...
 
 
 def test_a_real_clock_ends_a_call_at_the_deadline():

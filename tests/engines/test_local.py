@@ -11,6 +11,7 @@ import torch
 from unalike.base.message import BLOCK, MessageError, encode, encoded_size
 from unalike.core.algorithm import ClientProgram
 from unalike.core.client import ClientInfo
+from unalike.core.engine import EngineSettings
 from unalike.core.federation import Federation, FederationConfig
 from unalike.core.operations import operation, query
 from unalike.engines import local
@@ -88,9 +89,12 @@ def engine(tmp_path):
     """Makes engines and closes them."""
     made = []
 
-    def make(clients="abcde", workers=0, **options):
+    def make(clients="abcde", workers=0, **settings):
         clients = [person(c) if isinstance(c, str) else c for c in clients]
-        made.append(LocalEngine(clients, Program, tmp_path / f"{len(made)}", workers, **options))
+        folder = tmp_path / f"{len(made)}"
+        made.append(
+            LocalEngine(clients, Program, folder, EngineSettings(**settings), workers=workers)
+        )
         return made[-1]
 
     yield make
@@ -139,7 +143,11 @@ def test_processes_and_this_process_give_the_same_replies_sizes_and_times(engine
 
 def test_alive_makes_no_difference(engine):
     expected = conversation(engine())
-    assert conversation(engine(alive=1)) == expected == conversation(engine(workers=2, alive=2))
+    assert (
+        conversation(engine(max_loaded_clients=1))
+        == expected
+        == conversation(engine(workers=2, max_loaded_clients=2))
+    )
 
 
 def test_a_client_shares_no_memory_with_the_server(engine):
@@ -301,7 +309,9 @@ def test_clients_can_follow_the_server_to_either_of_its_snapshots(engine):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
-    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), FederationConfig())
+    fed = Federation(
+        engine(workers=workers, max_message_bytes=2048), Training(rounds=1), FederationConfig()
+    )
     fed.begin(1)
     replies = fed.call("big", each={c: {"numbers": 5000 if c == "b" else 5} for c in "abcde"})
     assert list(replies) == list("acde")
@@ -311,7 +321,9 @@ def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_message_over_the_limit_is_refused_by_name(engine, workers):
-    fed = Federation(engine(workers=workers, limit=2048), Training(rounds=1), FederationConfig())
+    fed = Federation(
+        engine(workers=workers, max_message_bytes=2048), Training(rounds=1), FederationConfig()
+    )
     with pytest.raises(MessageError, match="over the limit of 2,048"):
         fed.call("add", x=torch.zeros(5000))
 

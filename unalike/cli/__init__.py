@@ -310,9 +310,9 @@ def join(
 ) -> None:
     """Take part in a FLARE federation, with your client or as its server, until Ctrl-C."""
     from unalike.cross_silo.flare_kits import join as begin
-    from unalike.engines import engine
+    from unalike.engines import engine_class
 
-    engine("flare")  # or it says what to install
+    engine_class("flare")  # or it says what to install
     begin(kit, client)
 
 

@@ -211,7 +211,7 @@ class Federation:
             failures[sent.client] = Failure(
                 sent.client, sent.operation, sent.round, reason, lasting=False
             )
-        self.engine.back(start + (0.0 if operation in MEASUREMENTS else limit))
+        self.engine.rewind_clock(start + (0.0 if operation in MEASUREMENTS else limit))
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)

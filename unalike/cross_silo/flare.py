@@ -17,13 +17,14 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from nvflare.collab import collab
 from nvflare.collab.api import CallOption
 from pydantic import Field
 
 from unalike.base.errors import UserError
+from unalike.core.engine import Watch
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.flare_kits import Local
 from unalike.cross_silo.policy import ALLOWED, client_config
@@ -42,6 +43,9 @@ class FlareEngine:
     It begins once `clients` sites are there (all of the scenario's, or one). One that does not answer within `timeout` s has failed.
     """
 
+    hosts_clients: ClassVar[bool] = False
+    uses_this_machine: ClassVar[bool] = False
+
     def __init__(
         self,
         folder: Any,
@@ -50,6 +54,7 @@ class FlareEngine:
         clients: Annotated[int, Field(ge=1)] | None = None,
         timeout: Positive = 600.0,
     ):
+        self.folder = folder
         ids, path = members(folder.config), folder.path.resolve()
         if kit is None and not ids:
             raise UserError(
@@ -64,16 +69,14 @@ class FlareEngine:
             Path(kit) if kit is not None else Local(path / "flare", ids, path / "config.yaml")
         )
 
-    @classmethod
-    def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
-        there = cls(folder, **options)
+    def launch(self, watch: Watch) -> dict[str, Any]:
         try:
-            return carried(folder, watch, there.session, there.job)
+            return carried(self.folder, watch, self.session, self.job)
         except BaseException:
-            there.session.abort()
+            self.session.abort()
             raise
         finally:
-            there.session.close()
+            self.session.close()
 
 
 def carried(folder: Any, watch: Any, session: "Session", job: "Job") -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -24,6 +24,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import Field
 
 from unalike.base.errors import UserError
+from unalike.core.engine import Watch
 from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.gate import public_keys
@@ -45,6 +46,9 @@ class FlowerEngine:
     It begins once `clients` SuperNodes are there (all of the scenario's, or one). A client that does not answer within `timeout` s has
     failed.
     """
+
+    hosts_clients: ClassVar[bool] = False
+    uses_this_machine: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -73,18 +77,16 @@ class FlowerEngine:
             )
         self.here = Local(self.place, ids) if app is None else None
 
-    @classmethod
-    def carry_out(cls, folder: Any, watch: Any, **options: Any) -> dict[str, Any]:
+    def launch(self, watch: Watch) -> dict[str, Any]:
         from unalike.cross_silo.remote_run import follow
 
-        there = cls(folder, **options)
         try:
-            if there.here is not None:
-                there.here.start()
-            return follow(folder, watch, there.submit)
+            if self.here is not None:
+                self.here.start()
+            return follow(self.folder, watch, self.submit)
         finally:
-            if there.here is not None:
-                there.here.stop()
+            if self.here is not None:
+                self.here.stop()
 
     def submit(self) -> Callable[[], str | None]:
         """Start the ServerApp; what is returned tells how it ended, None while it goes on."""

@@ -1,4 +1,7 @@
-"""What carries calls between server and clients: the list of engines. Knows messages, never an algorithm."""
+"""Engines carry calls between the server and the clients. This file lists them.
+
+To add one, write its class (contract: `unalike.core.engine`) and add a line to `ENGINES`.
+"""
 
 import inspect
 from importlib import import_module
@@ -7,30 +10,46 @@ from typing import Any
 
 from unalike.base.errors import UserError, unknown_name
 
-# where its class is, and the package it needs
-ENGINES = {
-    "local": ("engines.local:LocalEngine", None),
-    "ray": ("engines.ray:RayEngine", "ray"),
-    "flare": ("cross_silo.flare:FlareEngine", "nvflare"),
-    "flower": ("cross_silo.flower:FlowerEngine", "flwr"),
+# name: (module:class, the package it needs)
+ENGINES: dict[str, tuple[str, str | None]] = {
+    "local": ("unalike.engines.local:LocalEngine", None),
+    "ray": ("unalike.engines.ray:RayEngine", "ray"),
+    "flare": ("unalike.cross_silo.flare:FlareEngine", "nvflare"),
+    "flower": ("unalike.cross_silo.flower:FlowerEngine", "flwr"),
 }
-BETWEEN = ("flare", "flower")  # those between organisations, who bring their own clients
 
 
-def engine(name: str) -> Any:
-    """The class of an engine; its package is imported when it is made."""
+def engine_class(name: str) -> Any:
+    """Import the class of an engine, a `HostingEngine` or a `RemoteLauncher`.
+
+    Raises: UserError for a name that is not listed, or where the engine's package is missing.
+    """
     if name not in ENGINES:
         raise UserError(unknown_name("engine", name, ENGINES))
-    made, needs = ENGINES[name]
-    if needs is not None and find_spec(needs) is None:
+    path, package = ENGINES[name]
+    if package is not None and find_spec(package) is None:
         raise UserError(
-            f'the engine {name} needs the package {needs}: pip install "unalike[{name}]"'
+            f'the engine {name} needs the package {package}: pip install "unalike[{name}]"'
         )
-    file, _, kind = made.partition(":")
-    return getattr(import_module(f"unalike.{file}"), kind)
+    module, _, class_name = path.partition(":")
+    return getattr(import_module(module), class_name)
 
 
-def options(name: str) -> dict[str, Any]:
-    """What a user may set of it, with types: its keyword-only arguments."""
-    arguments = inspect.signature(engine(name)).parameters.values()
-    return {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY}
+def engine_options(name: str) -> dict[str, Any]:
+    """Options a user may set, with their types: keyword-only arguments of the constructor."""
+    parameters = inspect.signature(engine_class(name)).parameters.values()
+    return {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def hosts_clients(name: Any) -> bool:
+    """Whether a scenario for the engine of this name must describe the clients.
+
+    Not where organisations bring their own. True for a name that is not listed. Where the engine's
+    package is missing nobody can tell, and False keeps from asking for clients in vain.
+    """
+    if not isinstance(name, str) or name not in ENGINES:
+        return True
+    try:
+        return engine_class(name).hosts_clients
+    except UserError:
+        return False

@@ -2,12 +2,13 @@
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from unalike.base.message import (
-    MAX_BYTES,
     MessageError,
     Value,
     copy_value,
@@ -17,10 +18,12 @@ from unalike.base.message import (
     require_dict,
 )
 from unalike.core.client import Client, ClientInfo
-from unalike.core.engine import Arrival
+from unalike.core.engine import Arrival, EngineSettings
 from unalike.engines.host import Host
 from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
+
+DEFAULTS = EngineSettings()
 
 
 class LocalEngine:
@@ -31,17 +34,25 @@ class LocalEngine:
     `tick` replies arrive at its next multiple, so that clients of about the same pace arrive, and are computed, together.
     """
 
+    hosts_clients: ClassVar[bool] = True
+    uses_this_machine: ClassVar[bool] = True
+
+    @classmethod
+    def shares_process(cls, options: Mapping[str, Any]) -> bool:
+        return not options.get("workers")
+
     def __init__(
         self,
         clients: list[Client],
-        program: Callable[[Client], Any],
+        build_runtime: Callable[[Client], Any],
         folder: Path,
-        workers: int = 0,
-        alive: int = 256,
-        limit: int = MAX_BYTES,
-        tick: float = 0.0,
+        settings: EngineSettings = DEFAULTS,
+        *,
+        workers: Annotated[int, Field(ge=0)] = 0,
     ):
-        self.now, self.limit, self.tick = 0.0, limit, tick
+        self.now = 0.0
+        self.limit = settings.max_message_bytes
+        self.tick = settings.tick
         self.device = (
             None if len({str(client.device) for client in clients}) == 1 else "cpu"
         )  # where clients of several devices meet
@@ -56,7 +67,12 @@ class LocalEngine:
         self.repeated: list[tuple[str, str]] = []  # a process that dies ends the run
         count = min(workers, len(clients))
         hosts = [
-            Host(clients, program, self.store, -(-alive // max(count, 1)))
+            Host(
+                clients,
+                build_runtime,
+                self.store,
+                math.ceil(settings.max_loaded_clients / max(count, 1)),
+            )
             for _ in range(max(count, 1))
         ]
         self.told: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
@@ -66,7 +82,7 @@ class LocalEngine:
         self.host = None if count else hosts[0]
         self.workers: list[Worker] = []
         for host in hosts if count else ():
-            self.workers.append(Worker(host, limit, self.workers))
+            self.workers.append(Worker(host, self.limit, self.workers))
 
     def infos(self) -> dict[str, ClientInfo]:
         return self.told
@@ -121,7 +137,7 @@ class LocalEngine:
         self.now = max(self.now, arrivals[0].at) if arrivals else self.now
         return arrivals
 
-    def back(self, at: float) -> None:
+    def rewind_clock(self, at: float) -> None:
         self.now = min(self.now, at)
 
     def drop(self, numbers: set[int]) -> None:

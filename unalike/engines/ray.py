@@ -9,20 +9,20 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from unalike.base.errors import UserError
-from unalike.base.message import MAX_BYTES, Value, decode, require_dict
+from unalike.base.message import Value, decode, require_dict
 from unalike.core.client import Client, ClientInfo
-from unalike.core.engine import Arrival
+from unalike.core.engine import Arrival, EngineSettings
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import Place, seal
 from unalike.engines.realtime import RealTime, info, parcels, read
@@ -31,6 +31,7 @@ from unalike.engines.store import Store
 START = 300.0  # seconds an actor may take until it is up and its clients are where they were
 DEATHS = 3  # of an actor, with no answer in between, until the client it was busy with is given up
 Positive = Annotated[float, Field(gt=0)]
+DEFAULTS = EngineSettings()
 
 
 class RayEngine(RealTime):
@@ -41,13 +42,19 @@ class RayEngine(RealTime):
     everything (most of what a new one takes), stands by from the first checkpoint on where actors have no GPU.
     """
 
+    hosts_clients: ClassVar[bool] = True
+    uses_this_machine: ClassVar[bool] = False
+
+    @classmethod
+    def shares_process(cls, options: Mapping[str, Any]) -> bool:
+        return False
+
     def __init__(
         self,
         clients: list[Client],
-        program: Callable[[Client], Any],
+        build_runtime: Callable[[Client], Any],
         folder: Path,
-        alive: int = 256,
-        limit: int = MAX_BYTES,
+        settings: EngineSettings = DEFAULTS,
         *,
         address: str | None = None,
         actors: Annotated[int, Field(ge=1)] | None = None,
@@ -61,7 +68,7 @@ class RayEngine(RealTime):
                 f"client {there[0].id} computes on {there[0].device}: say what part of a GPU an actor has, engine.gpus=0.25"
             )
         self.ray = connected(address)
-        self.limit, self.timeout = limit, timeout
+        self.limit, self.timeout = settings.max_message_bytes, timeout
         super().__init__()
         self.folder, self.token = Path(folder).resolve(), secrets.token_hex(8)
         self.store = Store(
@@ -74,7 +81,8 @@ class RayEngine(RealTime):
             self.ray.remote(num_cpus=share, num_gpus=gpus, max_restarts=0)(Place)
             for share in (cpus, 0)
         )
-        how = (self.folder, self.token, -(-alive // count), limit, max(1, int(cpus)))
+        loaded = math.ceil(settings.max_loaded_clients / count)
+        how = (self.folder, self.token, loaded, self.limit, max(1, int(cpus)))
         self.start, self.stand_by = (
             (lambda: make.remote(*how)),
             (lambda: idle.remote(*how) if spare and not gpus else None),
@@ -84,7 +92,7 @@ class RayEngine(RealTime):
         for own in (clients[i::count] for i in range(count)):
             try:
                 self.actors.append(
-                    Actor([c.id for c in own], self.ray.put((own, program)), self.start())
+                    Actor([c.id for c in own], self.ray.put((own, build_runtime)), self.start())
                 )
             except (TypeError, AttributeError) as error:
                 raise UserError(

@@ -37,7 +37,7 @@ class RealTime:
     def now(self) -> float:
         return time.monotonic() - self.since
 
-    def back(self, at: float) -> None:
+    def rewind_clock(self, at: float) -> None:
         """Real time goes on."""
 
     def infos(self) -> dict[str, ClientInfo]:

@@ -17,7 +17,7 @@ from unalike.core.client import Client, unlabelled
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.data import Tensors
-from unalike.engines import BETWEEN
+from unalike.engines import hosts_clients
 from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
@@ -111,22 +111,17 @@ def run(
             else server
         )
     method = type(algorithm).__name__.lower()
-    if (
-        engine
-        if isinstance(engine, str)
-        else engine.get("name")
-        if isinstance(engine, dict)
-        else None
-    ) in BETWEEN and clients:
-        raise UserError(
-            "clients made in Python cannot go to another organisation: each describes its own in a client.yaml, with a factory "
-            "where Python is needed; pass clients=[] here (docs/engines.md)"
-        )
     if not isinstance(engine, str) and not (
         isinstance(engine, dict) and isinstance(engine.get("name"), str)
     ):
         raise UserError(f'engine is a name, or a dict with "name" and its options, got {engine!r}')
     carrier = Named.model_validate({"name": engine} if isinstance(engine, str) else engine)
+    if clients and not hosts_clients(carrier.name):
+        raise UserError(
+            "clients made in Python cannot go to another organisation: each describes its own in "
+            "a client.yaml, with a factory where Python is needed; pass clients=[] here "
+            "(docs/engines.md)"
+        )
     made = Run(
         None,
         algorithm,
@@ -139,7 +134,6 @@ def run(
         engine=carrier.name,
         options=engine_options("unalike.run", carrier, workers),
         replay=replay,
-        workers=workers,
         threads=threads,
         alive=alive,
         alone=alone,
@@ -299,7 +293,6 @@ def prepare(
         engine=scenario.engine.name,
         options=engine_options(source, scenario.engine, scenario.workers),
         replay=scenario.replay,
-        workers=scenario.workers,
         threads=scenario.threads,
         alone=scenario.alone,
         safeguard=scenario.safeguard,

@@ -17,6 +17,7 @@ from unalike.base.ledger import MEASUREMENTS
 from unalike.base.message import Value, encoded_size, leaves
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
+from unalike.core.engine import EngineSettings
 from unalike.core.federation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.core.signatures import described
@@ -96,7 +97,8 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
 
     def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
         program = partial(build_program, made.algorithm, made.training, made.seed, guarded, privacy)
-        carrier = LocalEngine(made.clients, program, place, tick=made.federation.tick)
+        settings = EngineSettings(tick=made.federation.tick)
+        carrier = LocalEngine(made.clients, program, place, settings)
         carrier.host = Rehearsing(made.clients, program, carrier.store, made.alive)
         hosts.append(carrier.host)
         return carrier

@@ -17,9 +17,10 @@ import torch
 
 from unalike.base.errors import Problems, UserError
 from unalike.base.ledger import Ledger
+from unalike.base.message import MAX_BYTES
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client, ClientInfo
-from unalike.core.engine import Engine
+from unalike.core.engine import Engine, EngineSettings, Watch
 from unalike.core.federated_clustering import settle
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.operations import unanswered_measurements
@@ -28,14 +29,12 @@ from unalike.core.privacy import Privacy, protects, releases
 from unalike.core.replay import Replay
 from unalike.core.safeguard import build_fold_replicas
 from unalike.core.signatures import Declared, declared
-from unalike.engines import engine as engine_class
+from unalike.engines import engine_class
 from unalike.engines.store import Archive
 from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.figures import leave
 from unalike.runs.run_folder import Folder, commit
 from unalike.training.loop import Training
-
-Watch = Callable[..., None]
 
 
 class Run:
@@ -55,7 +54,6 @@ class Run:
         engine: str = "local",
         options: dict[str, Any] | None = None,
         replay: str | Path | None = None,
-        workers: int = 0,
         threads: int = 1,
         alive: int = 256,
         alone: bool = True,
@@ -96,16 +94,13 @@ class Run:
             alone and len(clients) != 1 and not self.secret and not any(c.privacy for c in clients)
         )
         self.server = server  # the model of the server's own, with the data it learns from
-        self.carrier = engine_class(engine)
-        self.sent = (
-            hasattr(self.carrier, "carry_out") and infos is None
-        )  # the server's program goes to where the engine's server is
-        self.options = (
-            {"workers": workers, "tick": federation.tick} if engine == "local" else options or {}
-        )
+        self.engine_class = engine_class(engine)
+        self.engine_options = options or {}
+        # whether the server's program goes to where the engine's server is
+        self.launches = infos is None and not self.engine_class.hosts_clients
         self.replay = Replay.read(Path(replay)) if replay is not None else None
         self.cost: dict[str, int] = {}  # releases of the last reply to each operation
-        if not clients and not infos and not self.sent:
+        if not clients and not infos and not self.launches:
             raise UserError("a federation needs at least one client")
         if len({c.id for c in clients}) != len(clients):
             raise UserError("two clients have the same id; ids must differ")
@@ -142,8 +137,8 @@ class Run:
         """Run to the end, from the last finished round if there is one. Returns the results."""
         if (done := self.folder.results) is not None:
             return done
-        if self.sent:
-            return self.carrier.carry_out(self.folder, self.watch, **self.options)
+        if self.launches:
+            return self.engine_class(self.folder, **self.engine_options).launch(self.watch)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -506,12 +501,12 @@ class Run:
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
         program = partial(build_program, self.algorithm, self.training, self.seed, guarded, privacy)
-        limit = (
-            {"limit": self.federation.message_bytes}
-            if self.federation.message_bytes is not None
-            else {}
+        settings = EngineSettings(
+            max_loaded_clients=self.alive,
+            max_message_bytes=self.federation.message_bytes or MAX_BYTES,
+            tick=self.federation.tick,
         )
-        return self.carrier(self.clients, program, place, alive=self.alive, **limit, **self.options)
+        return self.engine_class(self.clients, program, place, settings, **self.engine_options)
 
     def declared(self, operation: str) -> Declared:
         return declared(getattr(self.algorithm.Program, operation))

@@ -14,12 +14,14 @@ from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.partitions import alike
 from unalike.data.samples import drop_modalities, each, joined, pooled
+from unalike.engines import engine_class
 from unalike.models import build_encoder
 from unalike.scenarios.reading import (
     dataset_options,
     model_options,
     names,
     partition_options,
+    read_engine,
     sources,
     task_options,
 )
@@ -281,9 +283,11 @@ def _features(scenario: Scenario, table: Table, rows: Tensor, encoder: str | Non
             ],
             1,
         )
-    device = (
-        scenario.device if scenario.workers == 0 and scenario.engine.name == "local" else "cpu"
-    )  # CUDA is left alone: workers fork
+    # CUDA is left alone where clients are in other processes, which may be forked from this one
+    options, _ = read_engine(scenario.engine, scenario.workers)
+    engine = engine_class(scenario.engine.name)
+    here = engine.hosts_clients and engine.shares_process(options)
+    device = scenario.device if here else "cpu"
     with scope(scenario.seed, "partition"):
         frozen = build_encoder(encoder, held.shape, {}).eval().to(device)
     eye = Client(

@@ -53,18 +53,12 @@ def read(raw: Any, source: str, rest: Rest | None = None) -> tuple[Scenario, Alg
         raise Problems(
             source, [("", f"a scenario is a mapping of names to values, got {type(raw).__name__}.")]
         )
-    from unalike.engines import BETWEEN
+    from unalike.engines import hosts_clients
 
-    if (
-        isinstance(raw.get("engine"), dict)
-        and raw["engine"].get("name") in BETWEEN
-        and not raw.get("clients")
-    ):
-        raw = {
-            **raw,
-            "data": {"name": "none"},
-            "clients": [],
-        }  # organisations bring their own clients
+    engine = raw.get("engine")
+    if isinstance(engine, dict) and not raw.get("clients"):
+        if not hosts_clients(engine.get("name")):  # organisations bring their own clients
+            raw = {**raw, "data": {"name": "none"}, "clients": []}
     scenario, problems, broken = _scenario(raw)
     algorithm, wrong, doubtful = read_algorithm(raw.get("algorithm"))
     broken |= doubtful | (
@@ -115,9 +109,9 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 def names(scenario: Scenario) -> list[Problem]:
     """Names that must be known, options they must have, ids that must differ."""
-    from unalike.engines import BETWEEN, ENGINES
+    from unalike.engines import hosts_clients
 
-    brought = scenario.engine.name in BETWEEN and not scenario.clients
+    brought = not scenario.clients and not hosts_clients(scenario.engine.name)
     problems: list[Problem] = (
         []
         if scenario.clients or brought
@@ -148,14 +142,8 @@ def names(scenario: Scenario) -> list[Problem]:
             id not in many and number.isdigit() and int(number) < many.get(first, 0)
         ):
             problems.append((f"clients.{i}.id", f'two clients are called "{id}".'))
-    elsewhere = scenario.engine.name in ENGINES.keys() - {
-        "local"
-    }  # where other machines have the devices
-    return (
-        problems
-        + read_engine(scenario.engine, scenario.workers)[1]
-        + _device(scenario.device, not elsewhere)
-    )
+    problems += read_engine(scenario.engine, scenario.workers)[1]
+    return problems + _device(scenario.device, uses_this_machine(scenario.engine.name))
 
 
 def sources(scenario: Scenario) -> list[str]:
@@ -261,22 +249,36 @@ def partition_options(where: str, named: Named) -> tuple[dict[str, Any], list[Pr
     return good, problems
 
 
+def uses_this_machine(engine: str) -> bool:
+    """Whether clients compute on this machine; so does an engine that nobody knows."""
+    from unalike.engines import ENGINES, engine_class
+
+    if engine not in ENGINES:
+        return True
+    try:
+        return engine_class(engine).uses_this_machine
+    except UserError:  # its package is missing, which is a problem of its own
+        return False
+
+
 def read_engine(named: Named, workers: int) -> tuple[dict[str, Any], list[Problem]]:
-    """The options of an engine, and what is wrong with them."""
-    from unalike.engines import options
+    """Check the options of an engine.
+
+    Args:
+        workers: the scenario's `workers`, short for `engine.workers`; 0: not set.
+    Returns: the options as the types the engine asks for, and what is wrong with them.
+    """
+    from unalike.engines import engine_options
 
     try:
-        known = options(named.name)
+        known = engine_options(named.name)
     except UserError as error:
         return {}, [("engine.name", str(error))]
     good, problems = _options("engine", named.name, known, named.options)
-    if workers and named.name != "local":
-        problems.append(
-            (
-                "workers",
-                f"are processes of the local engine; {named.name} has its own, leave them out.",
-            )
-        )
+    if workers and "workers" not in known:
+        problems.append(("workers", f"the engine {named.name} has none; leave them out."))
+    elif workers:
+        good.setdefault("workers", workers)
     return good, problems
 
 
