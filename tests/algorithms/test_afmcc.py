@@ -263,7 +263,7 @@ def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, t
         for sentence in (
             'clients.c   its modality "left" has 5 features, and its autoencoder was made for 3.',
             'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real numbers',
-            "clients.e   it looks for 5 clusters and others for 4: who clusters together looks for as many.",
+            "clients.e   it looks for 5 clusters and others for 4: clients that cluster together must look for the same number.",
         ):
             assert sentence in str(told.value)
 

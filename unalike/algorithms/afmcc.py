@@ -17,12 +17,13 @@ from torch import Tensor
 
 from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
-from unalike.core.federated_clustering import judged
+from unalike.core.evaluation import score_federation
 from unalike.core.federation import Ask, Federation, Replies
 from unalike.core.operations import operation, query, sends, together
 from unalike.core.signatures import Shape, tensor_spec
+from unalike.data.modalities import MARK, modalities
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
-from unalike.models.autoencoder import MARK, Autoencoder, fuse, modalities
+from unalike.models.autoencoder import Autoencoder, fuse
 from unalike.models.model import Model
 from unalike.training.loop import Diverged, Recorded, Stack, pad
 
@@ -172,7 +173,7 @@ class AFMCC(Algorithm):
             rows=list(fed.infos),
             columns=list(fed.infos),
         )
-        return judged(
+        return score_federation(
             fed,
             fed.call(
                 "appraise",
@@ -182,7 +183,7 @@ class AFMCC(Algorithm):
                     c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()
                 },
             ),
-            self.starts,
+            starts=self.starts,
         )
 
     def privacy_problem(self) -> str | None:

@@ -18,10 +18,11 @@ from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, norm
 
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
+from unalike.data.modalities import MARK, marked, modalities
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
-from unalike.models.autoencoder import MARK, Autoencoder, marked, modalities
+from unalike.models.autoencoder import Autoencoder
 from unalike.models.model import Model
 
 HIDDEN = 256  # between codes and features

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from unalike.base.message import Value
-from unalike.base.randomness import derive_seed, scope, stream
+from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
-from unalike.core.federated_clustering import all_cluster, judged, unfit
+from unalike.core.evaluation import score_federation, scored_at_server
 from unalike.core.operations import graph_safe, hides, operation, query, sends
 from unalike.core.privacy import Privacy, protects
 from unalike.core.protection import Door, admit
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape
+from unalike.data.modalities import marked
 from unalike.data.samples import Samples, nonfinite_problem
-from unalike.models.autoencoder import Autoencoder, marked
 from unalike.models.model import Model, find_trunk, width_of
 from unalike.models.submodels import flops
-from unalike.tasks.clustering import UNKNOWN, clustering_scores, kmeans
+from unalike.tasks.task import UNKNOWN
 from unalike.training.loop import Diverged, GraphedStep, Training, batches, build_optimizer, train
 
 if TYPE_CHECKING:
@@ -89,12 +89,7 @@ class ClientProgram(Door):
     def build(self, encoder: nn.Module) -> Model:
         """The whole model around the scenario's encoder; the default adds the task's head."""
         task = self.client.task
-        if not task.labelled and not isinstance(encoder, Autoencoder):
-            raise ValueError(
-                f"{task.name} needs the model autoencoder, got {type(encoder).__name__}"
-            )
-        if isinstance(encoder, Autoencoder):
-            encoder.check(self.client.info().modalities)
+        task.check_encoder(encoder, self.client.info().modalities)
         return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
 
     @graph_safe
@@ -104,13 +99,8 @@ class ClientProgram(Door):
 
     @graph_safe
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-        """What a client alone would minimise: its task's loss or, where nothing is learnt from labels, the error of its autoencoder."""
-        labelled, encoder = self.client.task.labelled, self.model.encoder
-        return (
-            encoder.error(x)
-            if not labelled and isinstance(encoder, Autoencoder)
-            else self.error(self.model(x), y)
-        )
+        """What a client alone would minimise on a batch."""
+        return self.client.task.local_loss(self.model, x, y, self.error)
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         """How far what a model says is from the labels."""
@@ -200,7 +190,10 @@ class ClientProgram(Door):
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> GraphedStep:
         """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
-        if not getattr(loss, "steady", False) or torch.device(self.client.device).type != "cuda":
+        if (
+            not getattr(loss, "graph_safe", False)
+            or torch.device(self.client.device).type != "cuda"
+        ):
             return GraphedStep(self.model, loss, records=False)
         name = loss.__name__
         if name not in self.tapes or self.tapes[name].model is not self.model:
@@ -229,33 +222,21 @@ class ClientProgram(Door):
 
     @query
     def evaluate(self, common: bool = False) -> dict[str, float]:
-        """Every metric of the model on the client's own test set, or on the common one; of its own groups where it clusters."""
-        if not self.client.task.labelled:
-            told = self.embed()
-            return clustering_scores(self.groups(told["features"])[0], told["y"])
-        data = self.held("common" if common else "test")
-        return (
-            measure(self.model, data, self.client, self.training.batch_size)
-            if data is not None and len(data)
-            else {}
-        )
+        """Every metric of the model, as its task defines: on the client's own test set, or on the common one."""
+        return self.client.task.evaluate(self, common)
+
+    def measure(self, data: Samples) -> dict[str, float]:
+        """Every metric of the model on these samples."""
+        return measure(self.model, data, self.client, self.training.batch_size)
 
     @query
     def embed(self) -> Embedded:
-        """Features of all samples the client holds, and their labels, -1 where unknown: what clustering is scored by."""
+        """Features of all samples the client holds, and their labels, -1 where unknown."""
         was = self.model.training
         with torch.no_grad():
             features = self.model.eval().features(self.rows())
         self.model.train(was)
         return {"features": features, "y": self.sampled(torch.arange(len(features)))[1]}
-
-    def groups(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups (n,) of features (n, width) by k-means, and their centres (K, width)."""
-        return kmeans(
-            nn.functional.normalize(features, dim=-1),
-            len(self.client.task.labels),
-            derive_seed(self.seed, "k-means"),
-        )
 
     @operation
     @sends()
@@ -421,7 +402,7 @@ class Algorithm:
 
     def client_problem(self, client: Client) -> str | None:
         """Why this client cannot take part, from a look at its data; None: it can."""
-        return None if client.task.labelled else unfit(client)
+        return client.task.check_client(client)
 
     def unjudged(self) -> str | None:
         """Why the safeguard cannot judge it, None: it can."""
@@ -445,8 +426,9 @@ class Algorithm:
 
     def evaluate(self, fed: "Federation") -> "Replies":
         """Each client's metrics, by default of its own model on its own test set."""
-        if all_cluster(fed):
-            judged(fed, fed.call("embed", clients=fed.clients, quorum=0), shared=False)
+        if scored_at_server(fed):
+            features = fed.call("embed", clients=fed.clients, quorum=0)
+            score_federation(fed, features, shared=False)
         return fed.call("evaluate", clients=fed.clients, quorum=0)
 
     def alone(self, fed: "Federation") -> None:

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
+from unalike.data.modalities import MARK, marked, modalities
 from unalike.data.resident import resident
 from unalike.data.samples import (
-    MARK,
     Inputs,
     Samples,
     Tensors,
@@ -183,6 +183,16 @@ class Client:
             for rows in torch.arange(len(raw)).split(1024)
         ]
         return torch.stack(parts).any(0)
+
+    def modality_rows(self) -> dict[str, Tensor] | None:
+        """Return training inputs by modality, only of the samples that have it.
+
+        None if the data are not in memory: reading them all could take long.
+        """
+        if not isinstance(self.train, Tensors):
+            return None
+        x = marked(self.train.rows(torch.arange(len(self.train)))[0])
+        return {name: rows[x[name + MARK] > 0] for name, rows in modalities(x).items()}
 
     def with_cached_features(self, trunk: Callable[[Any], Any] | None) -> "Client":
         """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+from unalike.data.modalities import MARK
+
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
-MARK = "?"  # beside modality `left`, `left?` (n,) bool says for which samples it is there, where not for all
 
 
 class Samples:

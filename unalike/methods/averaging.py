@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State, measure
-from unalike.core.federated_clustering import judged
+from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
+from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
-from unalike.tasks import TASKS
+from unalike.tasks import find_task
 
 Parameters = dict[str, Tensor]
 Present = Annotated[Tensor, Shape("labels")]  # 1 for a label that a client has samples of
@@ -74,20 +74,11 @@ class AveragingProgram(ClientProgram):
 
     @query
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
-        """Metrics of given parameters, or features where the client clusters, leaving its own as they are."""
-        data = self.held(
-            "train" if not self.client.task.labelled else "common" if common else "test"
-        )
-        if data is None or not len(data):
-            return {}
+        """Metrics of given parameters, or what the server needs to compute them; the client's own stay as they are."""
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
         self.model.load_state_dict(parameters, strict=False)
         try:
-            return (
-                measure(self.model, data, self.client, self.training.batch_size)
-                if self.client.task.labelled
-                else self.embed()
-            )
+            return self.client.task.evaluation_reply(self, common)
         finally:
             self.model.load_state_dict(own, strict=False)
 
@@ -204,7 +195,7 @@ class Averaging(Algorithm):
         info = fed.infos[client]
         return (
             f"{shape} {digest((info.task, info.labels))}"
-            if self.by_label() and TASKS[info.task].labelled
+            if self.by_label() and find_task(info.task).labelled
             else shape
         )
 
@@ -213,13 +204,14 @@ class Averaging(Algorithm):
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.clients if c in group]
         common = all(
-            fed.infos[c].tested_on == "common" and TASKS[fed.infos[c].task].labelled for c in there
+            fed.infos[c].tested_on == "common" and find_task(fed.infos[c].task).labelled
+            for c in there
         )
         ask = lambda clients: fed.call(
             "appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients)
         )
         if not common:
-            return judged(fed, ask(there))
+            return score_federation(fed, ask(there))
         keys = {c: (group[c], fed.infos[c].task, fed.infos[c].labels) for c in there}
         known: dict[Any, Any] = {}
         failures: dict[str, Any] = {}

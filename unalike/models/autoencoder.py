@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from unalike.base.errors import suggest_name
+from unalike.data.modalities import MARK, marked, modalities
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -92,37 +93,6 @@ class Autoencoder(nn.Module):
                 for name, each in errors.items()
             ]
         ).sum()
-
-
-MARK = "?"  # as in data/samples.py: beside modality `left`, `left?` (n,) tells for which samples it is there
-
-
-def modalities(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
-    """Inputs by name, without marks."""
-    return (
-        {name: rows for name, rows in x.items() if not name.endswith(MARK)}
-        if isinstance(x, dict)
-        else {"x": x}
-    )
-
-
-def marked(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
-    """Every modality with its mark: 1 for samples that have it, 0 for others, whose rows become 0. What has no mark is there for all.
-
-    >>> x = marked({"left": torch.tensor([[1.0], [2.0]]), "left?": torch.tensor([True, False])})
-    >>> x["left"].tolist(), x["left?"].tolist()
-    ([[1.0], [0.0]], [1.0, 0.0])
-    """
-    given: dict = x if isinstance(x, dict) else {}
-    made: dict[str, Tensor] = {}
-    for name, rows in modalities(x).items():
-        there = given.get(name + MARK)
-        if there is None:
-            there = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        else:
-            rows = torch.where(there.bool().reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
-        made |= {name: rows, name + MARK: there.to(rows.dtype)}
-    return made
 
 
 def fuse(codes: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> Tensor:

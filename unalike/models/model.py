@@ -51,20 +51,6 @@ class Model(nn.Module):
         return self.head(self.features(x))
 
 
-class Nearest(nn.Module):
-    """A head that knows groups by their centres (K, width): how near features (n, width), brought to length 1, are to each, (n, K). The
-    highest is a sample's group."""
-
-    centres: Tensor
-
-    def __init__(self, centres: Tensor):
-        super().__init__()
-        self.register_buffer("centres", centres)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return -(nn.functional.normalize(h, dim=-1)[:, None] - self.centres).square().sum(-1)
-
-
 def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:
     """Width of an encoder's output: its attribute `width`, or found by a trial on rows, which are not asked for before."""
     if isinstance(width := getattr(encoder, "width", None), int):

@@ -11,7 +11,6 @@ from unalike.base.errors import Problem, describe_error
 from unalike.base.randomness import scope
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client
-from unalike.core.federated_clustering import at_odds
 from unalike.core.privacy import Privacy, uncounted
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
@@ -66,7 +65,9 @@ def compatibility_problems(
         for client in served
         if (why := unmeasured(client) or (algorithm.client_problem(client) if sound else None))
     }
-    refused |= {id: why for id, why in at_odds(served).items() if id not in refused}
+    for task in {type(client.task): None for client in served}:
+        conflicts = task.check_clients([c for c in served if type(c.task) is task])
+        refused |= {id: why for id, why in conflicts.items() if id not in refused}
     alike = {
         why: [id for id, its in refused.items() if its == why] for why in refused.values()
     }  # a sentence is told once

@@ -15,7 +15,6 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.core.algorithm import Algorithm, ClientProgram, digest
 from unalike.core.client import Client
 from unalike.engines.store import Store, quote
-from unalike.models.model import Nearest
 from unalike.runs.plan import plan_from_dict
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import build, read
@@ -34,7 +33,7 @@ def trained(
     """
     folder = Folder.open(Path(run))
     return {
-        id: _whole(_learnt(folder, program()))
+        id: _deployable(_learnt(folder, program()))
         for id, program in _sides(folder.config, folder.path, clients, algorithm).items()
     }
 
@@ -50,7 +49,7 @@ def export(
     """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
     folder = Folder.open(Path(run))
     program = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
-    model = _whole(program)
+    model = _deployable(program)
     to = Path(out or folder.path / "exports" / quote(client))
     to.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -85,7 +84,7 @@ def rebuild(
     told = json.loads((Path(folder) / "config.json").read_text())
     program = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
     held = load_file(Path(folder) / "model.safetensors")
-    _whole(program, held.get("head.centres"))
+    program.client.task.deployable(program, held)
     program.load(held)
     return program.model.eval()
 
@@ -147,14 +146,8 @@ def _side(client: str, programs: dict[str, Callable[[], ClientProgram]]) -> Clie
     return programs[client]()
 
 
-def _whole(program: ClientProgram, centres: Tensor | None = None) -> nn.Module:
-    """From input to the task's output. Where the client clusters, that is how near the centre of each group is: those its run scored it by
-    or, where that scored its own groups only, those of k-means on its features."""
-    if not program.client.task.labelled:
-        if (centres := program.memory.get("centres") if centres is None else centres) is None:
-            centres = program.groups(program.embed()["features"])[1]
-        program.model.head = Nearest(centres.to(program.client.dtype))
-    return program.model.eval()
+def _deployable(program: ClientProgram) -> nn.Module:
+    return program.client.task.deployable(program)
 
 
 def _learnt(folder: Folder, program: ClientProgram) -> ClientProgram:

@@ -21,7 +21,7 @@ from unalike.base.message import MAX_BYTES
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Engine, EngineSettings, Watch
-from unalike.core.federated_clustering import settle
+from unalike.core.evaluation import finish_tasks
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.operations import unanswered_measurements
 from unalike.core.participation import FederationConfig
@@ -305,7 +305,7 @@ class Run:
                 each={c: {"rounds": attended[c]} for c in fed.clients},
             )
             guarded = fed.call("evaluate", clients=fed.clients, quorum=0)
-        settle(fed)
+        finish_tasks(fed)
         about = fed.call("describe", clients=fed.clients, quorum=0)
         self.count_again(fed)
         fed.engine.save(fed.round + 1)

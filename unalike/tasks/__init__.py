@@ -1,7 +1,8 @@
 """The tasks a client may have, one file each. Knows nothing of clients or methods."""
 
 from unalike.tasks.classification import Classification
-from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores, kmeans
+from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores
+from unalike.tasks.kmeans import kmeans
 from unalike.tasks.multilabel import MultiLabel
 from unalike.tasks.retrieval import Retrieval
 from unalike.tasks.segmentation import Segmentation
@@ -15,6 +16,12 @@ TASKS: dict[str, type[Task]] = {
     "retrieval": Retrieval,
 }
 
+
+def find_task(name: str) -> type[Task]:
+    """Return the class of a task by name; the defaults of `Task` for one that is not in the list."""
+    return TASKS.get(name, Task)
+
+
 __all__ = [
     "TASKS",
     "Classification",
@@ -26,5 +33,6 @@ __all__ = [
     "Task",
     "clustering_scores",
     "federated_scores",
+    "find_task",
     "kmeans",
 ]

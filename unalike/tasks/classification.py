@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.tasks.task import Task, check_whole
-
-UNKNOWN = -1  # fills up a batch; counts for nothing in loss and meter
+from unalike.tasks.task import UNKNOWN, Task, check_whole
 
 
 @dataclass(frozen=True)

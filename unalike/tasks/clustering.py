@@ -1,6 +1,7 @@
-"""Groups to be found without labels, which only score them. Knows nothing of where features come from or how they are learnt."""
+"""Clustering: find groups without labels, which are used only to score them."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -8,17 +9,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.tasks.classification import UNKNOWN
-from unalike.tasks.task import Task, check_whole
-
-ROOM = 50_000_000  # distances that k-means may hold at once
+from unalike.base.randomness import derive_seed
+from unalike.tasks.kmeans import kmeans
+from unalike.tasks.task import (
+    UNKNOWN,
+    ClientLike,
+    FederationLike,
+    Inputs,
+    ProgramLike,
+    Task,
+    check_whole,
+)
 
 
 @dataclass(frozen=True)
 class Clustering(Task):
-    """Output (B,) the group of each sample, or (B, K) scores, the highest being its group; labels (B,) whole numbers, -1 where unknown.
+    """Output (B,) the cluster of each sample, or (B, K) scores of which the highest wins.
 
-    Groups have no order: they are matched with classes only to be scored.
+    Labels (B,) are integers, -1 where unknown. Clusters have no order: they are matched with
+    classes only for scoring. The encoder is an autoencoder, trained on its reconstruction error.
     """
 
     name: ClassVar[str] = "clustering"
@@ -26,37 +35,178 @@ class Clustering(Task):
     labelled: ClassVar[bool] = False
 
     def head(self, width: int) -> nn.Module:
-        """From features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""
+        """Build the map from features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""
         return nn.Linear(width, len(self.labels), bias=False)
 
     def loss(self, output: Tensor, y: Tensor) -> NoReturn:
         raise ValueError(
-            "clustering has no labels to learn from: use a method that brings its own loss, such as afmcc"
+            "clustering has no labels to learn from: "
+            "use a method that brings its own loss, such as afmcc"
         )
+
+    def local_loss(self, model: nn.Module, x: Inputs, y: Tensor, criterion: Any = None) -> Tensor:
+        """Return the reconstruction error of the model's autoencoder."""
+        encoder: Any = model.encoder
+        return encoder.error(x)
 
     def imitate(self, output: Tensor, teacher: Tensor) -> NoReturn:
         raise ValueError(
-            "clustering has no teacher to imitate, groups have no order: use a method that brings its own loss, such as afmcc"
+            "clustering has no teacher to imitate, groups have no order: "
+            "use a method that brings its own loss, such as afmcc"
         )
+
+    def check(self, y: Tensor) -> None:
+        check_whole(y, self.name, ("n",))
+        outside = y[(y < UNKNOWN) | (y >= len(self.labels))]
+        if len(outside):
+            raise ValueError(
+                f"label {int(outside[0])} does not fit {len(self.labels)} clusters: "
+                f"labels run from 0 to {len(self.labels) - 1}, {UNKNOWN} where unknown"
+            )
+
+    def check_encoder(self, encoder: nn.Module, modalities: Sequence[str]) -> None:
+        if not callable(getattr(encoder, "error", None)):
+            raise ValueError(
+                f"{self.name} needs the model autoencoder, got {type(encoder).__name__}"
+            )
+
+    def check_client(self, client: ClientLike) -> str | None:
+        """Return why a client has nothing to cluster: too few samples, or a constant modality."""
+        samples = len(client.train)
+        clusters = len(self.labels)
+        if samples < clusters:
+            plural = "" if samples == 1 else "s"
+            return f"it has {samples} sample{plural}, fewer than the {clusters} clusters to find"
+        for name, rows in (client.modality_rows() or {}).items():
+            if len(rows) and (rows == rows[0]).all():
+                return (
+                    f'its modality "{name}" is the same in all its samples and tells nothing '
+                    "apart: leave it out"
+                )
+        return None
+
+    @classmethod
+    def check_clients(cls, clients: Sequence[ClientLike]) -> dict[str, str]:
+        """Return the clients that look for another number of clusters than most."""
+        numbers = {client.id: len(client.task.labels) for client in clients}
+        if not numbers:
+            return {}
+        usual = Counter(numbers.values()).most_common(1)[0][0]
+        return {
+            id: f"it looks for {clusters} clusters and others for {usual}: clients that cluster "
+            "together must look for the same number."
+            for id, clusters in numbers.items()
+            if clusters != usual
+        }
 
     def meter(self) -> "ClusteringMeter":
         return ClusteringMeter()
 
-    def check(self, y: Tensor) -> None:
-        check_whole(y, self.name, ("n",))
-        wrong = y[(y < UNKNOWN) | (y >= len(self.labels))]
-        if len(wrong):
-            raise ValueError(
-                f"label {int(wrong[0])} does not fit {len(self.labels)} clusters: labels run from 0 to "
-                f"{len(self.labels) - 1}, {UNKNOWN} where unknown"
-            )
+    def evaluate(self, program: ProgramLike, common: bool = False) -> dict[str, float]:
+        """Return the scores of k-means on the client's own features of all its samples."""
+        samples = program.embed()
+        groups, _ = self.cluster(samples["features"], program.seed)
+        return clustering_scores(groups, samples["y"])
+
+    def evaluation_reply(self, program: ProgramLike, common: bool = False) -> dict[str, Any]:
+        """Return features and labels of all samples, which the server clusters and scores."""
+        return program.embed()
+
+    def cluster(self, features: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Return clusters (n,) of features (n, width) by k-means, and their centres (K, width)."""
+        return kmeans(normalize(features, dim=-1), len(self.labels), derive_seed(seed, "k-means"))
+
+    @classmethod
+    def score_federation(
+        cls,
+        fed: FederationLike,
+        replies: Mapping[str, Any],
+        starts: int = 100,
+        shared: bool = True,
+        **options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Cluster all clients' features, and score each client's clusters by themselves.
+
+        Where all clients cluster, the scores of everyone by both protocols are stored in
+        `fed.state["scores"]`.
+
+        Args:
+            replies: by client, features (n, width) and labels y (n,).
+            starts: initialisations of k-means.
+            shared: clients find the same clusters, so each one gets their centres (`finish`).
+        """
+        valid, scores = _split_replies(fed, replies)
+        if not valid:
+            return scores
+        features = [reply["features"] for reply in valid.values()]
+        labels = [reply["y"] for reply in valid.values()]
+        clusters = len(fed.infos[next(iter(valid))].labels)
+        groups, centres, joint = federated_groups(
+            features, clusters, derive_seed(fed.seed, "k-means"), starts
+        )
+        fed.scratch["centres"] = dict(zip(valid, centres, strict=True)) if shared else {}
+        if all(info.task == cls.name for info in fed.infos.values()):
+            y = torch.cat(labels)
+            points = normalize(torch.cat(features), dim=-1)
+            fed.log_figure("fused features", points=points, classes=y)
+            figures: dict[str, Any] = dict(clustering_scores(torch.cat(groups), y))
+            if figures:
+                figures["joint"] = clustering_scores(joint, y)
+            fed.state["scores"] = figures
+        for client, own, y in zip(valid, groups, labels, strict=True):
+            scores[client] = clustering_scores(own, y)
+        return scores
+
+    @classmethod
+    def finish(cls, fed: FederationLike) -> None:
+        """Send each client the centres that its clusters were last scored by."""
+        centres = fed.scratch.get("centres", {})
+        clients = [client for client in fed.clients if client in centres]
+        if clients:
+            messages = {client: {"centres": centres[client]} for client in clients}
+            fed.call("grouped", clients=clients, quorum=0, each=messages)
+
+    def deployable(
+        self, program: ProgramLike, exported: Mapping[str, Tensor] | None = None
+    ) -> nn.Module:
+        """Return the model with a head that tells how near the centre of each cluster is.
+
+        The centres are those that the run scored the client by or, if it scored clients
+        separately, those of k-means on the client's features.
+        """
+        centres = (exported or {}).get("head.centres")
+        if centres is None:
+            centres = program.memory.get("centres")
+        if centres is None:
+            _, centres = self.cluster(program.embed()["features"], program.seed)
+        program.model.head = NearestCentre(centres.to(program.client.dtype))
+        return program.model.eval()
+
+
+class NearestCentre(nn.Module):
+    """A head from features (n, width) to scores (n, K): the highest is that of the nearest centre.
+
+    Args:
+        centres: (K, width). Features are normalised to length 1 first.
+    """
+
+    centres: Tensor
+
+    def __init__(self, centres: Tensor):
+        super().__init__()
+        self.register_buffer("centres", centres)
+
+    def forward(self, features: Tensor) -> Tensor:
+        differences = normalize(features, dim=-1)[:, None] - self.centres
+        return -differences.square().sum(-1)
 
 
 class ClusteringMeter:
-    """Keeps group and truth of every sample: how groups are best matched with classes is known only at the end."""
+    """Collects clusters and labels: the best matching of both is known only at the end."""
 
-    def __init__(self):
-        self.groups, self.truth = [], []
+    def __init__(self) -> None:
+        self.groups: list[Tensor] = []
+        self.truth: list[Tensor] = []
 
     def add(self, output: Tensor, y: Tensor) -> None:
         output = output.detach()
@@ -69,11 +219,14 @@ class ClusteringMeter:
 
 
 def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
-    """How well groups agree with classes, in percent: acc, nmi, ari. Both (n,) whole numbers; samples with label -1 count for nothing, and
-    where there are no others nothing can be said.
+    """Score clusters against classes.
 
-    acc is the share of samples right under the best matching of groups with classes, one to one (Hungarian); nmi is normalised by the
-    mean of the two entropies; ari is 0 by chance.
+    Args:
+        predicted: cluster of each sample, (n,) integers.
+        y: class of each sample, (n,) integers; samples with -1 are left out.
+    Returns: in percent, `acc` (accuracy under the best one-to-one matching of clusters and
+        classes, Hungarian), `nmi` (normalised by the mean of both entropies) and `ari` (0 by
+        chance); empty if no label is known.
 
     >>> clustering_scores(torch.tensor([2, 2, 0, 0]), torch.tensor([0, 0, 1, 1]))
     {'acc': 100.0, 'nmi': 100.0, 'ari': 100.0}
@@ -84,126 +237,21 @@ def clustering_scores(predicted: Tensor, y: Tensor) -> dict[str, float]:
 
     if predicted.ndim != 1 or predicted.shape != y.shape or predicted.is_floating_point():
         raise ValueError(
-            f"groups and labels are whole numbers, one a sample, got {tuple(predicted.shape)} {predicted.dtype} "
-            f"and {tuple(y.shape)} {y.dtype}"
+            "groups and labels are whole numbers, one a sample, "
+            f"got {tuple(predicted.shape)} {predicted.dtype} and {tuple(y.shape)} {y.dtype}"
         )
-    predicted, y = predicted.cpu(), y.cpu()
-    known = y != UNKNOWN
-    groups, truth = predicted[known].numpy(), y[known].numpy()
+    known = y.cpu() != UNKNOWN
+    groups = predicted.cpu()[known].numpy()
+    truth = y.cpu()[known].numpy()
     if not len(truth):
         return {}
-    together = contingency_matrix(truth, groups)  # classes x groups
+    counts = contingency_matrix(truth, groups)  # (classes, clusters)
+    matched = counts[linear_sum_assignment(counts, maximize=True)].sum()
     return {
-        "acc": 100
-        * float(together[linear_sum_assignment(together, maximize=True)].sum() / len(truth)),
+        "acc": 100 * float(matched / len(truth)),
         "nmi": 100 * float(normalized_mutual_info_score(truth, groups)),
         "ari": 100 * float(adjusted_rand_score(truth, groups)),
     }
-
-
-def kmeans(
-    features: Tensor,
-    clusters: int,
-    generator_seed: int,
-    starts: int = 100,
-    centres: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Groups (n,) int64 and their centres (clusters, width) float64 for features (n, width): the best of `starts` runs, all at once.
-
-    Where `centres` are given there is one run, from there, and group k is the one that grew from centre k.
-
-    >>> kmeans(torch.tensor([[0.0], [0.1], [5.0]]), 2, generator_seed=0, centres=torch.tensor([[4.0], [1.0]]))[0]
-    tensor([1, 1, 0])
-    """
-    if features.ndim != 2:
-        raise ValueError(f"k-means takes features (n, width), got shape {tuple(features.shape)}")
-    if not 1 <= clusters <= len(features):
-        raise ValueError(
-            f"k-means cannot find {clusters} clusters in {len(features)} samples: lower the clusters or give more samples"
-        )
-    if not (finite := features.isfinite().all(1)).all():
-        raise ValueError(
-            f"k-means needs finite features, got NaN or infinity in {int((~finite).sum())} of {len(features)} samples"
-        )
-    if centres is not None and centres.shape != (clusters, features.shape[1]):
-        raise ValueError(
-            f"k-means starts from {clusters} centres of width {features.shape[1]}, got shape {tuple(centres.shape)}"
-        )
-    x = features.detach().double()
-    if centres is not None:
-        begun = centres.to(x)[None]
-        groups, ends, _ = _lloyd(x, begun)
-        return groups[0].cpu(), ends[0].cpu()
-    at_once = max(1, ROOM // (len(x) * clusters))  # starts that fit in memory together
-    generator = torch.Generator(x.device).manual_seed(generator_seed)
-    found = [
-        _lloyd(x, _spread(x, clusters, min(at_once, starts - done), generator))
-        for done in range(0, starts, at_once)
-    ]
-    groups, ends, spreads = (torch.cat(parts) for parts in zip(*found, strict=True))
-    best = int(spreads.argmin())
-    return groups[best].cpu(), ends[best].cpu()
-
-
-def _spread(x: Tensor, clusters: int, starts: int, generator: torch.Generator) -> Tensor:
-    """First centres (starts, clusters, width): rows drawn with chances by their squared distance to those drawn before (k-means++)."""
-    picked = [x[torch.randint(len(x), (starts,), generator=generator, device=x.device)]]
-    nearest = torch.full((starts, len(x)), torch.inf, dtype=x.dtype, device=x.device)
-    while len(picked) < clusters:
-        nearest = torch.minimum(
-            nearest,
-            (_nearness(x, picked[-1][:, None])[..., 0] + (x * x).sum(-1)[:, None]).clamp_(min=0).mT,
-        )
-        chances = nearest + torch.finfo(x.dtype).tiny  # all rows alike: any of them
-        picked.append(x[torch.multinomial(chances, 1, generator=generator)[:, 0]])
-    return torch.stack(picked, 1)
-
-
-def _lloyd(x: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups (starts, n), centres and sum of squared distances (starts,) where they settle; a group without rows gets the farthest one."""
-    centres = centres.clone()
-    groups = torch.full((len(x), len(centres)), -1, device=x.device)
-    moving = torch.arange(len(centres), device=x.device)  # starts that have not settled
-    lengths = (x * x).sum(-1)[:, None]
-    for _ in range(300):
-        far, found = _nearness(x, centres[moving]).min(-1)  # (n, starts)
-        moved = (found != groups[:, moving]).any(0)
-        groups[:, moving] = found
-        moving, found, far = moving[moved], found[:, moved], far[:, moved]
-        if not len(moving):
-            break
-        belongs, sizes = _belongs(found, centres.shape[1], x)
-        if not sizes.all():
-            _fill(found, far + lengths, centres.shape[1])
-            belongs, sizes = _belongs(found, centres.shape[1], x)
-        centres[moving] = (belongs.flatten(1).mT @ x).reshape(*sizes.shape, -1) / sizes[..., None]
-    return groups.mT, centres, (_nearness(x, centres).amin(-1) + lengths).clamp(min=0).sum(0)
-
-
-def _belongs(groups: Tensor, clusters: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, starts, clusters): 1 where a row is in a group, else 0; and how many rows each has (starts, clusters)."""
-    belongs = x.new_zeros(*groups.shape, clusters).scatter_(-1, groups[..., None], 1.0)
-    return belongs, belongs.sum(0)
-
-
-def _fill(groups: Tensor, far: Tensor, clusters: int) -> None:
-    """Groups (n, starts) that lost all their rows get the rows farthest from their centres, as in scikit-learn. Changes `groups`."""
-    sizes = torch.stack([own.bincount(minlength=clusters) for own in groups.mT])
-    for start in (sizes == 0).any(-1).nonzero()[:, 0].tolist():
-        for empty in (sizes[start] == 0).nonzero()[:, 0].tolist():
-            spare = sizes[start][groups[:, start]] > 1  # never the last row of another group
-            row = int(torch.where(spare, far[:, start], -1.0).argmax())
-            sizes[start, groups[row, start]] -= 1
-            sizes[start, empty] += 1
-            groups[row, start], far[row, start] = empty, 0.0
-
-
-def _nearness(x: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances (n, starts, clusters) less the squared length of each row, which is the same to all centres."""
-    flat = centres.flatten(0, 1)
-    return torch.addmm((flat * flat).sum(-1), x, flat.mT, alpha=-2).reshape(
-        len(x), *centres.shape[:2]
-    )  # one product for all starts
 
 
 def federated_scores(
@@ -214,40 +262,74 @@ def federated_scores(
     starts: int = 100,
     normalise: bool = True,
 ) -> dict[str, Any]:
-    """Scores of all clients' features by the two usual protocols: `acc`, `nmi`, `ari`, and the same under `joint`.
+    """Score all clients' features by the two usual protocols (see `federated_groups`).
 
-    `labels`, one (n,) a client; the rest as in `federated_groups`.
+    Args:
+        labels: one (n,) per client; the other arguments are those of `federated_groups`.
+    Returns: `acc`, `nmi` and `ari` of the first protocol, and under `joint` of the second.
     """
-    if not features or [len(each) for each in features] != [len(each) for each in labels]:
+    rows = [len(x) for x in features]
+    if not features or rows != [len(y) for y in labels]:
         raise ValueError(
-            f"scores need as many labels as rows for each of one client or more, got rows {[len(each) for each in features]} "
-            f"and labels {[len(each) for each in labels]}"
+            "scores need as many labels as rows for each of one client or more, "
+            f"got rows {rows} and labels {[len(y) for y in labels]}"
         )
     groups, _, joint = federated_groups(features, clusters, seed, starts, normalise)
-    y = torch.cat([each.cpu() for each in labels])
+    y = torch.cat([own.cpu() for own in labels])
     return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
 
 
 def federated_groups(
     features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100, normalise: bool = True
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Groups of all clients' rows, one (n,) a client, their centres (clusters, width), and the groups of all rows taken together.
+    """Cluster the features of several clients by two protocols.
 
-    `features`, one (n, width) a client; rows are brought to length 1 unless `normalise` is False. The first follow FMCSC (Chen et al.
-    2024), and AFMCC with it: k-means on the first client's features, its centres start k-means on each other client's. The second is
-    k-means on everyone's features together, which no server could do without seeing them.
+    The first follows FMCSC (Chen et al. 2024), as AFMCC does: k-means on the first client's
+    features, whose centres start k-means at each other client. The second is k-means on all
+    features together, which no server could do without seeing them.
+
+    Args:
+        features: one (n, width) per client.
+        normalise: scale rows to length 1 first.
+    Returns: by the first protocol clusters (n,) and centres (clusters, width) of each client; by
+        the second the clusters of all rows.
     """
-    rows = [
-        normalize(each.detach().double(), dim=-1) if normalise else each.detach().double()
-        for each in features
-    ]
+    rows = [x.detach().double() for x in features]
+    if normalise:
+        rows = [normalize(x, dim=-1) for x in rows]
     groups: list[Tensor] = []
     centres: list[Tensor] = []
     for client, own in enumerate(rows):
+        initial = centres[0] if centres else None
         try:
-            found, around = kmeans(own, clusters, seed, starts, centres[0] if centres else None)
+            assigned, final = kmeans(own, clusters, seed, starts, initial)
         except ValueError as problem:
             raise ValueError(f"client {client}: {problem}") from None
-        groups.append(found)
-        centres.append(around)
+        groups.append(assigned)
+        centres.append(final)
     return groups, centres, kmeans(torch.cat(rows), clusters, seed, starts)[0]
+
+
+def _split_replies(
+    fed: FederationLike, replies: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """Return replies that can be scored together, and empty scores for the other clients.
+
+    A reply cannot be scored if its features are of another width than most, or if a label is
+    outside the range.
+    """
+    replies = {client: reply for client, reply in replies.items() if "features" in reply}
+    if not replies:
+        return {}, {}
+    clusters = len(fed.infos[next(iter(replies))].labels)
+    widths = Counter(reply["features"].shape[1] for reply in replies.values())
+    usual = widths.most_common(1)[0][0]
+    valid: dict[str, Any] = {}
+    scores: dict[str, dict[str, float]] = {}
+    for client, reply in replies.items():
+        y = reply["y"]
+        if reply["features"].shape[1] == usual and bool(((y >= -1) & (y < clusters)).all()):
+            valid[client] = reply
+        else:
+            scores[client] = {}
+    return valid, scores

@@ -1,66 +1,210 @@
-"""What every task offers: a head, a loss, a meter and a check of its labels. Knows nothing of clients, encoders or training."""
+"""The base class of all tasks: labels, head, loss, metrics, and how a client's model is evaluated.
 
-from collections.abc import Sequence
+A new task is one file with a subclass of `Task` and one line in `unalike/tasks/__init__.py`.
+Methods, runs and reports ask a task for its traits (`labelled`, `dense`, ...), never for its name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+UNKNOWN = -1  # a label that is not known; counts for nothing in losses and metrics
+Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
+
 
 class Meter(Protocol):
-    """Counts over batches: `add` each batch, then ask for the `result`. Batches lie on the processor, of dense tasks on the GPU."""
+    """Accumulates metrics over batches: `add` for each batch, then `result`.
+
+    Batches are on the CPU; those of dense tasks may be on the GPU.
+    """
 
     def add(self, output: Tensor, y: Tensor) -> None: ...
 
     def result(self) -> dict[str, float]:
-        """Every metric in percent, and `log_loss` in nats."""
+        """All metrics by name. Raises ValueError if no labelled sample was added."""
         ...
+
+
+class ClientLike(Protocol):
+    """The part of `unalike.core.client.Client` that a task looks at."""
+
+    id: str
+    task: "Task"
+    train: Any
+
+    def modality_rows(self) -> dict[str, Tensor] | None: ...
+
+
+class ProgramLike(Protocol):
+    """The part of `unalike.core.algorithm.ClientProgram` that a task uses."""
+
+    model: Any
+    memory: dict[str, Any]
+    client: Any
+    seed: int
+
+    def held(self, part: str) -> Any: ...
+
+    def measure(self, data: Any) -> dict[str, float]: ...
+
+    def embed(self) -> Any: ...
+
+
+class FederationLike(Protocol):
+    """The part of `unalike.core.federation.Federation` that a task uses."""
+
+    infos: dict[str, Any]
+    seed: int
+    state: dict[str, Any]
+    scratch: dict[str, Any]
+
+    @property
+    def clients(self) -> list[str]: ...
+
+    def call(self, operation: str, **arguments: Any) -> Any: ...
+
+    def log_figure(self, name: str, **material: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a client learns. `labels` names the classes; a number n stands for the names "0" to "n-1".
+    """What a client learns.
 
-    `loss` and `imitate` return a scalar and may run for many clients at once under `torch.func.vmap`.
+    Args:
+        labels: names of the classes; an integer n stands for the names "0" to "n-1".
+
+    The defaults below are those of a task that learns from labels. `loss` and `imitate` return a
+    scalar and may run for many clients at once under `torch.func.vmap`.
     """
 
     labels: tuple[str, ...]
 
     name: ClassVar[str]
-    metric: ClassVar[str]  # the one number a table shows
-    dense: ClassVar[bool] = False  # True: the head takes a feature map (B, width, h, w)
-    labelled: ClassVar[bool] = True  # False: nothing is learnt from labels, which only score
+    metric: ClassVar[str]  # the metric that tables show and gains are computed from
+    higher_is_better: ClassVar[bool] = True  # of `metric`
+    unit: ClassVar[str] = "%"  # of `metric`; empty: that of the targets, or none
 
-    def __post_init__(self):
+    # Traits, which decide which methods can serve the task.
+    labelled: ClassVar[bool] = True  # False: labels are used for scoring only, never for training
+    dense: ClassVar[bool] = False  # the head takes a feature map (B, width, h, w)
+
+    def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.labels))
 
+    # Model and losses
+
     def head(self, width: int) -> nn.Module:
-        """From features (B, width) to the task's output: two linear layers, as in FedMuscle."""
+        """Build a head from features (B, width) to the output: two linear layers, as in FedMuscle."""
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, len(self.labels)))
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """How far the output is from the labels; unknown labels count for nothing."""
+        """Return the loss of an output against labels; unknown labels count for nothing."""
         raise NotImplementedError
+
+    def local_loss(
+        self,
+        model: nn.Module,
+        x: Inputs,
+        y: Tensor,
+        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Return what a client minimises on a batch when it trains alone.
+
+        Args:
+            model: from inputs to the task's output.
+            x, y: a batch of inputs and labels.
+            criterion: replaces `loss` where a method has its own variant of it.
+        """
+        return (criterion or self.loss)(model(x), y)
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
-        """How far the output is from a teacher's output: soft cross entropy; detach the teacher to hold it still."""
+        """Return the distillation loss of an output against a teacher's output of the same shape.
+
+        Gradients flow into both; detach the teacher to keep it fixed.
+        """
         raise NotImplementedError
 
-    def meter(self) -> Meter:
-        raise NotImplementedError
+    # Checks, before a run
 
     def check(self, y: Tensor) -> None:
-        """Raises ValueError where the labels do not fit the task."""
+        """Raise ValueError if the labels do not fit the task."""
         raise NotImplementedError
 
-    def unmeasured(self, y: Tensor) -> str | None:
-        """Why its metric has no value on samples with these labels, whatever is guessed; None: it has."""
+    def check_encoder(self, encoder: nn.Module, modalities: Sequence[str]) -> None:
+        """Raise ValueError if the task cannot be learnt with this encoder on these modalities."""
+
+    def check_client(self, client: ClientLike) -> str | None:
+        """Return why this client's data cannot be used for the task, or None."""
         return None
+
+    @classmethod
+    def check_clients(cls, clients: Sequence[ClientLike]) -> dict[str, str]:
+        """Return, by client id, why clients of this task cannot learn it together."""
+        return {}
+
+    def unmeasured(self, y: Tensor) -> str | None:
+        """Return why `metric` is undefined on samples with these labels, or None."""
+        return None
+
+    # Evaluation
+
+    def meter(self) -> Meter:
+        """Return a new, empty meter."""
+        raise NotImplementedError
+
+    def evaluate(self, program: ProgramLike, common: bool = False) -> dict[str, float]:
+        """Return all metrics of a client's model; none if the client has no such test set.
+
+        Args:
+            program: the client, with its model and data.
+            common: evaluate on the test set shared by all clients instead of the client's own.
+        """
+        data = program.held("common" if common else "test")
+        if data is None or not len(data):
+            return {}
+        return program.measure(data)
+
+    def evaluation_reply(self, program: ProgramLike, common: bool = False) -> dict[str, Any]:
+        """Return what a client sends when a model shared by the federation is evaluated.
+
+        By default its metrics. A task that is scored over all clients sends what
+        `score_federation` needs.
+        """
+        return self.evaluate(program, common)
+
+    @classmethod
+    def score_federation(
+        cls, fed: FederationLike, replies: Mapping[str, Any], **options: Any
+    ) -> dict[str, dict[str, float]]:
+        """Compute, at the server, metrics that need the replies of several clients.
+
+        Args:
+            fed: the federation; figures of all clients together go into `fed.state["scores"]`.
+            replies: by client, `evaluation_reply` of the clients that have this task.
+        Returns: metrics by client, in place of their replies; empty to keep these.
+        """
+        return {}
+
+    @classmethod
+    def finish(cls, fed: FederationLike) -> None:
+        """Called at the server after the last evaluation, e.g. to send clients what was found."""
+
+    def deployable(
+        self, program: ProgramLike, exported: Mapping[str, Tensor] | None = None
+    ) -> nn.Module:
+        """Return a client's model from input to the task's output, in eval mode, for its owner.
+
+        Args:
+            exported: parameters of an earlier export that the model is about to load.
+        """
+        return program.model.eval()
 
 
 def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
-    """The names as a tuple; a number n gives "0" to "n-1".
+    """Return label names as a tuple; an integer n gives "0" to "n-1".
 
     >>> label_names(3)
     ('0', '1', '2')
@@ -75,14 +219,16 @@ def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"a task's labels are a list of names or their number, got {labels!r}")
     if not labels:
         raise ValueError("a task needs at least one label, got none")
-    twice = sorted({label for label in labels if list(labels).count(label) > 1})
-    if twice:
-        raise ValueError(f"a task's labels must differ, got more than once: {', '.join(twice)}")
+    duplicates = sorted({label for label in labels if list(labels).count(label) > 1})
+    if duplicates:
+        raise ValueError(
+            f"a task's labels must differ, got more than once: {', '.join(duplicates)}"
+        )
     return tuple(labels)
 
 
 def check_whole(y: Tensor, name: str, axes: tuple[str, ...]) -> None:
-    """Raises ValueError unless `y` holds whole numbers along the axes named, as ("n", "h", "w")."""
+    """Raise ValueError unless `y` holds integers along these axes, e.g. ("n", "h", "w")."""
     if y.ndim != len(axes):
         raise ValueError(
             f"{name} labels have {len(axes)} axes ({', '.join(axes)}), got shape {tuple(y.shape)}"
