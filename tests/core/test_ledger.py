@@ -1,4 +1,4 @@
-"""The ledger adds up, leaves out what is free, and comes back from its file as it was."""
+"""The ledger adds up, leaves measurements out of totals, and is restored from its file."""
 
 import csv
 
@@ -21,7 +21,7 @@ entries = st.lists(
 )
 
 
-def filled(entries):
+def ledger_of(entries):
     ledger = Ledger()
     for entry in entries:
         ledger.add(*entry)
@@ -29,8 +29,8 @@ def filled(entries):
 
 
 @given(entries)
-def test_totals_are_sums_of_what_was_added(entries):
-    ledger = filled(entries)
+def test_totals_are_sums_of_the_entries(entries):
+    ledger = ledger_of(entries)
     for way in ("up", "down"):
         assert ledger.total(way) == sum(
             size for _, _, w, o, size in entries if w == way and o not in MEASUREMENTS
@@ -47,10 +47,10 @@ def test_totals_are_sums_of_what_was_added(entries):
 
 @given(entries, entries)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_it_comes_back_as_it_was_however_far_its_file_went(tmp_path, entries, later):
+def test_read_restores_the_state_at_a_length_whatever_was_appended_after(tmp_path, entries, later):
     path = tmp_path / "l.csv"
     path.unlink(missing_ok=True)
-    ledger = filled(entries)
+    ledger = ledger_of(entries)
     length = ledger.append(path)
     then = {key: list(row) for key, row in ledger.rows.items()}
     for entry in later:
@@ -59,28 +59,28 @@ def test_it_comes_back_as_it_was_however_far_its_file_went(tmp_path, entries, la
     back = Ledger.read(path, length)
     assert dict(back.rows) == then and path.stat().st_size == length
     assert [back.total(way) for way in ("up", "down")] == [
-        filled(entries).total(way) for way in ("up", "down")
+        ledger_of(entries).total(way) for way in ("up", "down")
     ]
 
 
-def test_it_goes_on_after_coming_back(tmp_path):
+def test_a_restored_ledger_can_be_continued(tmp_path):
     path = tmp_path / "l.csv"
-    ledger = Ledger.read(path, filled([(1, "ada", "up", "train", 5)]).append(path))
+    ledger = Ledger.read(path, ledger_of([(1, "ada", "up", "train", 5)]).append(path))
     ledger.add(1, "ada", "up", "train", 7)
     ledger.add(2, "ben", "up", "train", 1)
     assert ledger.total("up") == 13 and ledger.rows[1, "ada", "up", "train"] == [2, 12]
     assert Ledger.read(path, ledger.append(path)).rows == ledger.rows
 
 
-def test_a_file_cut_short_is_a_sentence(tmp_path):
-    length = filled([(1, "ada", "up", "train", 5)]).append(tmp_path / "l.csv")
+def test_a_missing_or_truncated_file_is_a_user_error(tmp_path):
+    length = ledger_of([(1, "ada", "up", "train", 5)]).append(tmp_path / "l.csv")
     with pytest.raises(UserError, match="cut short"):
         Ledger.read(tmp_path / "l.csv", length + 1)
-    with pytest.raises(UserError, match="gone"):
+    with pytest.raises(UserError, match="missing"):
         Ledger.read(tmp_path / "other.csv", 5)
 
 
-def test_asking_writes_nothing():
+def test_asking_for_totals_adds_no_rows():
     ledger = Ledger()
     assert (
         ledger.total("up") == 0
@@ -89,8 +89,8 @@ def test_asking_writes_nothing():
     )
 
 
-def test_the_file_is_a_table_in_order(tmp_path):
-    filled(
+def test_write_gives_a_sorted_table(tmp_path):
+    ledger_of(
         [
             (2, "ada", "up", "train", 7),
             (1, "ben, jr", "down", "train", 5),

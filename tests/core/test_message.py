@@ -1,4 +1,4 @@
-"""A message survives the journey whole, its size is known beforehand, and bytes that are none give one clear error."""
+"""Messages: decode inverts encode, the size is known beforehand, invalid bytes give one error."""
 
 import ast
 import json
@@ -34,20 +34,20 @@ quick = settings(deadline=None, max_examples=150)
 
 @st.composite
 def tensors(draw):
-    """Every dtype, 0 to 3 axes, lengths from 0, contiguous or not, NaN and infinity among the floats."""
+    """Tensors of any dtype, with 0 to 3 axes, contiguous or not, with NaN and infinity."""
     dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     numbers = draw(
         st.lists(st.integers(-128, 127), min_size=math.prod(shape), max_size=math.prod(shape))
     )
-    made = torch.tensor(numbers, dtype=torch.int16).reshape(shape).to(dtype)
-    if dtype.is_floating_point and made.numel():
-        made.view(-1)[0] = draw(st.sampled_from([0.5, math.nan, math.inf, -math.inf, -0.0]))
-    if made.dim() > 1 and draw(st.booleans()):
-        made = made.transpose(0, -1)
-    if made.dim() and draw(st.booleans()):
-        made = made[::2]
-    return made
+    tensor = torch.tensor(numbers, dtype=torch.int16).reshape(shape).to(dtype)
+    if dtype.is_floating_point and tensor.numel():
+        tensor.view(-1)[0] = draw(st.sampled_from([0.5, math.nan, math.inf, -math.inf, -0.0]))
+    if tensor.dim() > 1 and draw(st.booleans()):
+        tensor = tensor.transpose(0, -1)
+    if tensor.dim() and draw(st.booleans()):
+        tensor = tensor[::2]
+    return tensor
 
 
 keys = st.text(max_size=6).filter(lambda key: not key.startswith("$"))
@@ -78,7 +78,7 @@ def same(a, b):
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def held(value):
+def memory_ranges(value):
     """(start, end) of the memory of every tensor."""
     storages = [
         t.untyped_storage() for _, t in leaves(value) if isinstance(t, torch.Tensor) and t.numel()
@@ -88,7 +88,7 @@ def held(value):
 
 @quick
 @given(values)
-def test_a_message_survives_the_journey(value):
+def test_decode_inverts_encode(value):
     assert same(value, decode(encode(value)))
     assert same(value, decode(bytes(encode(value)))) and same(
         value, decode(memoryview(encode(value)))
@@ -97,51 +97,52 @@ def test_a_message_survives_the_journey(value):
 
 @quick
 @given(values)
-def test_head_and_tail_are_its_bytes_and_can_travel_apart(value):
-    first, tensors, total = encode_header(value)
-    rest = encode_tensors(tensors)
-    assert first + rest == encode(value) and total == len(first) + len(rest)
-    assert encode(decode(first, rest=memoryview(rest))) == encode(value)
+def test_header_and_tensors_concatenated_are_the_encoded_message(value):
+    header, tensors, total = encode_header(value)
+    body = encode_tensors(tensors)
+    assert header + body == encode(value) and total == len(header) + len(body)
+    assert encode(decode(header, tensors=memoryview(body))) == encode(value)
     with pytest.raises(MessageError):
-        decode(first, rest=rest + bytes(BLOCK))
+        decode(header, tensors=body + bytes(BLOCK))
 
 
 @given(values)
-def test_the_size_is_the_length_of_the_bytes(value):
+def test_encoded_size_is_the_length_of_the_encoded_message(value):
     assert encoded_size(value) == len(encode(value)) and encoded_size(value) % BLOCK == 0
 
 
 @quick
 @given(values)
-def test_a_copy_is_equal_and_shares_no_memory(value):
+def test_copy_value_is_equal_and_shares_no_memory(value):
     received = copy_value(value)
     assert same(value, received)
-    for start, end in held(value):
-        assert all(b <= start or end <= a for a, b in held(received))
+    for start, end in memory_ranges(value):
+        assert all(b <= start or end <= a for a, b in memory_ranges(received))
 
 
-def test_what_is_decoded_is_the_receivers_own():
+def test_decoded_tensors_do_not_share_memory_with_the_bytes():
     data = encode({"w": torch.ones(3)})
     received = decode(data)
     data[:] = bytes(len(data))
     received["w"] += 1
     assert received["w"].tolist() == [2, 2, 2]
-    given = {"w": torch.ones(3, requires_grad=True)}
-    assert not copy_value(given)["w"].requires_grad and not decode(encode(given))["w"].requires_grad
+    with_grad = {"w": torch.ones(3, requires_grad=True)}
+    assert not copy_value(with_grad)["w"].requires_grad
+    assert not decode(encode(with_grad))["w"].requires_grad
 
 
-def test_tuples_arrive_as_lists_in_both_ways():
+def test_tuples_arrive_as_lists_when_encoded_or_copied():
     assert (
         decode(encode({"a": (1, (2, 3))})) == copy_value({"a": (1, (2, 3))}) == {"a": [1, [2, 3]]}
     )
 
 
 @pytest.mark.parametrize("value", ["äöü 漢字 🦆", "\ud800", "\x00\n\x1f", "", {"ключ": {"": 1}}])
-def test_any_text_travels(value):
+def test_any_text_can_be_encoded(value):
     assert decode(encode(value)) == value and encoded_size(value) == len(encode(value))
 
 
-def test_the_limit_holds_both_ways():
+def test_encode_size_and_decode_respect_the_limit():
     value = {"w": torch.zeros(1000)}
     exact = encoded_size(value)
     assert same(decode(encode(value, exact), exact), value)
@@ -171,7 +172,7 @@ def test_the_limit_holds_both_ways():
         ({"n": 10**5000}, "n is a number of more than"),
     ],
 )
-def test_what_cannot_travel_is_named_in_a_sentence(value, names):
+def test_a_value_that_cannot_be_sent_is_named_in_one_sentence(value, names):
     for door in (encode, encoded_size):
         with pytest.raises(MessageError, match=names) as caught:
             door(value)
@@ -185,7 +186,7 @@ def nested(levels):
     return value
 
 
-def test_nesting_has_an_end():
+def test_too_deep_or_circular_values_are_rejected():
     assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
     with pytest.raises(MessageError, match=f"deeper than {MAX_DEPTH}"):
         encode(nested(MAX_DEPTH + 1))
@@ -195,8 +196,7 @@ def test_nesting_has_an_end():
         encoded_size(circle)
 
 
-# bytes that are none
-
+# Bytes that are not a message
 
 SMALL = {
     "w": torch.arange(6.0).reshape(2, 3),
@@ -206,7 +206,7 @@ SMALL = {
 }
 
 
-def test_every_way_to_cut_it_short_is_refused():
+def test_a_truncated_or_extended_message_is_rejected():
     for value in (SMALL, {"name": "ada"}):
         data = bytes(encode(value))
         for length in range(len(data)):
@@ -224,11 +224,11 @@ def test_every_way_to_cut_it_short_is_refused():
         max_size=4,
     )
 )
-def test_changed_bytes_are_refused_or_give_a_value(changes):
+def test_changed_bytes_are_rejected_or_give_a_valid_value(changes):
     data = encode(SMALL)
     for at, by in changes:
         data[at] ^= by
-    refused_or_sound(data)
+    check_rejected_or_valid(data)
 
 
 @settings(deadline=None, max_examples=300)
@@ -239,22 +239,22 @@ def test_changed_bytes_are_refused_or_give_a_value(changes):
         max_size=6,
     )
 )
-def test_a_changed_header_is_refused_or_gives_a_value(changes):
+def test_a_changed_header_is_rejected_or_gives_a_valid_value(changes):
     data = encode(SMALL)
     length = FRAME.unpack_from(data)[1]
     for at, byte in changes:
         data[FRAME.size + at % length] = byte
-    refused_or_sound(data)
+    check_rejected_or_valid(data)
 
 
 @quick
 @given(st.binary(max_size=600))
-def test_noise_is_refused(noise):
+def test_random_bytes_are_rejected(noise):
     with pytest.raises(MessageError):
         decode(noise)
 
 
-def refused_or_sound(data):
+def check_rejected_or_valid(data):
     """Either a MessageError, or a value that could have been sent."""
     try:
         value = decode(data)
@@ -293,7 +293,7 @@ def with_header(header, tail=b"", numbers=()):
         [0] * 100,
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
+def test_an_impossible_shape_is_rejected_without_allocating(shape):
     for dtype in ("float64", "bool"):
         with pytest.raises(MessageError) as caught:
             decode(with_header({"value": {"$": 0}, "tensors": [[dtype, *shape]]}, bytes(BLOCK)))
@@ -326,12 +326,12 @@ def test_a_shape_that_cannot_be_is_refused_without_allocating(shape):
         (b'{"value": ' + b"9" * 5000 + b', "tensors": []}', "header cannot be read"),
     ],
 )
-def test_a_header_that_lies_is_refused(header, says):
+def test_an_inconsistent_header_is_rejected(header, says):
     with pytest.raises(MessageError, match=says):
         decode(with_header(header))
 
 
-def test_numbers_are_neither_missing_nor_left_over():
+def test_too_few_or_too_many_numbers_are_rejected():
     assert decode(with_header({"value": [0, {"a": 0}], "tensors": []}, numbers=[7, -1])) == [
         7,
         {"a": -1},
@@ -343,12 +343,12 @@ def test_numbers_are_neither_missing_nor_left_over():
 
 
 @pytest.mark.parametrize("a, b", [(0, 2**63 - 1), (1.0, -1.2345678901234567e-300), (math.nan, 0.5)])
-def test_a_size_tells_nothing_of_the_numbers(a, b):
+def test_the_size_does_not_depend_on_the_numbers(a, b):
     """Many of them: digits would cross a block."""
     assert encoded_size({"n": [a] * 100}) == encoded_size({"n": [b] * 100})
 
 
-def test_a_bool_is_zero_or_one():
+def test_bool_bytes_other_than_zero_and_one_are_rejected():
     with pytest.raises(MessageError, match="bool"):
         decode(
             with_header(
@@ -357,12 +357,12 @@ def test_a_bool_is_zero_or_one():
         )
 
 
-def test_another_programs_bytes_are_named():
+def test_bytes_of_another_format_are_rejected_by_their_magic():
     with pytest.raises(MessageError, match="no unalike message"):
         decode(b"PK\x03\x04" + bytes(600))
 
 
-# what is not a number
+# NaN and infinity
 
 
 @pytest.mark.parametrize(
@@ -384,17 +384,17 @@ def test_another_programs_bytes_are_named():
         ({"opposite": torch.tensor([math.inf, -math.inf])}, "opposite"),
     ],
 )
-def test_what_is_not_finite_is_found(value, path):
+def test_find_nonfinite_returns_the_path_of_the_first_nan_or_infinity(value, path):
     assert find_nonfinite(value) == path
 
 
-# nothing executable
+# Nothing executable
 
 
-def test_nothing_in_the_package_pickles():
-    """Pickle and what rests on it: its own modules, torch.load and torch.save, and a pipe's send and recv.
+def test_no_module_of_the_package_uses_pickle():
+    """Neither pickle modules, nor torch.load and torch.save, nor send and recv of a pipe.
 
-    Published weights are .pth files: where they are read, torch.load may be called, and only so that it makes tensors and nothing else.
+    Published weights are .pth files: there torch.load may be called with weights_only=True.
     """
     weights = Path("models", "efficientnet.py")
     for path in Path(unalike.__file__).parent.rglob("*.py"):

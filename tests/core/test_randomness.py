@@ -1,4 +1,4 @@
-"""A stream belongs to its names and to nothing else, and drawing inside a scope leaves no trace outside."""
+"""A stream depends on its seed and names only; a scope leaves the global generator unchanged."""
 
 from itertools import combinations
 
@@ -20,14 +20,14 @@ def draw(*path):
     return torch.rand(4, generator=stream(*path))
 
 
-def test_the_same_names_give_the_same_draws_wherever_they_are_made():
-    """The numbers are written down: another machine, version or process must find them too."""
+def test_the_same_names_give_the_same_draws_on_every_machine():
+    """The expected numbers are literals: another machine, version or process must get them too."""
     assert torch.equal(draw(0, "peers", 3), draw(0, "peers", 3))
     assert derive_seed(0, "peers", 3, "ada") == 2532297951807399049
     assert torch.randperm(6, generator=stream(7, "order")).tolist() == [5, 3, 0, 4, 1, 2]
 
 
-def test_other_names_give_other_draws():
+def test_different_names_give_different_draws():
     paths = [
         (0,),
         (1,),
@@ -48,14 +48,14 @@ def test_other_names_give_other_draws():
 
 @settings(deadline=None, max_examples=200)
 @given(names, names)
-def test_numbers_agree_exactly_where_paths_do(a, b):
+def test_seeds_are_equal_exactly_where_the_paths_are(a, b):
     assert (derive_seed(0, *a) == derive_seed(0, *b)) == (
         [(type(n), n) for n in a] == [(type(n), n) for n in b]
     )
     assert 0 <= derive_seed(0, *a) < 2**63
 
 
-def test_a_stream_is_its_own():
+def test_a_stream_does_not_depend_on_other_streams():
     first = stream(0, "a")
     before = torch.rand(3, generator=stream(0, "b"))
     torch.rand(100, generator=first)
@@ -63,7 +63,7 @@ def test_a_stream_is_its_own():
     assert torch.equal(before, torch.rand(3, generator=stream(0, "b")))
 
 
-def test_a_scope_draws_from_its_name_and_puts_the_world_back():
+def test_a_scope_seeds_the_global_generator_and_restores_it():
     torch.manual_seed(5)
     state = torch.get_rng_state()
     with scope(0, "build", "ada"):
@@ -79,7 +79,7 @@ def test_a_scope_draws_from_its_name_and_puts_the_world_back():
     assert torch.equal(inside, torch.rand(3, generator=stream(0, "build", "ada")))
 
 
-def test_a_scope_puts_the_world_back_after_an_error():
+def test_a_scope_restores_the_global_generator_after_an_error():
     state = torch.get_rng_state()
     with pytest.raises(KeyError), scope(0, "fails"):
         torch.rand(10)

@@ -1,1 +1,4 @@
-"""What everything else stands on: messages, ledger, errors, named randomness, settings. Imports nothing of ours."""
+"""The lowest layer: messages, ledger, errors, named randomness, settings.
+
+Imports nothing else of this package.
+"""

@@ -1,4 +1,4 @@
-"""Who sent how many bytes to whom, for what and in which round. Counts what passes the door; knows nothing of what it means."""
+"""How many bytes each client sent and received, by round and operation."""
 
 import csv
 from collections import defaultdict
@@ -8,7 +8,9 @@ from pathlib import Path
 from unalike.base.errors import UserError
 
 Key = tuple[int, str, str, str]  # round, client, direction, operation
+Rows = dict[Key, list[int]]  # [messages, bytes]
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
+# Operations that only look at the outcome. Their traffic is not counted as the method's.
 MEASUREMENTS = (
     "evaluate",
     "appraise",
@@ -17,41 +19,47 @@ MEASUREMENTS = (
     "describe",
     "safeguard",
     "grouped",
-)  # looking at the outcome is no traffic of a method
+)
+
+
+def _empty_rows() -> Rows:
+    return defaultdict(lambda: [0, 0])
 
 
 @dataclass
 class Ledger:
-    """Messages and bytes per round, client, direction ("up" to the server, "down" from it) and operation.
+    """Messages and bytes by round, client, direction and operation.
 
-    While a run goes on its file grows by what is new (`append`), so that a long run costs no more a round than a short one; what was
-    appended for a round that did not come to its end is cut off by whoever goes on (`read`).
+    The direction is "up" (to the server) or "down" (from it).
+
+    During a run `append` writes only the new rows to the file, so that a round of a long run costs
+    no more than one of a short run. When a run is resumed, `read` cuts off the rows of a round
+    that did not finish.
     """
 
-    rows: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
-    fresh: dict[Key, list[int]] = field(
-        default_factory=lambda: defaultdict(lambda: [0, 0])
-    )  # since the last `append`
-    sums: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
-    rounds: dict[tuple[int, str], int] = field(
-        default_factory=lambda: defaultdict(int)
-    )  # bytes a client sent in a round
+    rows: Rows = field(default_factory=_empty_rows)
+    unwritten: Rows = field(default_factory=_empty_rows)  # since the last `append`
+    # Bytes in each direction without measurements, in all rounds.
+    totals: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    # Bytes up by (round, client), measurements included.
+    uploads: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
 
     def add(
         self, round: int, client: str, direction: str, operation: str, size: int, messages: int = 1
     ) -> None:
-        for rows in (self.rows, self.fresh):
+        """Count `messages` messages of `size` bytes together."""
+        for rows in (self.rows, self.unwritten):
             row = rows[round, client, direction, operation]
             row[0] += messages
             row[1] += size
         if operation not in MEASUREMENTS:
-            self.sums[direction] += size
+            self.totals[direction] += size
         if direction == "up":
-            self.rounds[round, client] += size
+            self.uploads[round, client] += size
 
-    def sent(self, round: int, client: str) -> int:
+    def upload_bytes(self, round: int, client: str) -> int:
         """Bytes of all replies of a client in a round."""
-        return self.rounds.get((round, client), 0)
+        return self.uploads.get((round, client), 0)
 
     def total(
         self,
@@ -60,52 +68,58 @@ class Ledger:
         client: str | None = None,
         operation: str | None = None,
     ) -> int:
-        """Bytes in one direction, of the method itself unless an operation is named (evaluation is left out)."""
+        """Bytes in one direction, limited to a round, a client or an operation.
+
+        Measurements are left out unless `operation` names one.
+        """
         if round is None and client is None and operation is None:
-            return self.sums[direction]
-        return sum(
-            row[1]
-            for (r, c, d, o), row in self.rows.items()
-            if d == direction
-            and round in (None, r)
-            and client in (None, c)
-            and (o == operation if operation else o not in MEASUREMENTS)
-        )
+            return self.totals[direction]
+        total = 0
+        for key, (_, size) in self.rows.items():
+            if key[2] != direction or round not in (None, key[0]) or client not in (None, key[1]):
+                continue
+            if key[3] == operation or (operation is None and key[3] not in MEASUREMENTS):
+                total += size
+        return total
 
     def append(self, path: Path) -> int:
-        """What is new goes to the end of the file; returns its length."""
+        """Append the new rows to the file; returns the file's length in bytes."""
         with path.open("a", newline="") as file:
-            out = csv.writer(file)
+            writer = csv.writer(file)
             if not file.tell():
-                out.writerow(COLUMNS)
-            out.writerows([*key, *row] for key, row in sorted(self.fresh.items()))
-            self.fresh.clear()
+                writer.writerow(COLUMNS)
+            writer.writerows([*key, *row] for key, row in sorted(self.unwritten.items()))
+            self.unwritten.clear()
             file.flush()
             return file.tell()
 
     def write(self, path: Path) -> None:
-        """The whole as a table in order, a row for each key."""
+        """Replace the file by a sorted table with one row for each key."""
         partial = path.with_name(path.name + ".partial")
-        self.fresh = defaultdict(lambda: [0, 0], self.rows)
+        self.unwritten = defaultdict(lambda: [0, 0], self.rows)
         partial.unlink(missing_ok=True)
         self.append(partial)
         partial.replace(path)
 
     @classmethod
     def read(cls, path: Path, length: int) -> "Ledger":
-        """A ledger from its file as it was at that length; the rest is cut off."""
+        """Read a ledger from the first `length` bytes of its file and cut the file off there.
+
+        Raises: UserError, if the file is missing or shorter.
+        """
         ledger = cls()
         if not length:
             path.unlink(missing_ok=True)
             return ledger
         if not path.exists() or path.stat().st_size < length:
             raise UserError(
-                f"{path} is gone or was cut short, and a run cannot go on without what it has counted: put it back or run anew"
+                f"{path} is missing or was cut short. A run cannot be resumed without the bytes "
+                "counted so far: restore the file or start a new run"
             )
         with path.open("r+b") as file:
             file.truncate(length)
         with path.open(newline="") as file:
             for round, client, direction, operation, messages, size in list(csv.reader(file))[1:]:
                 ledger.add(int(round), client, direction, operation, int(size), int(messages))
-        ledger.fresh.clear()
+        ledger.unwritten.clear()
         return ledger

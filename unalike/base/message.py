@@ -1,7 +1,12 @@
-"""What may travel between server and client: a tree of named tensors, numbers and strings, its codec and its size.
+"""Messages between server and client: nested named tensors, numbers and strings as bytes.
 
-Knows nothing of who sends it. Nothing executable can be written in it, and reading it runs no code. Numbers take 8 bytes whatever they
-are, so a message's size follows from its names, words, dtypes and shapes: it is known beforehand, and tells nothing of what was learnt.
+Decoding runs no code, and nothing executable can be encoded. Every number takes 8 bytes, whatever
+its value, so a message's size follows from its names, strings, dtypes and shapes alone: it is known
+beforehand and reveals nothing of what was learnt.
+
+Layout: a frame (magic, length of the header, count of numbers), the header in JSON, the numbers,
+padding to a block, then the tensors, each padded to a block. In the header {"$": i} stands for the
+i-th tensor, and 0 or 0.0 for the next of the numbers.
 """
 
 import json
@@ -13,22 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Value = (
-    Tensor | int | float | str | bool | list | dict | None
-)  # lists and dicts hold the same again
+# Lists and dicts hold values again; the keys of dicts are strings.
+Value = Tensor | int | float | str | bool | list | dict | None
 
 MAGIC = b"UNALIKE2"
 FRAME = struct.Struct("<8sII")  # magic, length of the header, count of numbers
-BLOCK = 256  # the header and every tensor start on a multiple of this
-MAX_BYTES = 2 * 1024**3  # bytes a message may have unless the caller says otherwise
-MAX_DEPTH = 32  # how deep values may nest
-MAX_AXES = 16  # how many a tensor may have
-SPAN = 2**60  # what the lengths of its axes above 0 may multiply to
-DIGITS = 10**4000  # whole numbers stay below it: Python reads no more than 4300 digits
-LONG = range(-(2**63), 2**63)  # whole numbers of 8 bytes; others are written out in the header
+BLOCK = 256  # header and tensors start at multiples of this
+MAX_BYTES = 2 * 1024**3  # of a message, unless the caller sets another limit
+MAX_DEPTH = 32  # of nested values
+MAX_AXES = 16  # of a tensor
+MAX_ELEMENTS = 2**60  # of a tensor, axes of length 0 not counted
+MAX_INT = 10**4000  # Python parses no more than 4300 digits
+INT64 = range(-(2**63), 2**63)  # integers outside are written out in the header
 DTYPES = {
-    str(d).removeprefix("torch."): d
-    for d in (
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
         torch.float32,
         torch.float64,
         torch.float16,
@@ -44,62 +48,114 @@ DTYPES = {
 
 
 class MessageError(ValueError):
-    """A message that cannot be sent, or bytes that are none."""
+    """A value that cannot be sent, or bytes that are not a message."""
 
 
 def encode(value: Value, limit: int = MAX_BYTES) -> bytearray:
-    """The bytes of a value: frame, JSON header and numbers, padded to a block, then each tensor padded to a block. In the header 0 and 0.0
-    stand for the whole and real numbers, in order.
+    """The bytes of a value; see the module's docstring for the layout.
+
+    Raises: MessageError, if the value cannot be sent or has more than `limit` bytes.
 
     >>> decode(encode({"rows": [1, 2], "name": "ada"}))
     {'rows': [1, 2], 'name': 'ada'}
     """
-    first, tensors, total = encode_header(value, limit)
+    header, tensors, total = encode_header(value, limit)
     out = bytearray(total)
-    out[: len(first)] = first
-    _write(tensors, out, len(first))
+    out[: len(header)] = header
+    _write_tensors(tensors, out, len(header))
     return out
 
 
 def encode_header(value: Value, limit: int = MAX_BYTES) -> tuple[bytearray, list[Tensor], int]:
-    """The bytes of a value up to its tensors, these, and the bytes in all: what goes to several often differs in the first only."""
-    header, numbers, tensors = _header(value)
-    _within(total := _size(header, numbers, tensors), limit)
-    at = FRAME.size + len(header)
-    out = bytearray(_padded(at + 8 * len(numbers)))
+    """The bytes of a value before its tensors, the tensors, and the length of the whole message.
+
+    Messages to several clients often differ in this part only.
+    """
+    header, numbers, tensors = _describe(value)
+    total = _check_limit(_total_size(header, numbers, tensors), limit)
+    start = FRAME.size + len(header)
+    out = bytearray(_padded(start + 8 * len(numbers)))
     FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
-    out[FRAME.size : at] = header
-    struct.pack_into(
-        "<" + "".join("d" if isinstance(n, float) else "q" for n in numbers), out, at, *numbers
-    )
+    out[FRAME.size : start] = header
+    codes = "".join("d" if isinstance(number, float) else "q" for number in numbers)
+    struct.pack_into("<" + codes, out, start, *numbers)
     return out, tensors, total
 
 
 def encode_tensors(tensors: list[Tensor]) -> bytearray:
-    """The rest of the bytes."""
-    out = bytearray(sum(_padded(t.numel() * t.element_size()) for t in tensors))
-    _write(tensors, out, 0)
+    """The bytes of the tensors: what follows the header."""
+    out = bytearray(sum(_tensor_size(tensor) for tensor in tensors))
+    _write_tensors(tensors, out, 0)
     return out
 
 
-def _write(tensors: list[Tensor], out: bytearray, at: int) -> None:
+def _write_tensors(tensors: list[Tensor], out: bytearray, offset: int) -> None:
     for tensor in tensors:
-        if tensor.numel():
-            torch.frombuffer(out, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(
-                tensor.shape
-            ).copy_(tensor.detach())
-        at += _padded(tensor.numel() * tensor.element_size())
+        count = tensor.numel()
+        if count:
+            target = torch.frombuffer(out, dtype=tensor.dtype, count=count, offset=offset)
+            target.view(tensor.shape).copy_(tensor.detach())
+        offset += _tensor_size(tensor)
 
 
 def encoded_size(value: Value, limit: int = MAX_BYTES) -> int:
-    """Length of `encode(value)` without copying a tensor."""
-    return _within(_size(*_header(value)), limit)
+    """Length of `encode(value)`, without copying a tensor."""
+    return _check_limit(_total_size(*_describe(value)), limit)
 
 
-def decode(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES, rest: Any = None) -> Value:
-    """The value behind the bytes, or behind its `head` and the `rest`; its tensors are the receiver's own. Anything that is not a message
-    is a MessageError."""
-    _within(len(data) + (len(rest) if rest is not None else 0), limit)
+def decode(
+    data: bytes | bytearray | memoryview, limit: int = MAX_BYTES, tensors: Any = None
+) -> Value:
+    """The value of a message. Its tensors do not share memory with `data`.
+
+    Args:
+        data: the whole message; or what `encode_header` returned, if `tensors` is given.
+        tensors: what `encode_tensors` returned.
+        limit: most bytes the message may have.
+    Raises: MessageError, if the bytes are not a message.
+    """
+    _check_limit(len(data) + (len(tensors) if tensors is not None else 0), limit)
+    header, numbers_start, count = _parse_frame(data)
+    body_start = _padded(numbers_start + 8 * count)
+    body = bytearray(data[body_start:] if tensors is None else tensors)
+    unused = _parse_tensors(header["tensors"], body)
+    total = len(unused)
+    offsets = iter(range(numbers_start, numbers_start + 8 * count, 8))
+
+    def take_tensor(index: object) -> Tensor:
+        if type(index) is not int or index not in unused:
+            raise MessageError(
+                f"the message names tensor {str(index)[:40]}; "
+                f"it must name each of its {total} tensors once"
+            )
+        return unused.pop(index)
+
+    def take_number(stand_in: int | float) -> int | float:
+        if stand_in:
+            if isinstance(stand_in, float) or stand_in in INT64:
+                raise MessageError(
+                    f"the message's header holds the number {stand_in}; numbers stand after it"
+                )
+            return stand_in
+        offset = next(offsets, None)
+        if offset is None:
+            raise MessageError(f"the message stands for more than its {count} numbers")
+        code = "<d" if isinstance(stand_in, float) else "<q"
+        return struct.unpack_from(code, data, offset)[0]
+
+    value = from_json(header["value"], take_tensor, take_number)
+    if next(offsets, None) is not None:
+        raise MessageError(f"the message carries {count} numbers, and its header stands for fewer")
+    if unused:
+        raise MessageError(
+            f"the message never names tensor {next(iter(unused))}; "
+            f"it must name each of its {total} tensors once"
+        )
+    return value
+
+
+def _parse_frame(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], int, int]:
+    """The header of a message, the offset of its numbers and their count."""
     if len(data) < FRAME.size:
         raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
     magic, length, count = FRAME.unpack_from(data)
@@ -107,71 +163,48 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES, rest: A
         raise MessageError(
             f"these bytes are no unalike message: they start with {bytes(magic)!r}, not {MAGIC!r}"
         )
-    end = FRAME.size + length
-    if _padded(end + 8 * count) > len(data):
+    numbers_start = FRAME.size + length
+    if _padded(numbers_start + 8 * count) > len(data):
         raise MessageError(
-            f"the message is cut short: its header has {length + 8 * count} bytes, {len(data) - FRAME.size} are there"
+            f"the message is cut short: its header has {length + 8 * count} bytes, "
+            f"got {len(data) - FRAME.size}"
         )
     try:
-        header = json.loads(bytes(data[FRAME.size : end]))
+        header = json.loads(bytes(data[FRAME.size : numbers_start]))
     except (ValueError, RecursionError) as error:
         raise MessageError(f"the message's header cannot be read: {error}") from None
-    if (
-        not isinstance(header, dict)
-        or set(header) != {"value", "tensors"}
-        or not isinstance(header["tensors"], list)
-    ):
+    is_header = isinstance(header, dict) and set(header) == {"value", "tensors"}
+    if not is_header or not isinstance(header["tensors"], list):
         raise MessageError("the message's header must hold exactly `value` and `tensors`")
-    own = bytearray(data[_padded(end + 8 * count) :] if rest is None else rest)
-    tensors, at = [], 0
-    for described in header["tensors"]:
-        tensor, at = _tensor(described, own, at)
-        tensors.append(tensor)
-    if at != len(own):
+    return header, numbers_start, count
+
+
+def _parse_tensors(descriptions: list[Any], body: bytearray) -> dict[int, Tensor]:
+    """The tensors in `body` by index. Their memory is `body`'s."""
+    tensors: dict[int, Tensor] = {}
+    offset = 0
+    for i, description in enumerate(descriptions):
+        tensors[i], offset = _parse_tensor(description, body, offset)
+    if offset != len(body):
         raise MessageError(
-            f"the message carries {len(own)} bytes of tensors, its header describes {at}"
+            f"the message carries {len(body)} bytes of tensors, its header describes {offset}"
         )
-    left = dict(enumerate(tensors))
-    places = iter(range(end, end + 8 * count, 8))
-
-    def take(name: object) -> Tensor:
-        if type(name) is not int or name not in left:
-            raise MessageError(
-                f"the message names tensor {str(name)[:40]}; it must name each of its {len(tensors)} tensors once"
-            )
-        return left.pop(name)
-
-    def number(told: int | float) -> int | float:
-        if told and (isinstance(told, float) or told in LONG):
-            raise MessageError(
-                f"the message's header holds the number {told}; numbers stand after it"
-            )
-        if told:
-            return told
-        if (at := next(places, None)) is None:
-            raise MessageError(f"the message stands for more than its {count} numbers")
-        return struct.unpack_from("<d" if isinstance(told, float) else "<q", data, at)[0]
-
-    value = from_json(header["value"], take, number)
-    if next(places, None) is not None:
-        raise MessageError(f"the message carries {count} numbers, and its header stands for fewer")
-    if left:
-        raise MessageError(
-            f"the message never names tensor {next(iter(left))}; it must name each of its {len(tensors)} tensors once"
-        )
-    return value
+    return tensors
 
 
 def require_dict(value: Value) -> dict[str, Value]:
-    """The value where it must be a dict, as a call and its reply are."""
+    """Return the value if it is a dict, as requests and replies are; raise MessageError if not."""
     if not isinstance(value, dict):
         raise MessageError(f"a call and its reply are dicts, got a {type(value).__name__}")
     return value
 
 
 def copy_value(value: Value, device: str | None = None) -> Value:
-    """The value as a receiver in the same process gets it: no tensor shares memory with the sender's. Each stays where it lies, or
-    goes to a device."""
+    """Copy a value for a receiver in the same process: no tensor shares memory with the original.
+
+    Args:
+        device: where the copies go; None: each stays on its tensor's device.
+    """
     if isinstance(value, Tensor):
         return value.detach().to(device or value.device, copy=True).contiguous()
     if isinstance(value, dict):
@@ -199,178 +232,217 @@ def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
 
 
 def find_nonfinite(value: Value) -> str | None:
-    """Path of the first NaN or infinity, None where all is finite."""
-    told = list(leaves(value))
-    tensors = [leaf for _, leaf in told if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    # a sum or a norm is finite only where all parts are; one that overflows is looked at again. A GPU is asked one time, of all at once
-    if (
-        all(math.isfinite(tensor.detach().sum().item()) for tensor in tensors if not tensor.is_cuda)
-        and all(
-            bool(torch.nn.utils.get_total_norm(same).isfinite())
-            for same in _alike([t for t in tensors if t.is_cuda])
-        )
-        and all(math.isfinite(leaf) for _, leaf in told if isinstance(leaf, float))
-    ):
+    """Path of the first NaN or infinity; None where all numbers are finite."""
+    all_leaves = list(leaves(value))
+    if _surely_finite([leaf for _, leaf in all_leaves]):
         return None
-    for path, leaf in told:
-        fine = (
-            bool(leaf.isfinite().all())
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-            else (not isinstance(leaf, float) or math.isfinite(leaf))
-        )
-        if not fine:
+    for path, leaf in all_leaves:
+        if not _is_finite(leaf):
             return path or "the reply"
     return None
 
 
-def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Of one device and dtype."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+def _surely_finite(leaf_values: list[Value]) -> bool:
+    """A fast test: True only if all numbers are finite; may be False if a sum overflows.
+
+    The sum and the norm of a tensor are finite only if all its elements are. The tensors on a GPU
+    are reduced together, since each result read from it costs a synchronisation.
+    """
+    tensors = [leaf for leaf in leaf_values if isinstance(leaf, Tensor)]
+    tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+    on_cpu = [tensor for tensor in tensors if not tensor.is_cuda]
+    on_gpu: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return list(groups.values())
+        if tensor.is_cuda:
+            on_gpu.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    cpu_ok = all(math.isfinite(tensor.detach().sum().item()) for tensor in on_cpu)
+    gpu_ok = all(bool(torch.nn.utils.get_total_norm(group).isfinite()) for group in on_gpu.values())
+    floats_ok = all(math.isfinite(leaf) for leaf in leaf_values if isinstance(leaf, float))
+    return cpu_ok and gpu_ok and floats_ok
+
+
+def _is_finite(leaf: Value) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.is_floating_point() or bool(leaf.isfinite().all())
+    return not isinstance(leaf, float) or math.isfinite(leaf)
+
+
+def _same_number(number: int | float) -> int | float:
+    return number
 
 
 def to_json(
     value: Value,
-    put: Callable[[str, Tensor], int | str],
-    number: Callable[[int | float], int | float] = lambda n: n,
+    on_tensor: Callable[[str, Tensor], int | str],
+    on_number: Callable[[int | float], int | float] = _same_number,
     path: str = "",
     depth: int = 0,
 ) -> object:
-    """JSON for a value: tensors go to `put(path, tensor)`, and {"$": what it returned} stands in their place; numbers to `number`."""
+    """A value as JSON.
+
+    Args:
+        on_tensor: called with the path and the tensor; {"$": what it returns} takes its place.
+        on_number: called with each number; what it returns takes its place.
+        path, depth: where in the whole value this one is, for error messages.
+    Raises: MessageError, if the value holds anything else or is nested too deep.
+    """
+    where = path or "the message"
     if depth > MAX_DEPTH:
         raise MessageError(f"{path} nests deeper than {MAX_DEPTH} levels")
-    if isinstance(value, int) and abs(value) >= DIGITS:
-        raise MessageError(f"{path or 'the message'} is a number of more than 4000 digits")
     if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, int) and abs(value) >= MAX_INT:
+        raise MessageError(f"{where} is a number of more than 4000 digits")
     if isinstance(value, (int, float)):
-        return number(value)
+        return on_number(value)
     if isinstance(value, Tensor):
-        return {"$": put(path, value)}
+        return {"$": on_tensor(path, value)}
+    prefix = f"{path}/" if path else ""
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or key.startswith("$"):
                 raise MessageError(
-                    f"{path or 'the message'} has the key {key!r}; keys are strings that do not start with $"
+                    f"{where} has the key {key!r}; keys are strings that do not start with $"
                 )
         return {
-            key: to_json(item, put, number, f"{path}/{key}" if path else key, depth + 1)
+            key: to_json(item, on_tensor, on_number, f"{prefix}{key}", depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [
-            to_json(item, put, number, f"{path}/{i}" if path else str(i), depth + 1)
+            to_json(item, on_tensor, on_number, f"{prefix}{i}", depth + 1)
             for i, item in enumerate(value)
         ]
     raise MessageError(
-        f"{path or 'the message'} is a {type(value).__name__}; "
+        f"{where} is a {type(value).__name__}; "
         "a message carries tensors, numbers, strings, lists and dicts"
     )
 
 
 def from_json(
-    tree: object,
-    take: Callable[[object], Tensor],
-    number: Callable[[int | float], int | float] = lambda n: n,
+    json_value: object,
+    get_tensor: Callable[[object], Tensor],
+    get_number: Callable[[int | float], int | float] = _same_number,
     depth: int = 0,
 ) -> Value:
-    """Undo `tree`: each {"$": name} becomes `take(name)`, each number `number(it)`."""
+    """Undo `to_json`.
+
+    Args:
+        get_tensor: called with i for each {"$": i}; returns the tensor.
+        get_number: called with each number; returns the number that it stands for.
+    Raises: MessageError, if `to_json` could not have made it.
+    """
     if depth > MAX_DEPTH:
         raise MessageError(f"the message nests deeper than {MAX_DEPTH} levels")
-    if isinstance(tree, dict):
-        if "$" in tree:
-            if len(tree) != 1:
+    if isinstance(json_value, dict):
+        if "$" in json_value:
+            if len(json_value) != 1:
                 raise MessageError("the message has a tensor's place with other keys beside it")
-            return take(tree["$"])
-        for key in tree:
+            return get_tensor(json_value["$"])
+        for key in json_value:
             if key.startswith("$"):
                 raise MessageError(
                     f"the message has the key {key[:40]!r}; keys do not start with $"
                 )
-        return {key: from_json(item, take, number, depth + 1) for key, item in tree.items()}
-    if isinstance(tree, list):
-        return [from_json(item, take, number, depth + 1) for item in tree]
-    if isinstance(tree, (int, float)) and not isinstance(tree, bool):
-        return number(tree)
-    return tree  # type: ignore[return-value]
+        return {
+            key: from_json(item, get_tensor, get_number, depth + 1)
+            for key, item in json_value.items()
+        }
+    if isinstance(json_value, list):
+        return [from_json(item, get_tensor, get_number, depth + 1) for item in json_value]
+    if isinstance(json_value, (int, float)) and not isinstance(json_value, bool):
+        return get_number(json_value)
+    return json_value  # type: ignore[return-value]
 
 
-def _header(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
+def _describe(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
+    """The JSON header of a value, its numbers and its tensors, in order."""
     tensors: list[Tensor] = []
     numbers: list[int | float] = []
 
-    def number(told: int | float) -> int | float:
-        if isinstance(told, int) and told not in LONG:
-            return told
-        numbers.append(told)
-        return 0.0 if isinstance(told, float) else 0
+    def collect_number(number: int | float) -> int | float:
+        if isinstance(number, int) and number not in INT64:
+            return number
+        numbers.append(number)
+        return 0.0 if isinstance(number, float) else 0
 
-    def put(path: str, tensor: Tensor) -> int:
-        if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
-            raise MessageError(
-                f"{path or 'the message'} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}"
-            )
-        if tensor.layout is not torch.strided:
-            raise MessageError(
-                f"{path or 'the message'} is a sparse tensor; send to_dense() of it, or its indices and values"
-            )
-        if tensor.dim() > MAX_AXES:
-            raise MessageError(
-                f"{path or 'the message'} has {tensor.dim()} axes; a tensor may have {MAX_AXES}"
-            )
+    def collect_tensor(path: str, tensor: Tensor) -> int:
+        _check_tensor(path or "the message", tensor)
         tensors.append(tensor)
         return len(tensors) - 1
 
-    described = to_json(value, put, number)
-    table = [[str(t.dtype).removeprefix("torch."), *t.shape] for t in tensors]
-    return (
-        json.dumps({"value": described, "tensors": table}, separators=(",", ":")).encode(),
-        numbers,
-        tensors,
-    )
+    json_value = to_json(value, collect_tensor, collect_number)
+    table = [[_dtype_name(tensor), *tensor.shape] for tensor in tensors]
+    header = json.dumps({"value": json_value, "tensors": table}, separators=(",", ":"))
+    return header.encode(), numbers, tensors
 
 
-def _tensor(described: Any, own: bytearray, at: int) -> tuple[Tensor, int]:
-    match described:
-        case [str(name), *shape] if (
-            name in DTYPES
-            and all(type(n) is int and 0 <= n <= SPAN for n in shape)
-            and len(shape) <= MAX_AXES
-            and math.prod(n or 1 for n in shape) <= SPAN
-        ):
-            dtype = DTYPES[name]
-        case _:
-            raise MessageError(
-                f"the message describes a tensor as {str(described)[:80]}; expected [dtype, *shape]"
-            )
+def _check_tensor(where: str, tensor: Tensor) -> None:
+    if _dtype_name(tensor) not in DTYPES:
+        raise MessageError(
+            f"{where} has dtype {tensor.dtype}; a message carries {', '.join(DTYPES)}"
+        )
+    if tensor.layout is not torch.strided:
+        raise MessageError(
+            f"{where} is a sparse tensor; send to_dense() of it, or its indices and values"
+        )
+    if tensor.dim() > MAX_AXES:
+        raise MessageError(f"{where} has {tensor.dim()} axes; a tensor may have {MAX_AXES}")
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _parse_tensor(description: Any, body: bytearray, offset: int) -> tuple[Tensor, int]:
+    """The tensor at `offset` and the offset after it; it shares memory with `body`."""
+    if not _is_description(description):
+        raise MessageError(
+            f"the message describes a tensor as {str(description)[:80]}; expected [dtype, *shape]"
+        )
+    name, *shape = description
+    dtype = DTYPES[name]
     count = math.prod(shape)
     length = count * dtype.itemsize
-    if at + length > len(own):
+    if offset + length > len(body):
         raise MessageError(
-            f"the message is cut short: a tensor of shape {shape} needs {length} bytes, {len(own) - at} are left"
+            f"the message is cut short: a tensor of shape {shape} needs {length} bytes, "
+            f"got {len(body) - offset}"
         )
     if not count:
-        return torch.empty(shape, dtype=dtype), at
-    if dtype is torch.bool and any(byte > 1 for byte in own[at : at + length]):
+        return torch.empty(shape, dtype=dtype), offset
+    if dtype is torch.bool and any(byte > 1 for byte in body[offset : offset + length]):
         raise MessageError("a bool tensor in the message holds bytes other than 0 and 1")
-    return torch.frombuffer(own, dtype=dtype, count=count, offset=at).reshape(shape), at + _padded(
-        length
-    )
+    tensor = torch.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
+    return tensor, offset + _padded(length)
+
+
+def _is_description(description: Any) -> bool:
+    """Whether it is [dtype, *shape] of a tensor that could be sent."""
+    if not isinstance(description, list) or not description:
+        return False
+    name, *shape = description
+    if not isinstance(name, str) or name not in DTYPES or len(shape) > MAX_AXES:
+        return False
+    if not all(type(length) is int and 0 <= length <= MAX_ELEMENTS for length in shape):
+        return False
+    return math.prod(length or 1 for length in shape) <= MAX_ELEMENTS
 
 
 def _padded(length: int) -> int:
     return -(-length // BLOCK) * BLOCK
 
 
-def _size(header: bytes, numbers: list[int | float], tensors: list[Tensor]) -> int:
-    return _padded(FRAME.size + len(header) + 8 * len(numbers)) + sum(
-        _padded(t.numel() * t.element_size()) for t in tensors
-    )
+def _tensor_size(tensor: Tensor) -> int:
+    return _padded(tensor.numel() * tensor.element_size())
 
 
-def _within(length: int, limit: int) -> int:
+def _total_size(header: bytes, numbers: list[int | float], tensors: list[Tensor]) -> int:
+    start = _padded(FRAME.size + len(header) + 8 * len(numbers))
+    return start + sum(_tensor_size(tensor) for tensor in tensors)
+
+
+def _check_limit(length: int, limit: int) -> int:
     if length > limit:
         raise MessageError(f"the message has {length:,} bytes, over the limit of {limit:,}")
     return length

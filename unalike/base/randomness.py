@@ -1,4 +1,4 @@
-"""Named random streams: the same names give the same draws, on any machine and engine. Knows nothing of who draws."""
+"""Named random streams: the same seed and names give the same draws on any machine and engine."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ import torch
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """The 63-bit number that belongs to a seed and a path of names.
+    """A 63-bit seed from the run's seed and a path of names.
 
-    >>> number(0, "peers", 3) == number(0, "peers", 3) != number(0, "peers", 4)
+    >>> derive_seed(0, "peers", 3) == derive_seed(0, "peers", 3) != derive_seed(0, "peers", 4)
     True
     """
     path = "\x1f".join(f"{type(name).__name__}:{name}" for name in (seed, *names))
@@ -18,26 +18,26 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator of its own for one purpose, e.g. `stream(seed, "peers", round, client)`."""
+    """A new CPU generator for one purpose, e.g. `stream(seed, "peers", round, client)`."""
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
 @contextmanager
 def scope(seed: int, *names: str | int) -> Iterator[None]:
-    """Code that draws from torch's global generator (initial weights, dropout) draws from a named stream inside.
+    """Seed torch's global generators from `seed` and `names` inside the block.
 
-    The global generator is put back as it was, so that nothing outside depends on what ran inside.
+    For code that cannot be given a generator (initial weights, dropout). On leaving, the global
+    generators get their former state back, so code outside does not depend on code inside.
     """
-    generators = [
-        torch.default_generator
-    ]  # seeded directly: torch.manual_seed records a stack trace each time
+    # Seeded directly: torch.manual_seed records a stack trace each time.
+    generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         generators += torch.cuda.default_generators
-    before = [generator.get_state() for generator in generators]
+    states = [generator.get_state() for generator in generators]
     for generator in generators:
         generator.manual_seed(derive_seed(seed, *names))
     try:
         yield
     finally:
-        for generator, state in zip(generators, before, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)

@@ -1,4 +1,5 @@
-"""What all settings share: no unknown names, no infinities, no truth taken for a number, and what is wrong in our words. Knows none."""
+"""Base class of all settings: unknown names, infinities and booleans in place of numbers are
+rejected, and pydantic's errors become plain sentences."""
 
 import re
 import reprlib
@@ -9,123 +10,146 @@ from pydantic_core import PydanticCustomError
 
 from unalike.base.errors import Problem, Problems, suggest_name, unknown_name
 
-short = reprlib.Repr()  # a file may hold more than a line can show
+# Shortens values in error messages: a file may hold more than a line can show.
+short = reprlib.Repr()
 short.maxstring = short.maxother = 60
 short.maxlevel = 2
 
+# What a value must be, by the type of pydantic's error.
+REQUIREMENTS = {
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "sequence_str": "must be a list",
+    "is_instance_of": "must be a list",
+    "invalid_key": "must be a word",
+}
+
+# The same where the requirement has a parameter: (key in the error's context, text).
+BOUNDS = {
+    "greater_than": ("gt", "must be above {:g}"),
+    "greater_than_equal": ("ge", "must be at least {:g}"),
+    "less_than": ("lt", "must be below {:g}"),
+    "less_than_equal": ("le", "must be at most {:g}"),
+    "literal_error": ("expected", "must be {}"),
+    "too_short": ("min_length", "must be a list of {} or more"),
+}
+
 
 class Settings(BaseModel):
-    """Named values that are checked where they are given, and then stay."""
+    """Named values that are validated when they are created and cannot be changed after.
+
+    Raises: Problems, with every mistake at once, when created from Python.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    RENAMED: ClassVar[
-        dict[str, str]
-    ] = {}  # fields that had another name, for the error that says so
+    # Former names of fields and their present ones, for the error message.
+    RENAMED: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, **given: Any):
+    def __init__(self, **values: Any):
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except ValidationError as error:
-            raise Problems(
-                type(self).__name__, [to_problem(each, type(self)) for each in error.errors()]
-            ) from None
+            problems = [to_problem(detail, type(self)) for detail in error.errors()]
+            raise Problems(type(self).__name__, problems) from None
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]     # inside a file, pydantic says where in it
+    # Inside a file pydantic must not call this __init__: it reports where in the file itself.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("*", mode="before")
     @classmethod
-    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_bool(cls, value: Any, info: ValidationInfo) -> Any:
         return reject_bool(value, cls.model_fields[str(info.field_name)].annotation)
 
 
-def reject_bool(value: Any, kind: Any) -> Any:
-    """The value as it is, unless true or false stands where only numbers may: pydantic, like Python, takes them for 1 and 0."""
-    known = nested_types(kind)
-    if contains_bool(value) and {int, float} & set(known) and not {bool, Any} & set(known):
-        raise PydanticCustomError(
-            "number_type", "must be a number" if float in known else "must be a whole number"
-        )
+def reject_bool(value: Any, annotation: Any) -> Any:
+    """Return the value unchanged; raise if it is (or contains) a bool where only numbers may be.
+
+    Without this pydantic, like Python, would accept true and false as 1 and 0.
+    """
+    allowed = set(nested_types(annotation))
+    wants_number = bool({int, float} & allowed)
+    accepts_bool = bool({bool, Any} & allowed)
+    if contains_bool(value) and wants_number and not accepts_bool:
+        kind = "a number" if float in allowed else "a whole number"
+        raise PydanticCustomError("number_type", f"must be {kind}")  # type: ignore[arg-type]
     return value
 
 
 def contains_bool(value: Any) -> bool:
-    return isinstance(value, bool) or (
-        isinstance(value, (list, tuple)) and any(map(contains_bool, value))
-    )
+    """Whether a value is a bool, or a list with a bool at any depth."""
+    if isinstance(value, (list, tuple)):
+        return any(map(contains_bool, value))
+    return isinstance(value, bool)
 
 
 def nested_types(annotation: Any) -> list[Any]:
-    """A type and all it is made of."""
-    inside = getattr(annotation, "__args__", ())
-    return [annotation, *(t for a in inside for t in nested_types(a))]
+    """An annotation and all types it is made of.
+
+    >>> nested_types(list[int])
+    [list[int], <class 'int'>]
+    """
+    types = [annotation]
+    for part in getattr(annotation, "__args__", ()):
+        types += nested_types(part)
+    return types
 
 
 def to_problem(error: Any, owner: type[BaseModel]) -> Problem:
-    """Where, and a sentence, for what pydantic found in settings of a kind."""
-    where = ".".join(str(part) for part in error["loc"])
+    """One of pydantic's error details about settings of class `owner`, as (path, sentence)."""
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return path, describe_errors([error], error["input"])
     name = str(error["loc"][-1])
-    if error["type"] == "extra_forbidden" and name in getattr(owner, "RENAMED", {}):
-        return where, f'"{name}" is called "{owner.RENAMED[name]}" now.'  # type: ignore[attr-defined]
-    if error["type"] == "extra_forbidden":
-        return where, unknown_name("field", name, owner.model_fields)
-    return where, describe_errors([error], error["input"])
+    renamed: dict[str, str] = getattr(owner, "RENAMED", {})
+    if name in renamed:
+        return path, f'"{name}" is called "{renamed[name]}" now.'
+    return path, unknown_name("field", name, owner.model_fields)
 
 
 def describe_errors(errors: list[Any], value: Any) -> str:
-    """What a value must be, and what it was; where several kinds are allowed, each of them."""
+    """What a value must be and what it was; where several types are allowed, all of them.
+
+    Args:
+        errors: pydantic's error details, one for each type that was tried.
+        value: the rejected value.
+    """
     if errors[0]["type"] == "missing":
         return "is missing."
-    kinds = list(dict.fromkeys(requirement(error) for error in errors))
-    if all(kind.startswith("must be ") for kind in kinds):
-        said = "must be " + " or ".join(kind.removeprefix("must be ") for kind in kinds)
+    requirements = list(dict.fromkeys(requirement(error) for error in errors))
+    if all(text.startswith("must be ") for text in requirements):
+        text = "must be " + " or ".join(text.removeprefix("must be ") for text in requirements)
     else:
-        said = kinds[0]
-    names = [
-        name
-        for error in errors
-        if error["type"] == "literal_error"
-        for name in re.findall("'(.*?)'", error["ctx"]["expected"])
-    ]
-    return f"{said}, got {'nothing' if value is None else short.repr(value)}.{suggest_name(value, names)}"
+        text = requirements[0]
+    choices: list[str] = []
+    for error in errors:
+        if error["type"] == "literal_error":
+            choices += re.findall("'(.*?)'", error["ctx"]["expected"])
+    shown = "nothing" if value is None else short.repr(value)
+    return f"{text}, got {shown}.{suggest_name(value, choices)}"
 
 
 def requirement(error: Any) -> str:
+    """What a value must be, by one of pydantic's error details."""
+    kind = error["type"]
     context = error.get("ctx", {})
-    match error["type"]:
-        case "greater_than":
-            return f"must be above {context['gt']:g}"
-        case "greater_than_equal":
-            return f"must be at least {context['ge']:g}"
-        case "less_than":
-            return f"must be below {context['lt']:g}"
-        case "less_than_equal":
-            return f"must be at most {context['le']:g}"
-        case "literal_error":
-            return f"must be {context['expected']}"
-        case "too_short":
-            return f"must be a list of {context['min_length']} or more"
-        case "int_type" | "int_parsing" | "int_from_float" | "int_parsing_size":
-            return "must be a whole number"
-        case "float_type" | "float_parsing":
-            return "must be a number"
-        case "finite_number":
-            return "must be a finite number"
-        case "bool_type" | "bool_parsing":
-            return "must be true or false"
-        case "string_type":
-            return "must be text"
-        case "list_type" | "sequence_str" | "is_instance_of":
-            return "must be a list"
-        case "model_type" | "dict_type":
-            named = isinstance(error["input"], str) and context.get("class_name") in (
-                "Named",
-                "Data",
-            )
-            return "must be a mapping of names to values" + (
-                f": write {{name: {error['input']}}}" if named else ""
-            )
-        case "invalid_key":
-            return "must be a word"
-        case _:
-            message = error["msg"].removeprefix("Input ")
-            return message[0].lower() + message[1:]
+    if kind in REQUIREMENTS:
+        return REQUIREMENTS[kind]
+    if kind in BOUNDS:
+        key, text = BOUNDS[kind]
+        return text.format(context[key])
+    if kind in ("model_type", "dict_type"):
+        text = "must be a mapping of names to values"
+        if isinstance(error["input"], str) and context.get("class_name") in ("Named", "Data"):
+            text += f": write {{name: {error['input']}}}"
+        return text
+    message = error["msg"].removeprefix("Input ")
+    return message[0].lower() + message[1:]

@@ -448,7 +448,7 @@ class Federation:
         if deadline is not None and (took := arrival.at - sent.at) > deadline:
             return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
         if (quota := self.federation.round_bytes) is not None and (
-            told := self.ledger.sent(sent.round, sent.client)
+            told := self.ledger.upload_bytes(sent.round, sent.client)
         ) > quota:
             return fail(
                 f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)",

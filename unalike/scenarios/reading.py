@@ -316,7 +316,8 @@ def _options(
             )
             continue
         try:
-            kind = Annotated[known[key], BeforeValidator(partial(reject_bool, kind=known[key]))]  # type: ignore[valid-type]
+            before = BeforeValidator(partial(reject_bool, annotation=known[key]))
+            kind = Annotated[known[key], before]  # type: ignore[valid-type]
             good[key] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(
                 value
             )
