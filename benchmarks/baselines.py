@@ -89,6 +89,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     from torch.utils.flop_counter import FlopCounterMode
 
     from unalike.core.federation import Federation
+    from unalike.core.runtime import ClientRuntime, build_runtime
     from unalike.engines.local import LocalEngine
     from unalike.scenarios import build
     from unalike.training.cuda_graphs import GraphedFunction
@@ -105,14 +106,14 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 
         return count
 
-    def program(client: Any) -> Any:
-        made: Any = algorithm.Program(client, algorithm, told.training, told.seed)
-        made.perform = counted(client.id, made.perform)
-        return made
+    def build_counted(client: Any) -> ClientRuntime:
+        runtime: Any = build_runtime(algorithm, told.training, told.seed, False, None, client)
+        runtime.perform = counted(client.id, runtime.perform)
+        return runtime
 
     seen = GraphedFunction.SEEN
     with tempfile.TemporaryDirectory() as place:
-        engine = LocalEngine(build.clients(told, folder), program, Path(place))
+        engine = LocalEngine(build.clients(told, folder), build_counted, Path(place))
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:

@@ -29,6 +29,7 @@ from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.operations import query
 from unalike.core.participation import FederationConfig
+from unalike.core.runtime import build_runtime
 from unalike.cross_silo import flare
 from unalike.cross_silo import flare_kits as kits
 from unalike.cross_silo import supervisor as keeper
@@ -39,7 +40,7 @@ from unalike.engines.remote import RemoteEngine, greet
 from unalike.models import CNN, MLP
 from unalike.runs import run as run_clients
 from unalike.runs.plan import plan_to_dict
-from unalike.runs.run import Run, build_program
+from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
@@ -346,7 +347,7 @@ def bench_ray(quick: bool = False) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         engine = RayEngine(
             made,
-            partial(build_program, Echo(), training, 0, False, None),
+            partial(build_runtime, Echo(), training, 0, False, None),
             Path(folder) / "clients",
             actors=3,
             cpus=0.5,

@@ -21,6 +21,7 @@ from benchmarks.study import Row, Study, averages, benchmark, megabytes
 from unalike.algorithms import ALGORITHMS, fedmuscle
 from unalike.core.client import Client
 from unalike.core.federation import Federation, FederationConfig
+from unalike.core.runtime import build_runtime
 from unalike.data import Tensors
 from unalike.engines.local import LocalEngine
 from unalike.losses import muscle_loss, muscle_sampled
@@ -779,7 +780,7 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
     moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalEngine(
-            clients, lambda client: algorithm.Program(client, algorithm, training, 0), Path(folder)
+            clients, partial(build_runtime, algorithm, training, 0, False, None), Path(folder)
         )
         fed: Any = Federation(engine, training, FederationConfig(evaluations=1), 0)
         if apart:

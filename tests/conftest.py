@@ -12,6 +12,7 @@ from torch import nn
 
 from unalike import Classification, Client, Federation, FederationConfig, Training
 from unalike.algorithms import ALGORITHMS
+from unalike.core.runtime import ClientRuntime
 from unalike.engines.local import LocalEngine
 from unalike.engines.store import Store
 from unalike.methods.prompt_tuning import PromptTuning
@@ -233,7 +234,9 @@ def execute(
 def federation(folder, algorithm, clients, *, seed=0, federation=None, **changed):
     """The server's view of an engine in this process; its sides are in `fed.engine.host.sides`."""
     budget = training(**changed)
-    engine = LocalEngine(clients, lambda c: algorithm.Program(c, algorithm, budget, seed), folder)
+    engine = LocalEngine(
+        clients, lambda c: ClientRuntime(algorithm.Program(c, algorithm, budget, seed)), folder
+    )
     return Federation(engine, budget, federation or FederationConfig(), seed)
 
 

@@ -9,6 +9,7 @@ from unalike import Clustering, FederationConfig, run
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.base.errors import UserError
+from unalike.core.runtime import ClientRuntime
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, marked
 
@@ -211,7 +212,9 @@ def test_weights_follow_the_distance(toys):
         program = method.Program(clients(toys)[0], method, toys.training(), 0)
         own = {name: t.clone() for name, t in program.model.state_dict().items()}
         both = {name: torch.stack([t, t + 1.0]) for name, t in own.items() if "encoders" in name}
-        shares[weights] = program.perform("weigh", 1, 0, {"models": both, "own": 0})["shares"]
+        shares[weights] = ClientRuntime(program).perform("weigh", 1, 0, {"models": both, "own": 0})[
+            "shares"
+        ]
         assert sum(shares[weights]) == pytest.approx(1) and all(
             torch.equal(t, own[n]) for n, t in program.model.state_dict().items()
         )
@@ -238,7 +241,7 @@ def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
         for name in models[0].state_dict()
         if "encoders" in name
     }
-    told = program.perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
+    told = ClientRuntime(program).perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
     assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
 
 
@@ -328,16 +331,13 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
         for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))
     ]
     asked = []
-    perform = AFMCC.Program.perform_together.__func__
-    monkeypatch.setattr(
-        AFMCC.Program,
-        "perform_together",
-        classmethod(
-            lambda cls, programs, name, *rest: (
-                asked.append((name, len(programs))) or perform(cls, programs, name, *rest)
-            )
-        ),
-    )
+    perform = ClientRuntime.perform_together
+
+    def watched(runtimes, name, *args, **named):
+        asked.append((name, len(runtimes)))
+        return perform(runtimes, name, *args, **named)
+
+    monkeypatch.setattr(ClientRuntime, "perform_together", staticmethod(watched))
     once = toys.execute(
         tmp_path / "once",
         small(),

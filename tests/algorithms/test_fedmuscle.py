@@ -15,6 +15,7 @@ from unalike.base.randomness import stream
 from unalike.core.federation import Failure
 from unalike.core.operations import query, sends
 from unalike.core.privacy import Privacy
+from unalike.core.runtime import ClientRuntime
 from unalike.data import load_dataset
 from unalike.methods.distillation import teach
 from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
@@ -835,8 +836,8 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
     fed.begin(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
     program, other = parted.engine.host.programs["a"], fed.engine.host.programs["a"]
-    program.privacy = Privacy(noise=4.0)
-    assert program.perform("present", 1, 0, {}) is None
+    private = ClientRuntime(program, Privacy(noise=4.0))
+    assert private.perform("present", 1, 0, {}) is None
     before = {name: tensor.clone() for name, tensor in program.shared().items()}
     more = {name: tensor + 1 for name, tensor in before.items()}
     with pytest.raises(

@@ -12,6 +12,7 @@ from unalike import Classification, Client, MultiLabel, Segmentation
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedrcl import pooled
 from unalike.algorithms.pseudolabel import surest
+from unalike.core.runtime import ClientRuntime
 from unalike.losses.kernels import cka
 from unalike.methods.group_averaging import unite
 from unalike.methods.public_data import CELLS, agreed, owners
@@ -322,7 +323,7 @@ def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
 def test_simclr_moves_the_encoder_and_not_the_head(toys):
     program = side_of("simclr", toys.client("a"), toys)
     before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
-    program.perform("contrast", 1, 0, {})
+    ClientRuntime(program).perform("contrast", 1, 0, {})
     moved = {
         name.split(".")[0]
         for name, tensor in program.model.state_dict().items()

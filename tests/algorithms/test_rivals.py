@@ -10,6 +10,7 @@ from unalike import Clustering, FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fmcsc import FMCSC, mutual_information
 from unalike.base.errors import UserError
+from unalike.core.runtime import ClientRuntime
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.models.autoencoder import Autoencoder
@@ -223,7 +224,9 @@ def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
     method = FMCSC(teaching=200)
     program, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
     first = {name: t.clone() for name, t in program.shared().items()}
-    told = program.perform("update", 1, 0, {"models": {"left,right": first, "left": first}})
+    told = ClientRuntime(program).perform(
+        "update", 1, 0, {"models": {"left,right": first, "left": first}}
+    )
     assert (
         set(told["models"]) == set(told["weights"]) == {"left,right", "left"}
         and min(told["weights"].values()) >= 0
@@ -249,7 +252,8 @@ def test_pretraining_goes_from_client_to_client(toys, tmp_path):
     method.register_clients(fed)
     given = {}
     for client in (some[1], some[0], some[2]):  # most views first
-        given = side_of(method, client, toys).perform("pretrain", 1, 0, {"given": given})
+        runtime = ClientRuntime(side_of(method, client, toys))
+        given = runtime.perform("pretrain", 1, 0, {"given": given})
     assert set(fed.state["models"]) == {"left,right", "left", "right"}
     assert all(
         torch.equal(t, given[n]) for model in fed.state["models"].values() for n, t in model.items()

@@ -10,9 +10,8 @@ from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.base.message import encode_header
-from unalike.core.algorithm import ClientProgram
-from unalike.core.operations import hides
 from unalike.core.privacy import protects
+from unalike.core.protection import Protection
 from unalike.report import write
 
 NOISY = Privacy(noise=0.01, bound=1.0)
@@ -151,17 +150,16 @@ def test_noise_reaches_every_client(name, toys, declares, tmp_path):
 @pytest.fixture
 def compared(monkeypatch):
     """Operations of which the reply to a failure was compared with the honest one: the same but for the numbers that are protected."""
-    leaving, seen = ClientProgram.leaving, set()
+    protect, seen = Protection.protect, set()
 
-    def leaves(program, name, turn, body, reply, blank=False):
-        sent = leaving(program, name, turn, body, reply, blank)
-        if blank or not hides(program, name):
+    def compare(protection, name, turn, body, reply, blank=False):
+        sent = protect(protection, name, turn, body, reply, blank)
+        if blank or not protection.covers(name):
             return sent
-        kinds = getattr(getattr(type(program), name), "sends", {})
+        kinds = getattr(getattr(type(protection.program), name), "sends", {})
         if kinds and not protects(kinds):
             return sent  # made from no private data
-        instead = program.instead(name, turn, body, RuntimeError("of its data"))
-        program.failure = None
+        instead = protection.blank_reply(name, turn, body, RuntimeError("of its data"))
         (first, tensors, size), (first_instead, tensors_instead, size_instead) = (
             encode_header(sent),
             encode_header(instead),
@@ -174,7 +172,7 @@ def compared(monkeypatch):
         seen.add(name)
         return sent
 
-    monkeypatch.setattr(ClientProgram, "leaving", leaves)
+    monkeypatch.setattr(Protection, "protect", compare)
     return seen
 
 

@@ -12,6 +12,7 @@ from unalike import FedAvg, FederationConfig, FedMuscle, Privacy, sends
 from unalike.base.errors import Refusal, UserError
 from unalike.base.randomness import stream
 from unalike.core.privacy import epsilon, noise_for, secret_normal
+from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import described
 from unalike.engines.local import LocalEngine
 from unalike.report import write
@@ -265,19 +266,19 @@ def test_without_the_library_one_sentence(monkeypatch, toys, tmp_path):
 # the door
 
 
-def program(toys, **privacy):
-    made = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
-    made.privacy = Privacy(**privacy)
-    return made
+def runtime(toys, **privacy):
+    """Of a client of FedAvg, with this privacy."""
+    program = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
+    return ClientRuntime(program, Privacy(**privacy) if privacy else None)
 
 
 def test_what_is_sent_lies_around_what_was_received(toys):
-    client = program(toys, noise=0, bound=0.01)
-    given = {name: tensor + 1 for name, tensor in client.model.state_dict().items()}
+    client = runtime(toys, noise=0, bound=0.01)
+    given = {name: tensor + 1 for name, tensor in client.program.model.state_dict().items()}
     reply = client.perform("update", 1, 0, {"parameters": given})
     assert (
         far(reply["parameters"], given) == pytest.approx(0.01)
-        and far(client.model.state_dict(), given) > 0.02
+        and far(client.program.model.state_dict(), given) > 0.02
     )
     assert reply["loss"] is None and reply["samples"] == 20
     assert client.perform("train", 1, 0, {}) is None
@@ -286,28 +287,29 @@ def test_what_is_sent_lies_around_what_was_received(toys):
 @pytest.mark.parametrize("entropy", ["seed", "secret"])
 @pytest.mark.parametrize("number", [math.nan, math.inf, 2e6, -1e30])
 def test_numbers_that_are_not_finite_or_too_large_never_meet_the_data(toys, entropy, number):
-    client = program(toys, noise=1, entropy=entropy)
-    given = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    client = runtime(toys, noise=1, entropy=entropy)
+    given = {name: tensor.clone() for name, tensor in client.program.model.state_dict().items()}
     given["head.weight" if "head.weight" in given else next(iter(given))].view(-1)[3] = number
-    before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in client.program.model.state_dict().items()}
     for operation in ("update", "receive"):
         with pytest.raises(
             Refusal,
             match=rf"it refuses what it was sent: {operation}\.parameters\..* holds (NaN|a number beyond 1e\+06)",
         ):
             client.perform(operation, 1, 0, {"parameters": given})
-    assert far(client.model.state_dict(), before) == 0 and not client.learnt
+    assert far(client.program.model.state_dict(), before) == 0 and not client.changed
 
 
 def test_without_privacy_large_numbers_are_the_servers_to_send(toys):
-    client = FedAvg.Program(toys.client("a"), FedAvg(), toys.training(), 0)
+    client = runtime(toys)
     client.perform(
         "receive",
         1,
         0,
         {
             "parameters": {
-                name: torch.full_like(t, 1e30) for name, t in client.model.state_dict().items()
+                name: torch.full_like(t, 1e30)
+                for name, t in client.program.model.state_dict().items()
             }
         },
     )
@@ -315,19 +317,19 @@ def test_without_privacy_large_numbers_are_the_servers_to_send(toys):
 
 @pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError, MemoryError, Refusal])
 def test_an_operation_that_fails_sends_an_update_of_nothing(toys, monkeypatch, error):
-    client, given = program(toys, noise=0.5), program(toys, noise=0).model.state_dict()
+    client, given = runtime(toys, noise=0.5), runtime(toys, noise=0).program.model.state_dict()
     fine = client.perform("update", 1, 0, {"parameters": given})
-    assert client.failure is None
+    assert client.hidden_failure is None
 
     def fails(*args, **named):
         raise error("of its data")
 
-    monkeypatch.setattr(client, "learn", fails)
+    monkeypatch.setattr(client.program, "learn", fails)
     reply = client.perform("update", 1, 0, {"parameters": given})
     assert (
         described(reply) == described(fine)
         and reply["samples"] == fine["samples"]
-        and isinstance(client.failure, error)
+        and isinstance(client.hidden_failure, error)
     )
     noise = client.privacy.draws(0, "a", "update", 1, 0)
     assert all(
@@ -338,11 +340,11 @@ def test_an_operation_that_fails_sends_an_update_of_nothing(toys, monkeypatch, e
 
 
 def test_a_loss_that_is_no_number_sends_an_update_of_nothing(toys):
-    client, given = program(toys, noise=0), program(toys, noise=0).model.state_dict()
-    client.loss = lambda x, y: client.task_loss(x, y) * math.inf
+    client, given = runtime(toys, noise=0), runtime(toys, noise=0).program.model.state_dict()
+    client.program.loss = lambda x, y: client.program.task_loss(x, y) * math.inf
     reply = client.perform("update", 1, 0, {"parameters": given})
     assert far(reply["parameters"], given) == 0 and "the training loss became" in str(
-        client.failure
+        client.hidden_failure
     )
 
 
@@ -355,21 +357,21 @@ def test_what_comes_without_parameters_is_clipped_around_the_first_weights(toys)
 
         update.operation = "changes"
 
-    client = Early(toys.client("a"), FedAvg(), toys.training(), 0)
-    first = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-    client.privacy = Privacy(noise=0, bound=0.01)
+    program = Early(toys.client("a"), FedAvg(), toys.training(), 0)
+    client = ClientRuntime(program, Privacy(noise=0, bound=0.01))
+    first = {name: tensor.clone() for name, tensor in client.program.model.state_dict().items()}
     for turn in range(2):
         assert far(client.perform("update", 1, turn, {}), first) == pytest.approx(0.01)
 
 
 def test_first_weights_are_not_told_once_there_is_something_learnt(toys):
-    client = program(toys, noise=1)
+    client = runtime(toys, noise=1)
     first = client.perform("begin", 0, 0, {})
     client.perform("update", 1, 0, {"parameters": first})
     with pytest.raises(ValueError, match="before anything was learnt"):
         client.perform("begin", 1, 0, {})
     client.perform("receive", 2, 0, {"parameters": first})
-    again = program(toys, noise=1)
+    again = runtime(toys, noise=1)
     again.restore(client.state())
     with pytest.raises(ValueError, match="before anything was learnt"):
         again.perform("begin", 1, 0, {})
@@ -377,10 +379,11 @@ def test_first_weights_are_not_told_once_there_is_something_learnt(toys):
 
 def test_every_turn_has_its_own_noise(toys):
     given = {
-        name: tensor.clone() for name, tensor in program(toys, noise=1).model.state_dict().items()
+        name: tensor.clone()
+        for name, tensor in runtime(toys, noise=1).program.model.state_dict().items()
     }
     sent = [
-        program(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"]
+        runtime(toys, noise=1).perform("update", 1, turn, {"parameters": given})["parameters"]
         for turn in (0, 0, 1)
     ]
     assert far(sent[0], sent[1]) == 0 and far(sent[0], sent[2]) > 1
@@ -401,21 +404,24 @@ def test_secret_noise_gives_another_end_every_time(toys, tmp_path):
 @pytest.mark.parametrize("operation", ["evaluate", "embed", "appraise"])
 def test_a_client_with_secret_noise_does_not_answer_what_noise_does_not_cover(operation, toys):
     body = {
-        "appraise": {"parameters": program(toys, noise=1).model.state_dict(), "common": False}
+        "appraise": {
+            "parameters": runtime(toys, noise=1).program.model.state_dict(),
+            "common": False,
+        }
     }.get(operation, {})
     answered = (
-        program(toys, noise=1).perform(operation, 1, 0, body)
+        runtime(toys, noise=1).perform(operation, 1, 0, body)
         if operation != "embed"
         else {"of": "clients that cluster"}
     )
     assert answered, "noise from the seed is a simulation's: the server could take it off again"
     with pytest.raises(ValueError, match=f"{operation} tells of a client's data as they are"):
-        program(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
+        runtime(toys, noise=1, entropy="secret").perform(operation, 1, 0, body)
 
 
 def test_a_client_with_secret_noise_tells_the_size_of_its_model_but_no_hash(toys):
-    assert program(toys, noise=1).perform("describe", 1, 0, {})["hash"]
-    told = program(toys, noise=1, entropy="secret").perform("describe", 1, 0, {})
+    assert runtime(toys, noise=1).perform("describe", 1, 0, {})["hash"]
+    told = runtime(toys, noise=1, entropy="secret").perform("describe", 1, 0, {})
     assert told["hash"] is None and told["parameters"] > 0
 
 

@@ -7,6 +7,7 @@ import torch
 
 from unalike.algorithms import Local
 from unalike.base import message
+from unalike.core.runtime import ClientRuntime
 from unalike.core.safeguard import build_fold_replicas, folds
 from unalike.core.safeguard import safeguard as decide
 from unalike.data.samples import Samples
@@ -41,6 +42,11 @@ def guarded(toys):
         return program
 
     return made
+
+
+def runtime_of(program):
+    """What an engine holds: the program with its replicas."""
+    return ClientRuntime(program, fold_replicas=program.fold_replicas)
 
 
 def learn_from_many(program, toys):
@@ -116,27 +122,26 @@ def test_operation_puts_the_kept_model_in_place(guarded):
 def test_trained_alone_is_a_tie_and_alone_wins_it(guarded):
     program = guarded()
     for round in range(1, program.training.rounds + 1):
-        program.perform("train", round, round, {})
+        runtime_of(program).perform("train", round, round, {})
     kept = safeguard(program)
     assert kept.name == "alone" and kept.log_loss["alone"] == kept.log_loss["together"]
 
 
 def test_shadows_do_as_the_client_does_and_keep_what_they_learnt(guarded):
     program, again = guarded(), guarded()
-    program.perform("train", 1, 1, {})
+    runtime_of(program).perform("train", 1, 1, {})
     assert not any(map(equal, program.fold_replicas, again.fold_replicas))
-    again.restore(message.copy_value(program.state()))
+    runtime_of(again).restore(message.copy_value(runtime_of(program).state()))
     for each in (program, again):
-        each.perform("train", 2, 2, {})
+        runtime_of(each).perform("train", 2, 2, {})
     assert equal(program, again) and all(map(equal, program.fold_replicas, again.fold_replicas))
 
 
 def test_a_side_without_shadows_can_take_a_state_that_has_them(guarded):
     """As `unalike export` does with a run that has not finished."""
     program, plain = guarded(), guarded()
-    program.perform("train", 1, 1, {})
-    plain.fold_replicas = []
-    plain.restore(program.state())
+    runtime_of(program).perform("train", 1, 1, {})
+    ClientRuntime(plain).restore(runtime_of(program).state())
     assert same(plain.model.state_dict(), program.model.state_dict())
 
 
@@ -158,7 +163,7 @@ def test_any_number_of_labels(rows, model, guarded):
     """The verdict can be sent: it is finite. Where there is nothing to judge by, alone is kept."""
     program = guarded(rows, model)
     for round in range(1, program.training.rounds + 1):
-        program.perform("train", round, round, {})
+        runtime_of(program).perform("train", round, round, {})
     kept = safeguard(program)
     assert all(0 <= loss < float("inf") for loss in kept.log_loss.values())
     assert kept.log_loss or kept.name == "alone"

@@ -18,6 +18,7 @@ from real import steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.base.message import encoded_size
+from unalike.core.runtime import build_runtime
 from unalike.cross_silo import flower
 from unalike.cross_silo import flower_deploy as deploy
 from unalike.cross_silo import supervisor as keeper
@@ -25,7 +26,6 @@ from unalike.cross_silo.remote_run import follow
 from unalike.engines.process import EngineError
 from unalike.engines.remote import RemoteEngine, greet
 from unalike.runs.plan import plan_to_dict
-from unalike.runs.run import build_program
 
 
 def federation(folder, ids="ab", code=deploy.CODE):
@@ -111,8 +111,8 @@ def smallest(folder):
         + "\nfrom on_flower import server\n"
     )
     told = within(folder, do, ids="a", code=code)
-    by_hand = build_program(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
-    reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.work}
+    by_hand = build_runtime(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
+    reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.take_work()}
     return {
         **told,
         "same": told["reply"] == reply,

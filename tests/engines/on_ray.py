@@ -24,10 +24,10 @@ from real import REAL, steps
 from unalike.algorithms import ALGORITHMS, FedMuscle
 from unalike.core.operations import operation
 from unalike.core.privacy import Privacy
+from unalike.core.runtime import build_runtime
 from unalike.engines import ray as ray_engine
 from unalike.engines.host import Host
 from unalike.engines.ray import RayEngine
-from unalike.runs.run import build_program
 
 torch.set_num_threads(1)
 SAME = ("clients", "bytes", "failures", "metrics", "rounds")
@@ -189,7 +189,7 @@ def frozen(folder):
         "body": {},
     }
     engine = RayEngine(
-        toys.clients(2), partial(build_program, local, training, 0, False, None), folder, actors=2
+        toys.clients(2), partial(build_runtime, local, training, 0, False, None), folder, actors=2
     )
     try:
         engine.load(0, 0.0, [])
@@ -208,7 +208,7 @@ def frozen(folder):
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
         (again,) = engine.receive({5})
-        by_hand = build_program(local, training, 0, False, None, toys.clients(1)[0])
+        by_hand = build_runtime(local, training, 0, False, None, toys.clients(1)[0])
         by_hand.perform("train", 1, 0, {})
         return {
             "heard": len(heard),

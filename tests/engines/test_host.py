@@ -7,9 +7,9 @@ import torch
 
 from unalike.algorithms import Local
 from unalike.base.message import decode, encode
-from unalike.core.algorithm import ClientProgram
-from unalike.core.operations import operation, query
-from unalike.engines.host import Host, operations
+from unalike.core.operations import list_operations, operation, query
+from unalike.core.runtime import ClientRuntime
+from unalike.engines.host import Host
 from unalike.engines.store import Store
 from unalike.training.loop import Training
 
@@ -18,17 +18,12 @@ class Counter:
     """A side that counts; what must survive is in `memory`."""
 
     def __init__(self, client):
-        self.client, self.memory, self.work, self.round, self.seed, self.fold_replicas = (
-            client,
-            {"n": 0},
-            0.0,
-            0,
-            0,
-            [],
-        )
+        self.client = client
+        self.memory = {"n": 0}
+        self.work = 0.0
+        self.round = 0
+        self.seed = 0
         self.secret = "not for the server"
-
-    perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
 
     @operation
     def add(self, by=1):
@@ -69,13 +64,13 @@ def made():
 
 
 def host(folder, made=None, clients="abc", alive=256):
-    def program(client):
+    def build(client):
         if made is not None:
             made.append(client.id)
-        return Counter(client)
+        return ClientRuntime(Counter(client))
 
     return Host(
-        [SimpleNamespace(id=c, info=lambda c=c: c) for c in clients], program, Store(folder), alive
+        [SimpleNamespace(id=c, info=lambda c=c: c) for c in clients], build, Store(folder), alive
     )
 
 
@@ -161,7 +156,7 @@ def test_only_operations_can_be_called(tmp_path, name):
         "number": 1,
         "failure": f"this client has no operation {name!r}; it has: add, ask, draw, fail",
     }
-    assert operations(Counter) == ["add", "ask", "draw", "fail"]
+    assert list_operations(Counter) == ["add", "ask", "draw", "fail"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +296,7 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
         method, clients = Local(), toys.clients(3)
         there = Host(
             clients,
-            lambda c, m=method, t=training: m.Program(c, m, t, 0),
+            lambda c, m=method, t=training: ClientRuntime(m.Program(c, m, t, 0)),
             Store(tmp_path / str(alive)),
             alive,
         )

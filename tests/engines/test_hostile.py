@@ -17,7 +17,8 @@ from unalike.algorithms import ALGORITHMS
 from unalike.base.message import MessageError, decode, encode, find_nonfinite
 from unalike.core.engine import Arrival, Sent
 from unalike.core.federation import Failure, Federation, QuorumError
-from unalike.core.signatures import outline
+from unalike.core.runtime import ClientRuntime
+from unalike.core.signatures import tensor_spec
 from unalike.engines.host import Host
 from unalike.engines.realtime import read
 from unalike.engines.store import Store
@@ -186,7 +187,7 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
     assert find_nonfinite(got) is None
     if fed.counts is not None:
         return  # a client may say less
-    if outline(honest["body"]) is not None and sent.operation not in (
+    if tensor_spec(honest["body"]) is not None and sent.operation not in (
         "begin",
         "pretrain",
         "excited",
@@ -195,8 +196,8 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
         "explain",
     ):
         found, wanted = (
-            outline(got),
-            outline(honest["body"]),
+            tensor_spec(got),
+            tensor_spec(honest["body"]),
         )  # of the others the program looks on: names are the client's to say
         assert (
             {**wanted, **(found or {})} if isinstance(wanted, dict) else found
@@ -240,7 +241,7 @@ def requests(toys, tmp_path_factory):
     method, training = toys.method("fedavg"), toys.training()
     host = Host(
         toys.clients(1),
-        lambda client: method.Program(client, method, training, 0),
+        lambda client: ClientRuntime(method.Program(client, method, training, 0)),
         Store(tmp_path_factory.mktemp("asked")),
     )
     host.handle("a", message_of("describe", 1))

@@ -12,6 +12,7 @@ from torch import nn
 from unalike.base.message import decode, encode
 from unalike.core.client import VERSION, Client
 from unalike.core.privacy import Privacy
+from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import described
 from unalike.cross_silo import client_endpoint as sites
 from unalike.cross_silo.client_endpoint import ClientEndpoint
@@ -315,7 +316,7 @@ def test_in_a_simulation_the_reason_goes_on_and_the_traceback_is_kept(tmp_path):
     method, training = toys.method("fedavg"), toys.training()
     host = Host(
         [toys.client("a", model=Reading)],
-        lambda client: method.Program(client, method, training, 0),
+        lambda client: ClientRuntime(method.Program(client, method, training, 0)),
         Store(tmp_path),
     )
     first = host.handle(

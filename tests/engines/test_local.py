@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from unalike.base.message import BLOCK, MessageError, encode, encoded_size
-from unalike.core.algorithm import ClientProgram
 from unalike.core.client import ClientInfo
 from unalike.core.engine import EngineSettings
 from unalike.core.federation import Federation, FederationConfig
 from unalike.core.operations import operation, query
+from unalike.core.runtime import ClientRuntime
 from unalike.engines import local
 from unalike.engines import process as worker
 from unalike.engines.local import LocalEngine
@@ -25,15 +25,11 @@ class Program:
     """Keeps a sum; work and replies of any size on demand."""
 
     def __init__(self, client):
-        self.client, self.total, self.work, self.round = (
-            client,
-            torch.zeros(2, dtype=torch.float64),
-            0.0,
-            0,
-        )
-        self.seed, self.fold_replicas = 0, []
-
-    perform, leaving, privacy, learnt = ClientProgram.perform, ClientProgram.leaving, None, False
+        self.client = client
+        self.total = torch.zeros(2, dtype=torch.float64)
+        self.work = 0.0
+        self.round = 0
+        self.seed = 0
 
     @operation
     def add(self, x, work=0.0):
@@ -84,6 +80,10 @@ def person(id, **about):
     return SimpleNamespace(id=id, device="cpu", info=lambda: info)
 
 
+def build(client):
+    return ClientRuntime(Program(client))
+
+
 @pytest.fixture
 def engine(tmp_path):
     """Makes engines and closes them."""
@@ -93,7 +93,7 @@ def engine(tmp_path):
         clients = [person(c) if isinstance(c, str) else c for c in clients]
         folder = tmp_path / f"{len(made)}"
         made.append(
-            LocalEngine(clients, Program, folder, EngineSettings(**settings), workers=workers)
+            LocalEngine(clients, build, folder, EngineSettings(**settings), workers=workers)
         )
         return made[-1]
 

@@ -17,6 +17,7 @@ from unalike import (
 )
 from unalike.base.errors import UserError
 from unalike.core.algorithm import digest
+from unalike.core.runtime import ClientRuntime
 from unalike.engines.local import LocalEngine
 
 
@@ -124,7 +125,9 @@ def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
 def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
     method, training = FedAvg(), toys.training()
     engine = LocalEngine(
-        [toys.client("a")], lambda c: method.Program(c, method, training, 0), tmp_path
+        [toys.client("a")],
+        lambda c: ClientRuntime(method.Program(c, method, training, 0)),
+        tmp_path,
     )
     sent = {
         name: tensor.clone()

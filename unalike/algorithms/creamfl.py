@@ -87,7 +87,7 @@ class CreamFL(PublicTraining):
             told: dict[str, Views] = dict(replies)
             goals: Views = {}
             if self.contrast == "cream" or (fed.server is None and self.contrast == "muscle"):
-                device = "cpu" if fed.server is None else fed.server.client.device
+                device = "cpu" if fed.server is None else fed.server.program.client.device
                 goals = {
                     kind: ensemble(told, kind, known, device)
                     for kind in KINDS

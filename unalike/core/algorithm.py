@@ -2,22 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from unalike.base.message import Value
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.core.evaluation import score_federation, scored_at_server
-from unalike.core.operations import graph_safe, hides, operation, query, sends
-from unalike.core.privacy import Privacy, protects
-from unalike.core.protection import Door, admit
+from unalike.core.operations import graph_safe, operation, query, sends
+from unalike.core.privacy import protects
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape
 from unalike.data.modalities import marked
@@ -25,7 +22,7 @@ from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.model import Model, find_trunk, width_of
 from unalike.models.submodels import flops
 from unalike.tasks.task import UNKNOWN
-from unalike.training.loop import Diverged, GraphedStep, Training, batches, build_optimizer, train
+from unalike.training.loop import GraphedStep, Training, batches, build_optimizer, train
 
 if TYPE_CHECKING:
     from unalike.core.federation import Federation, Replies
@@ -56,7 +53,7 @@ class Safeguarded(TypedDict):
     log_loss: dict[str, float]
 
 
-class ClientProgram(Door):
+class ClientProgram:
     """The client's half of a method: its model, what it remembers between calls, and the operations the server may call.
 
     Whatever must survive is in `model`, `optimizers` and `memory`; everything else is a cache that may be gone at the next call.
@@ -70,19 +67,12 @@ class ClientProgram(Door):
             self.model = self.build(encoder).to(client.device, client.dtype)
         self.memory: State = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.fold_replicas: list[
-            ClientProgram
-        ] = []  # with the safeguard: this side without a fold of its labels, each
-        self.privacy: Privacy | None = None  # how replies are protected; the shadows' never leave
-        self.failure: BaseException | None = (
-            None  # with privacy: why the last operation failed, for its owner alone
-        )
+        # With the safeguard: programs of this client without one fold of its labels each.
+        self.fold_replicas: list[ClientProgram] = []
         self.tapes: dict[str, GraphedStep] = {}
-        self.learnt = False  # whether this may be another model than the first
         self.round = 0
-        self.work = (
-            0.0  # samples trained on since the engine last asked (a forward pass counts a third)
-        )
+        # Samples trained on since the engine last took the number (a forward pass counts a third).
+        self.work = 0.0
 
     # what a method may change
 
@@ -164,22 +154,15 @@ class ClientProgram(Door):
             x, y = self.sampled(index)
             return tape(self.client.to_device(x), self.client.to_device(y))
 
-        try:
-            return train(
-                self.model,
-                len(data),
-                on,
-                optimizer or self.optimizer(),
-                orders,
-                self.training.batch_size,
-                self.training.max_grad_norm,
-            )
-        except Diverged:
-            if (
-                self.privacy is None and (wrong := nonfinite_problem(data)) is not None
-            ):  # with privacy it would take longer, which can be seen
-                raise ValueError(wrong) from None
-            raise
+        return train(
+            self.model,
+            len(data),
+            on,
+            optimizer or self.optimizer(),
+            orders,
+            self.training.batch_size,
+            self.training.max_grad_norm,
+        )
 
     def sampled(self, index: Tensor) -> tuple[Any, Tensor]:
         """These rows of the client's data; labels that nothing is learnt from need not be there, and are -1 then."""
@@ -189,7 +172,7 @@ class ClientProgram(Door):
         return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> GraphedStep:
-        """The gradient of a loss; on a GPU one that is `steady` keeps its tape, so that what it recorded is played again."""
+        """The gradient of a loss; on a GPU one that is `graph_safe` keeps its tape, so that what it recorded is played again."""
         if (
             not getattr(loss, "graph_safe", False)
             or torch.device(self.client.device).type != "cuda"
@@ -264,81 +247,22 @@ class ClientProgram(Door):
         self.fold_replicas = []
         return Safeguarded(kept=kept.name, log_loss=kept.log_loss)
 
-    # called and saved by the engine
+    # called by the runtime
 
-    def perform(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
-        """Run an operation under its own named randomness. Shadows do the same, and their replies are dropped; should one fail,
-        all are given up: then there is nothing to judge by. With privacy, what fails inside leaves as an update of nothing."""
-        method = getattr(type(self), name)
-        if hasattr(method, "together"):
-            return self.perform_together([self], name, [round], [turn], [body])[0]
-        admit(self, name, round, body)
-        try:
-            with scope(self.seed, name, self.client.id, round, turn):
-                reply = method(self, **body)
-            if method.operation == "changes":
-                try:
-                    for shadow in self.fold_replicas:
-                        shadow.perform(name, round, turn, body)
-                        self.work, shadow.work = self.work + shadow.work, 0.0
-                except (ValueError, RuntimeError):
-                    self.fold_replicas = []
-            return self.leaving(name, turn, body, reply)
-        except (Exception, SystemExit) as error:
-            if not hides(self, name):
-                raise
-            return self.instead(name, turn, body, error)
+    def fresh_copy(self, client: Client | None = None) -> Self:
+        """A new program with the initial weights, which come from the seed, and no memory.
 
-    @classmethod
-    def perform_together(
-        cls,
-        programs: list[Self],
-        name: str,
-        rounds: list[int],
-        turns: list[int],
-        bodies: list[dict[str, Value]],
-    ) -> list[Value]:
-        """Run an operation that was written for several; all bodies have the same keys."""
-        method = getattr(cls, name)
-        for program, round, body in zip(programs, rounds, bodies, strict=True):
-            admit(program, name, round, body)
-        try:
-            replies = method(programs, **{key: [body[key] for body in bodies] for key in bodies[0]})
-            return [
-                program.leaving(name, turn, body, reply)
-                for program, turn, body, reply in zip(programs, turns, bodies, replies, strict=True)
-            ]
-        except (Exception, SystemExit) as error:
-            if len(programs) > 1 or not hides(
-                programs[0], name
-            ):  # several are asked again, one by one
-                raise
-            return [programs[0].instead(name, turns[0], bodies[0], error)]
-
-    def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
-        """What the server knows of these parameters: what it gave, else the first weights, which come from the seed."""
-        if isinstance(given, dict) and sent.keys() <= given.keys():
-            return given
-        first = type(self)(self.client, self.algorithm, self.training, self.seed).model.state_dict()
-        return {**first, **(given if isinstance(given, dict) else {})}
-
-    @cached_property
-    def kind(self) -> Hashable:
-        """Equal for sides that may be asked together: same class, place, inputs and names and shapes of parameters."""
-        return (
-            type(self),
-            str(self.client.device),
-            self.client.dtype,
-            self.client.info().modalities,
-            tuple((name, tuple(tensor.shape)) for name, tensor in self.model.state_dict().items()),
-        )
+        Args:
+            client: train on the data of this one instead, e.g. the same without a fold.
+        """
+        return type(self)(client or self.client, self.algorithm, self.training, self.seed)
 
     def state(self) -> State | None:
-        """Whatever must survive; None where nothing must."""
+        """What must survive between calls, to be saved; None: nothing. A method may leave out
+        what comes with every request."""
         return {
             "model": dict(self.model.state_dict()),
             "memory": self.memory,
-            "shadows": [s.state() for s in self.fold_replicas],
             "optimizers": {name: _optimizer_state(o) for name, o in self.optimizers.items()},
         }
 
@@ -347,16 +271,10 @@ class ClientProgram(Door):
         self.model.load_state_dict(parameters)
 
     def restore(self, state: State) -> None:
-        self.learnt = True
-        self.model.load_state_dict(
-            state["model"], strict=False
-        )  # a method may leave out what comes with every message
+        """Take up a state that `state` returned."""
+        # not strict: a method may leave out what comes with every request
+        self.model.load_state_dict(state["model"], strict=False)
         self.memory = state["memory"]
-        self.fold_replicas = self.fold_replicas[: len(state["shadows"])]
-        for shadow, saved in zip(
-            self.fold_replicas, state["shadows"], strict=False
-        ):  # none here: it is only looked at, as by `export`
-            shadow.restore(saved)
         self.optimizers = {}
         for name, saved in state["optimizers"].items():
             optimizer = self.optimizer(name, rate=saved["rate"])

@@ -5,6 +5,8 @@ from typing import Any
 
 from unalike.base.errors import Refusal
 from unalike.base.ledger import MEASUREMENTS
+from unalike.base.message import Value
+from unalike.base.randomness import scope
 from unalike.core.privacy import KINDS, Privacy
 
 
@@ -55,20 +57,35 @@ def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset
     )
 
 
-def check_answerable(program: Any, name: str) -> None:
-    """Raises where an operation would tell what a client's noise does not cover."""
-    if name in unanswered_measurements(type(program), program.privacy):
+def check_answerable(program: type, name: str, privacy: Privacy | None) -> None:
+    """Raise Refusal where an operation would tell what a client's noise does not cover."""
+    if name in unanswered_measurements(program, privacy):
         raise Refusal(
-            f"{name} tells of a client's data as they are: with secret noise this client does not answer it"
+            f"{name} tells of a client's data as they are: "
+            "with secret noise this client does not answer it"
         )
 
 
-def hides(program: Any, name: str) -> bool:
-    """Whether what an operation finds leaves through the mechanism or not at all. Where noise comes from the seed, which the server
-    knows, measuring is as it is."""
-    return program.privacy is not None and not (
-        name in MEASUREMENTS and program.privacy.entropy == "seed"
+def is_protected(program: type, name: str, privacy: Privacy | None) -> bool:
+    """Whether the reply of an operation leaves through the privacy mechanism, or not at all.
+
+    With seeded noise, which the server could take off again, measurements are left as they are.
+    """
+    return privacy is not None and not (name in MEASUREMENTS and privacy.entropy == "seed")
+
+
+def list_operations(program: type) -> list[str]:
+    """Names of the operations that a server may request from a program, sorted."""
+    return sorted(
+        name for name in dir(program) if getattr(getattr(program, name), "operation", None)
     )
+
+
+def run_operation(program: Any, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
+    """Call an operation of a program under the randomness that round and turn name."""
+    program.round = round
+    with scope(program.seed, name, program.client.id, round, turn):
+        return getattr(type(program), name)(program, **body)
 
 
 def graph_safe(loss: Any) -> Any:

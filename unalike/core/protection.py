@@ -1,4 +1,7 @@
-"""A client's door: what is let in, and what may leave, also when an operation fails. Knows sides only as things with operations."""
+"""Privacy at a client's boundary: which requests it answers, and what of a reply leaves.
+
+This also holds when an operation fails. Programs are known only as objects with operations.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,75 +10,103 @@ from torch import Tensor
 
 from unalike.base.errors import Refusal, describe_error
 from unalike.base.message import Value
-from unalike.core.operations import check_answerable, hides
+from unalike.core.operations import check_answerable, is_protected
 from unalike.core.privacy import LARGEST, Privacy, Sends
-from unalike.core.signatures import bounded, declared, nothing, validate_request
+from unalike.core.signatures import bounded, declared, nothing
 
 
-def admit(program: Any, name: str, round: int, body: dict[str, Value]) -> None:
-    """The client's door, the way in: whether it does what it is asked is decided here, before a look at its data."""
-    method = getattr(type(program), name)
-    check_answerable(program, name)
-    validate_request(method, body)
-    if program.privacy is not None:
-        bounded(method, body, LARGEST)
-    program.round, program.learnt = round, program.learnt or method.operation == "changes"
-    kinds: Sends = getattr(method, "sends", {})
-    if (
-        hides(program, name)
-        and program.learnt
-        and "first" in (kinds if isinstance(kinds, str) else kinds.values())
-    ):
-        raise Refusal(
-            f"{name} is answered with privacy only before anything was learnt: it would tell more than the first weights"
-        )
+class Protection:
+    """Applies a privacy setting to the requests and replies of one client's program.
 
+    Args:
+        program: the client's program; its `seed`, `client.id` and `round` name seeded noise.
+        privacy: None lets everything through as it is.
+    """
 
-class Door:
-    """Half of a client's side: what of a reply leaves."""
+    def __init__(self, program: Any, privacy: Privacy | None):
+        self.program = program
+        self.privacy = privacy
 
-    client: Any
-    seed: int
-    round: int
-    privacy: Privacy | None  # how replies are protected
-    failure: (
-        BaseException | None
-    )  # with privacy: why the last operation failed, for its owner alone
+    def covers(self, operation: str) -> bool:
+        """Whether the reply of an operation is protected, or withheld."""
+        return is_protected(type(self.program), operation, self.privacy)
 
-    def leaving(
-        self, name: str, turn: int, body: dict[str, Value], reply: Value, blank: bool = False
+    def check_answerable(self, operation: str) -> None:
+        """Raise Refusal for a measurement that noise would not cover."""
+        check_answerable(type(self.program), operation, self.privacy)
+
+    def check_magnitudes(self, method: Any, body: dict[str, Value]) -> None:
+        """Raise Refusal for numbers that could make a computation overflow."""
+        if self.privacy is not None:
+            bounded(method, body, LARGEST)
+
+    def check_initial_weights(self, method: Any, changed: bool) -> None:
+        """Raise Refusal for initial weights that were `changed` by training since."""
+        kinds = _reply_kinds(method)
+        names = [kinds] if isinstance(kinds, str) else kinds.values()
+        if changed and "first" in names and self.covers(method.__name__):
+            raise Refusal(
+                f"{method.__name__} is answered with privacy only before anything was learnt: "
+                "it would tell more than the first weights"
+            )
+
+    def protect(
+        self, operation: str, turn: int, body: dict[str, Value], reply: Value, blank: bool = False
     ) -> Value:
-        """The client's door: with privacy, of a reply only what its operation declares leaves, protected."""
-        if self.privacy is None or not hides(self, name):
+        """The reply as it may leave: only what the operation declares by `@sends`, protected.
+
+        Args:
+            turn: how often the operation was requested before in this round.
+            body: the request; its `parameters` are what an update is measured from.
+            blank: of the reply only the form counts: an update of nothing is protected.
+        """
+        if self.privacy is None or not self.covers(operation):
             return reply
-        method = getattr(type(self), name)
-        kinds: Sends = getattr(method, "sends", {})
+        method = getattr(type(self.program), operation)
+        kinds = _reply_kinds(method)
         if not kinds:
             return nothing(method)
-        draw = self.privacy.draws(self.seed, self.client.id, name, self.round, turn)
-        return self.privacy.protect(
-            reply, kinds, lambda sent: self.known(sent, body.get("parameters")), draw, blank
-        )
+        program = self.program
+        noise = self.privacy.draws(program.seed, program.client.id, operation, program.round, turn)
+        base = lambda sent: self._known_parameters(sent, body.get("parameters"))
+        return self.privacy.protect(reply, kinds, base, noise, blank)
 
-    def instead(self, name: str, turn: int, body: dict[str, Value], error: BaseException) -> Value:
-        """What leaves a client with privacy whose operation failed: what the mechanism makes of no update, in the form of any other
-        reply. That it failed is told by its data: it stays here. A method gives the form, by `blank_NAME` for the operation NAME."""
-        method = getattr(type(self), name)
-        kinds: Sends = getattr(method, "sends", {})
-        make: Callable[..., Value] | None = getattr(self, f"blank_{name}", None)
-        if kinds and make is None:
+    def blank_reply(
+        self, operation: str, turn: int, body: dict[str, Value], error: BaseException
+    ) -> Value:
+        """What leaves instead of a failure, which would tell of the data: no update, protected.
+
+        Its form is that of any other reply. A program gives it by a method `blank_NAME` for the
+        operation NAME, with the same arguments.
+
+        Raises:
+            RuntimeError: the operation declares what it sends, but the program has no such method.
+        """
+        method = getattr(type(self.program), operation)
+        kinds = _reply_kinds(method)
+        build: Callable[..., Value] | None = getattr(self.program, f"blank_{operation}", None)
+        if kinds and build is None:
             raise RuntimeError(
-                f"{name} failed, and with privacy there is nothing to send instead: {describe_error(error)}"
+                f"{operation} failed, and with privacy there is nothing to send instead: "
+                f"{describe_error(error)}"
             ) from error
-        form = make(**body) if make is not None else None
+        form = build(**body) if build is not None else None
         if isinstance(form, dict) and isinstance(kinds, dict):
             form |= {key: None for key in declared(method).names if key not in form}
-        reply = self.leaving(name, turn, body, form, blank=True)
-        self.failure = error
-        return reply
+        return self.protect(operation, turn, body, form, blank=True)
 
-    def known(self, sent: dict[str, Tensor], given: Any) -> dict[str, Tensor]:
-        """What the server knows of the parameters that are sent, where it gave these."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say what a server knows of its parameters: write known(sent, given)"
-        )
+    def _known_parameters(self, sent: dict[str, Tensor], received: Any) -> dict[str, Tensor]:
+        """What the server knows of the parameters in a reply, by name.
+
+        These are the ones it sent with the request, else the initial weights, which come from
+        the seed.
+        """
+        given = received if isinstance(received, dict) else {}
+        if sent.keys() <= given.keys():
+            return given
+        return {**self.program.fresh_copy().model.state_dict(), **given}
+
+
+def _reply_kinds(method: Any) -> Sends:
+    """What `@sends` declares of an operation's reply; without it nothing leaves."""
+    return getattr(method, "sends", {})

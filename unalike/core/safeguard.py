@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unalike.base.randomness import stream
+from unalike.core.operations import run_operation
 
 if TYPE_CHECKING:
     from unalike.core.algorithm import ClientProgram
@@ -56,7 +57,7 @@ def build_fold_replicas(program: "ClientProgram", count: int = FOLDS) -> list["C
     for held in folds(program, count):
         kept = torch.tensor(sorted(set(range(len(program.client.train))) - set(held.tolist())))
         client = dataclasses.replace(program.client, train=program.client.train.take(kept))
-        made.append(type(program)(client, program.algorithm, program.training, program.seed))
+        made.append(program.fresh_copy(client))
     return made
 
 
@@ -65,9 +66,7 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
     Who cannot be judged keeps what was learnt together."""
     if program.memory.get(UNJUDGED):
         return Decision("together", copy.deepcopy(program.model.state_dict()), {})
-    alone = train_alone(
-        type(program)(program.client, program.algorithm, program.training, program.seed), rounds
-    )
+    alone = train_alone(program.fresh_copy(), rounds)
     candidates, scores = {"alone": alone.model, "together": program.model}, {}
     best: Literal["together", "alone"] = "alone"
     if program.fold_replicas:
@@ -92,7 +91,7 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
 def train_alone(program: "ClientProgram", rounds: Sequence[int]) -> "ClientProgram":
     """The work of local training, to the bit: what the results call alone."""
     for number in rounds:
-        program.perform("train", number, 0, {})
+        run_operation(program, "train", number, 0, {})
     return program
 
 

@@ -270,7 +270,7 @@ def tensor_spec(value: Value) -> Any:
     """Names, kinds and shapes of the tensors in a value; None where there are none.
 
     >>> import torch
-    >>> outline({"w": torch.ones(2, 3), "n": [torch.tensor(1)], "loss": 0.5})
+    >>> tensor_spec({"w": torch.ones(2, 3), "n": [torch.tensor(1)], "loss": 0.5})
     {'w': ['real', 2, 3], 'n': [['whole']]}
     """
     if isinstance(value, Tensor):

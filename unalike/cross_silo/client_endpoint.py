@@ -18,10 +18,10 @@ from unalike.base.errors import Problems, Refusal
 from unalike.base.message import MAX_BYTES, MessageError, decode, encode, require_dict
 from unalike.core.client import VERSION, Client
 from unalike.core.incidents import Incident
+from unalike.core.runtime import build_runtime
 from unalike.engines.host import Host
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
-from unalike.runs.run import build_program
 
 PLACES = ("clients", "alone")  # with the others, and for comparison without them
 LOG = "incidents.log"  # why something failed, for the client's owner
@@ -164,13 +164,13 @@ class ClientEndpoint:
                 raise Refusal(
                     f"this client knows nothing of the run {run!r}: begin it first"
                 ) from None
-            program = partial(build_program, **plan_from_dict(told["terms"]))
+            build = partial(build_runtime, **plan_from_dict(told["terms"]))
             self.open = (
                 run,
                 place,
                 Host(
                     [self.client(told["about"])],
-                    program,
+                    build,
                     Store(here / "checkpoints" / place, keeps=3),
                     report=self.report,
                 ),

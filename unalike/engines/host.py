@@ -14,6 +14,7 @@ from unalike.base.errors import Refusal
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
 from unalike.core.client import Client, ClientInfo
 from unalike.core.incidents import Incident
+from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import look
 from unalike.engines.store import Store
 
@@ -38,32 +39,45 @@ class Answer(TypedDict):
 
 
 class Host:
-    """Some clients of a federation in one process; those idle longest are spilled to disk when more than `alive` are in memory.
+    """The clients of a federation that one process holds.
 
-    Where the server is another organisation's, `report` keeps what fails: it is told that something did and under which number, never
-    why. Without, on one machine, it is told the reason.
+    Args:
+        clients: held here; their programs are built when first called.
+        build: the runtime of a client's program, e.g. `build_runtime` with a run's settings.
+        store: where states go that must survive.
+        alive: how many programs stay in memory. The ones idle longest are spilled to the store.
+        report: where the server belongs to another organisation, what keeps the reason of a
+            failure: the server then gets only an incident number. Without it, on one machine, it
+            gets the reason.
     """
 
     def __init__(
         self,
         clients: list[Client],
-        program: Callable[[Client], Any],
+        build: Callable[[Client], ClientRuntime],
         store: Store,
         alive: int = 256,
         report: Callable[[Incident], None] | None = None,
     ):
-        self.report = report
-        self.incidents: deque[Incident] = deque(
-            maxlen=100
-        )  # the last failures, with their tracebacks
         self.clients = {client.id: client for client in clients}
-        self.program, self.store, self.alive = program, store, alive
-        self.programs: OrderedDict[str, Any] = OrderedDict()
-        self.changed: set[str] = set()  # since the last snapshot
-        self.spilled: set[str] = set()  # changed, and on disk
-        self.answered: dict[
-            str, tuple[Any, dict[str, Any] | None]
-        ] = {}  # number of the last message; reply, where it may be asked for
+        self.build = build
+        self.store = store
+        self.alive = alive
+        self.report = report
+        # The last failures, with their tracebacks.
+        self.incidents: deque[Incident] = deque(maxlen=100)
+        # In memory, the one idle longest first.
+        self.runtimes: OrderedDict[str, ClientRuntime] = OrderedDict()
+        # Clients that changed since the last snapshot, and those of them that are on disk.
+        self.changed: set[str] = set()
+        self.spilled: set[str] = set()
+        # Number of each client's last message, and its reply where it may be requested again.
+        self.answered: dict[str, tuple[Any, dict[str, Any] | None]] = {}
+
+    @property
+    def programs(self) -> dict[str, Any]:
+        """Programs in memory, by client."""
+        return {client: runtime.program for client, runtime in self.runtimes.items()}
 
     def infos(self) -> dict[str, ClientInfo]:
         return {id: client.info() for id, client in self.clients.items()}
@@ -156,11 +170,11 @@ class Host:
             name, body = message["operation"], message["body"]
             if len(messages) > self.alive or not isinstance(body, dict):
                 continue
-            program = self.wake(client)
-            if not self._seen(client, message["number"]) and hasattr(
-                getattr(type(program), str(name), None), "together"
-            ):
-                groups.setdefault((name, tuple(sorted(body)), program.kind), []).append(client)
+            runtime = self.wake(client)
+            method = getattr(type(runtime.program), str(name), None)
+            if hasattr(method, "together") and not self._seen(client, message["number"]):
+                key = (name, tuple(sorted(body)), runtime.batching_key)
+                groups.setdefault(key, []).append(client)
         return list(groups.values())
 
     def _seen(self, client: str, number: Any) -> bool:
@@ -168,85 +182,80 @@ class Host:
         return client in self.answered and number <= self.answered[client][0]
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
-        programs = [self.wake(client) for client in messages]
-        asked = list(messages.values())
-        name: Any = asked[0]["operation"]
-        if getattr(type(programs[0]), name).operation == "changes":
+        runtimes = [self.wake(client) for client in messages]
+        requests: list[Any] = list(messages.values())
+        name = requests[0]["operation"]
+        if runtimes[0].changes_client(name):
             self.changed |= messages.keys()
             self.spilled -= messages.keys()
-        bodies = type(programs[0]).perform_together(
-            programs, name, *([m[key] for m in asked] for key in ("round", "turn", "body"))
+        bodies = ClientRuntime.perform_together(
+            runtimes,
+            name,
+            rounds=[request["round"] for request in requests],
+            turns=[request["turn"] for request in requests],
+            bodies=[request["body"] for request in requests],
         )
         replies = {}
-        for (client, message), program, body in zip(
-            messages.items(), programs, bodies, strict=True
+        for client, request, runtime, body in zip(
+            messages, requests, runtimes, bodies, strict=True
         ):
-            replies[client] = {"number": message["number"], "body": body, "work": program.work}
-            program.work = 0.0
-            self.answered[client] = (message["number"], replies[client])
+            number = request["number"]
+            replies[client] = {"number": number, "body": body, "work": runtime.take_work()}
+            self.answered[client] = (number, replies[client])
         return replies
 
     def changes(self, client: str, operation: str) -> bool:
-        """Whether an operation of a client, which is awake, may change it."""
-        return (
-            client in self.programs
-            and getattr(getattr(type(self.programs[client]), operation, None), "operation", None)
-            == "changes"
-        )
+        """Whether an operation may change a client that is in memory."""
+        return client in self.runtimes and self.runtimes[client].changes_client(operation)
 
-    def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        program, body = self.wake(client), message["body"]
-        name: Any = message["operation"]
-        method = getattr(type(program), name, None) if isinstance(name, str) else None
-        kind = getattr(method, "operation", None)
-        if kind is None:
-            raise Refusal(
-                f"this client has no operation {name!r}; it has: {', '.join(operations(type(program)))}"
-            )
-        if kind == "changes":
+    def _run(self, client: str, message: dict[str, Any]) -> dict[str, Any]:
+        runtime = self.wake(client)
+        name = message["operation"]
+        runtime.find_operation(name)  # refused before the client counts as changed
+        if runtime.changes_client(name):
             self.changed.add(client)
             self.spilled.discard(client)
-        private = getattr(program, "privacy", None) is not None
-        body = program.perform(name, message["round"], message["turn"], body)
-        if private and program.failure is not None:
-            self._note(client, name, program.failure)
-            program.failure = None
-        work, program.work = program.work, 0.0
-        return {
-            "body": body,
-            "work": 0.0 if private and self.report is not None else work,
-        }  # who fails does less of it
+        body = runtime.perform(name, message["round"], message["turn"], message["body"])
+        failure = runtime.take_hidden_failure()
+        if failure is not None:
+            self._note(client, name, failure)
+        work = runtime.take_work()
+        if runtime.privacy is not None and self.report is not None:
+            work = 0.0  # a client that fails does less of it: the number would tell
+        return {"body": body, "work": work}
 
-    def wake(self, client: str) -> Any:
-        """Its side, in memory; from the store, or new, where it was not."""
-        if client in self.programs:
-            self.programs.move_to_end(client)
-            return self.programs[client]
-        program = self.program(self.clients[client])
-        if (state := self.store.newest(client)) is not None:
-            if (last := state.pop("answered", None)) is not None:
+    def wake(self, client: str) -> ClientRuntime:
+        """A client's runtime, in memory: from the store, or new, where it was not."""
+        if client in self.runtimes:
+            self.runtimes.move_to_end(client)
+            return self.runtimes[client]
+        runtime = self.build(self.clients[client])
+        state = self.store.newest(client)
+        if state is not None:
+            last = state.pop("answered", None)
+            if last is not None:
                 self.answered[client] = (last["number"], last["reply"])
-            program.restore(state)
-        if self.store.unsettled(
-            client
-        ):  # spilled here or released elsewhere in the middle of a round
+            runtime.restore(state)
+        if self.store.unsettled(client):
+            # Spilled here, or released elsewhere, in the middle of a round.
             self.changed.add(client)
             self.spilled.discard(client)
-        self.programs[client] = program
-        while len(self.programs) > self.alive:
-            idle, sleeper = self.programs.popitem(last=False)
+        self.runtimes[client] = runtime
+        while len(self.runtimes) > self.alive:
+            idle, idle_runtime = self.runtimes.popitem(last=False)
             if idle in self.changed:
-                self._spill(idle, sleeper)
+                self._spill(idle, idle_runtime)
             self.answered.pop(idle, None)
-        return program
+        return runtime
 
     def keep(self, client: str) -> None:
         """The client as it is, to the store, with its last reply: should this process die, another goes on from here."""
         if client in self.changed and client not in self.spilled:
-            self._spill(client, self.programs[client])
+            self._spill(client, self.runtimes[client])
 
-    def _spill(self, client: str, program: Any) -> None:
-        if (state := program.state()) is not None:
+    def _spill(self, client: str, runtime: ClientRuntime) -> None:
+        state = runtime.state()
+        if state is not None:
             self.store.keep(client, {**state, "answered": self._last(client)})
             self.spilled.add(client)
         else:
@@ -264,7 +273,7 @@ class Host:
         for client in sorted(self.changed):
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
-            elif (state := self.programs[client].state()) is not None:
+            elif (state := self.runtimes[client].state()) is not None:
                 self.store.snapshot(
                     client,
                     {**state, "answered": {"number": self.answered[client][0], "reply": None}},
@@ -276,20 +285,14 @@ class Host:
     def release(self, client: str) -> None:
         """Let another host have this client: its state goes to the store."""
         self.keep(client)
-        self.programs.pop(client, None)
+        self.runtimes.pop(client, None)
         self.answered.pop(client, None)
         self.changed.discard(client)
         self.spilled.discard(client)
 
     def forget(self) -> None:
         """Memory is a cache: drop it, and go on from the store."""
-        self.programs.clear()
+        self.runtimes.clear()
         self.changed.clear()
         self.spilled.clear()
         self.answered.clear()
-
-
-def operations(program: type) -> list[str]:
-    return sorted(
-        name for name in dir(program) if getattr(getattr(program, name), "operation", None)
-    )

@@ -19,6 +19,7 @@ from unalike.base.message import (
 )
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
+from unalike.core.runtime import ClientRuntime
 from unalike.engines.host import Host
 from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
@@ -44,7 +45,7 @@ class LocalEngine:
     def __init__(
         self,
         clients: list[Client],
-        build_runtime: Callable[[Client], Any],
+        build_runtime: Callable[[Client], ClientRuntime],
         folder: Path,
         settings: EngineSettings = DEFAULTS,
         *,

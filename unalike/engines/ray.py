@@ -23,6 +23,7 @@ from unalike.base.errors import UserError
 from unalike.base.message import Value, decode, require_dict
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
+from unalike.core.runtime import ClientRuntime
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import Place, seal
 from unalike.engines.realtime import RealTime, info, parcels, read
@@ -52,7 +53,7 @@ class RayEngine(RealTime):
     def __init__(
         self,
         clients: list[Client],
-        build_runtime: Callable[[Client], Any],
+        build_runtime: Callable[[Client], ClientRuntime],
         folder: Path,
         settings: EngineSettings = DEFAULTS,
         *,

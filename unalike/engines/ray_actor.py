@@ -36,8 +36,8 @@ class Place:
         """These clients live here now, with their sides: what they tell at the door, and where it is."""
         import ray
 
-        clients, program = given
-        self.host = Host(clients, program, self.store, self.alive)
+        clients, build = given
+        self.host = Host(clients, build, self.store, self.alive)
         told = encode({id: info.as_dict() for id, info in self.host.infos().items()})
         return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
 

@@ -64,7 +64,8 @@ class GroupAveragingProgram(ClientProgram):
 
     def learn(self, *given: Any, **named: Any) -> float:
         """Local epochs; who begins them with what was made from its own labels cannot be judged any more, and spares itself the shadows."""
-        self.fold_replicas = [] if self.memory.get(UNJUDGED) else self.fold_replicas
+        if self.memory.get(UNJUDGED):
+            self.fold_replicas = []
         if OPEN in self.memory:
             self.open.copy_(self.memory[OPEN])
         return super().learn(*given, **named)

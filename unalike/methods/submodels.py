@@ -200,12 +200,10 @@ class SubmodelProgram(AveragingProgram):
     @query
     @sends(parameters="first", widths="open")
     def begin(self) -> Start:
-        first = (
-            self.model
-            if not self.learnt
-            else type(self)(self.client, self.algorithm, self.training, self.seed).model
-        )
-        return {"parameters": dict(first.state_dict()), "widths": told(self.widths)}
+        return {
+            "parameters": dict(self.fresh_copy().model.state_dict()),
+            "widths": told(self.widths),
+        }
 
     @operation
     def receive(self, parameters: Parameters, units: list[int]) -> None:

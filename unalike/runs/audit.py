@@ -20,10 +20,11 @@ from unalike.core.client import Client
 from unalike.core.engine import EngineSettings
 from unalike.core.federation import FederationConfig
 from unalike.core.privacy import Privacy
+from unalike.core.runtime import build_runtime
 from unalike.core.signatures import described
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
-from unalike.runs.run import Run, build_program
+from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load, raw
 from unalike.scenarios.client_config import member
@@ -96,10 +97,10 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
     hosts: list[Rehearsing] = []
 
     def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
-        program = partial(build_program, made.algorithm, made.training, made.seed, guarded, privacy)
+        build = partial(build_runtime, made.algorithm, made.training, made.seed, guarded, privacy)
         settings = EngineSettings(tick=made.federation.tick)
-        carrier = LocalEngine(made.clients, program, place, settings)
-        carrier.host = Rehearsing(made.clients, program, carrier.store, made.alive)
+        carrier = LocalEngine(made.clients, build, place, settings)
+        carrier.host = Rehearsing(made.clients, build, carrier.store, made.alive)
         hosts.append(carrier.host)
         return carrier
 

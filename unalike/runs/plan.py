@@ -32,7 +32,7 @@ def plan_to_dict(
 
 
 def plan_from_dict(plan: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `build_program`, from a plan that `plan_to_dict` wrote."""
+    """The arguments of `build_runtime`, from a plan that `plan_to_dict` wrote."""
     algorithm, problems, _ = read_algorithm(plan["algorithm"])
     if algorithm is None or problems:
         raise Refusal(str(Problems("what the server wants to run", problems)))

@@ -27,7 +27,7 @@ from unalike.core.operations import unanswered_measurements
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy, protects, releases
 from unalike.core.replay import Replay
-from unalike.core.safeguard import build_fold_replicas
+from unalike.core.runtime import build_runtime
 from unalike.core.signatures import Declared, declared
 from unalike.engines import engine_class
 from unalike.engines.store import Archive
@@ -180,7 +180,7 @@ class Run:
                 self.declared,
                 self.lengths,
                 unanswered_measurements(self.algorithm.Program, self.privacy),
-                build_program(self.algorithm, self.training, self.seed, False, None, self.server)
+                build_runtime(self.algorithm, self.training, self.seed, False, None, self.server)
                 if self.server
                 else None,
             )
@@ -500,13 +500,13 @@ class Run:
         )
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
-        program = partial(build_program, self.algorithm, self.training, self.seed, guarded, privacy)
+        build = partial(build_runtime, self.algorithm, self.training, self.seed, guarded, privacy)
         settings = EngineSettings(
             max_loaded_clients=self.alive,
             max_message_bytes=self.federation.message_bytes or MAX_BYTES,
             tick=self.federation.tick,
         )
-        return self.engine_class(self.clients, program, place, settings, **self.engine_options)
+        return self.engine_class(self.clients, build, place, settings, **self.engine_options)
 
     def declared(self, operation: str) -> Declared:
         return declared(getattr(self.algorithm.Program, operation))
@@ -547,19 +547,6 @@ class Run:
         if event not in ("call", "alone", "stage"):
             self.folder.event(event, **facts)
         self.watch(event, **facts)
-
-
-def build_program(
-    algorithm: Algorithm,
-    training: Training,
-    seed: int,
-    guarded: bool,
-    privacy: Privacy | None,
-    client: Client,
-) -> ClientProgram:
-    made = algorithm.Program(client, algorithm, training, seed)
-    made.fold_replicas, made.privacy = build_fold_replicas(made) if guarded else [], privacy
-    return made
 
 
 def recall(cached: Path | None) -> dict[str, Any] | None:

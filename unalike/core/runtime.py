@@ -1,0 +1,229 @@
+"""What an engine does with a client: runs the operations of its program, one request at a time.
+
+Method authors write a `ClientProgram`; engines hold a `ClientRuntime` around it, which validates
+requests, names the randomness, protects replies and repeats each change on the fold replicas.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from typing import Any
+
+from unalike.base.errors import Refusal
+from unalike.base.message import Value
+from unalike.core.algorithm import Algorithm, ClientProgram, State
+from unalike.core.client import Client
+from unalike.core.operations import list_operations, run_operation
+from unalike.core.privacy import Privacy
+from unalike.core.protection import Protection
+from unalike.core.safeguard import build_fold_replicas
+from unalike.core.signatures import validate_request
+from unalike.data.samples import nonfinite_problem
+from unalike.training.loop import Diverged, Training
+
+
+class ClientRuntime:
+    """Runs the remote operations of one client's program for an engine.
+
+    Args:
+        program: the client half of a method.
+        privacy: how replies are protected before they leave; None: they leave as they are.
+        fold_replicas: programs of the same client without one fold of its labels each, for the
+            safeguard. Every operation that changes the program is repeated on them.
+    """
+
+    def __init__(
+        self,
+        program: ClientProgram,
+        privacy: Privacy | None = None,
+        fold_replicas: Sequence[ClientProgram] = (),
+    ):
+        self.program = program
+        self.program.fold_replicas = list(fold_replicas)
+        self.protection = Protection(program, privacy)
+        # Whether the model may differ from the initial one.
+        self.changed = False
+        # With privacy: why the last operation failed. It stays with the client's owner.
+        self.hidden_failure: BaseException | None = None
+
+    @property
+    def privacy(self) -> Privacy | None:
+        return self.protection.privacy
+
+    def find_operation(self, name: Any) -> Any:
+        """The method of the program behind a remote operation.
+
+        Raises:
+            Refusal: the program has no such operation.
+        """
+        method = getattr(type(self.program), name, None) if isinstance(name, str) else None
+        if getattr(method, "operation", None) is None:
+            names = ", ".join(list_operations(type(self.program)))
+            raise Refusal(f"this client has no operation {name!r}; it has: {names}")
+        return method
+
+    def changes_client(self, name: str) -> bool:
+        """Whether an operation of this name exists and may change the program's state."""
+        method = getattr(type(self.program), name, None)
+        return getattr(method, "operation", None) == "changes"
+
+    def perform(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
+        """Run one operation and return the reply as it may leave the client.
+
+        Args:
+            name: of the operation.
+            round: the federated round the request belongs to.
+            turn: how often this operation was requested before in this round. Round and turn name
+                the random stream of the operation.
+            body: its arguments.
+
+        Raises:
+            Refusal: the request is not answered (before any data is read).
+            Exception: whatever the operation raises; with privacy a reply without any update
+                leaves instead, and the exception is in `hidden_failure`.
+        """
+        method = self.find_operation(name)
+        if hasattr(method, "together"):
+            return self.perform_together([self], name, [round], [turn], [body])[0]
+        self._accept(method, round, body)
+        try:
+            reply = self._run(name, round, turn, body)
+            if method.operation == "changes":
+                self._repeat_on_replicas(name, round, turn, body)
+            return self.protection.protect(name, turn, body, reply)
+        except (Exception, SystemExit) as error:
+            if not self.protection.covers(name):
+                raise
+            return self._hide_failure(name, turn, body, error)
+
+    @staticmethod
+    def perform_together(
+        runtimes: Sequence["ClientRuntime"],
+        name: str,
+        rounds: Sequence[int],
+        turns: Sequence[int],
+        bodies: Sequence[dict[str, Value]],
+    ) -> list[Value]:
+        """Run an operation marked `@together` on several clients of one `batching_key` at once.
+
+        All bodies must have the same keys. Returns one reply for each client, in their order.
+        """
+        method = runtimes[0].find_operation(name)
+        for runtime, round, body in zip(runtimes, rounds, bodies, strict=True):
+            runtime._accept(method, round, body)
+        arguments = {key: [body[key] for body in bodies] for key in bodies[0]}
+        try:
+            replies = method([runtime.program for runtime in runtimes], **arguments)
+            return [
+                runtime.protection.protect(name, turn, body, reply)
+                for runtime, turn, body, reply in zip(runtimes, turns, bodies, replies, strict=True)
+            ]
+        except (Exception, SystemExit) as error:
+            # The host requests several again, one by one.
+            if len(runtimes) > 1 or not runtimes[0].protection.covers(name):
+                raise
+            return [runtimes[0]._hide_failure(name, turns[0], bodies[0], error)]
+
+    def _accept(self, method: Any, round: int, body: dict[str, Value]) -> None:
+        """Decide whether to answer, before any data is read; then enter the round."""
+        self.protection.check_answerable(method.__name__)
+        validate_request(method, body)
+        self.protection.check_magnitudes(method, body)
+        self.program.round = round
+        self.changed = self.changed or method.operation == "changes"
+        self.protection.check_initial_weights(method, self.changed)
+
+    def _run(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
+        """Run the operation; a loss that diverged because of the data is reported as that."""
+        try:
+            return run_operation(self.program, name, round, turn, body)
+        except Diverged:
+            # With privacy the search is left out: how long a reply takes can be observed.
+            data = self.program.held("train") if self.privacy is None else None
+            problem = None if data is None else nonfinite_problem(data)
+            if problem is not None:
+                raise ValueError(problem) from None
+            raise
+
+    def _repeat_on_replicas(self, name: str, round: int, turn: int, body: dict[str, Value]) -> None:
+        """Run the operation on every fold replica and drop the replies.
+
+        If one fails all are given up: without every fold there is no cross-validation.
+        """
+        program = self.program
+        try:
+            for replica in program.fold_replicas:
+                run_operation(replica, name, round, turn, body)
+                program.work += replica.work
+                replica.work = 0.0
+        except (ValueError, RuntimeError):
+            program.fold_replicas = []
+
+    def _hide_failure(
+        self, name: str, turn: int, body: dict[str, Value], error: BaseException
+    ) -> Value:
+        """With privacy: keep the error here and return a reply without any update."""
+        reply = self.protection.blank_reply(name, turn, body, error)
+        self.hidden_failure = error
+        return reply
+
+    def take_hidden_failure(self) -> BaseException | None:
+        """The failure that privacy kept from the server in the last operation; forgets it."""
+        failure, self.hidden_failure = self.hidden_failure, None
+        return failure
+
+    def take_work(self) -> float:
+        """Samples trained on since the last call (a forward pass counts a third); starts anew."""
+        work, self.program.work = self.program.work, 0.0
+        return work
+
+    @cached_property
+    def batching_key(self) -> Hashable:
+        """Equal for clients whose `@together` operations may run at once.
+
+        They have the same class of program, device, inputs, and names and shapes of parameters.
+        """
+        program = self.program
+        shapes = [(name, tuple(t.shape)) for name, t in program.model.state_dict().items()]
+        return (
+            type(program),
+            str(program.client.device),
+            program.client.dtype,
+            program.client.info().modalities,
+            tuple(shapes),
+        )
+
+    def state(self) -> State | None:
+        """What must survive between calls, of the program and its replicas; None: nothing."""
+        state = self.program.state()
+        if state is None or not self.program.fold_replicas:
+            return state
+        return {**state, "fold_replicas": [r.state() for r in self.program.fold_replicas]}
+
+    def restore(self, state: State) -> None:
+        """Take up a state that `state` returned."""
+        self.changed = True
+        self.program.restore(state)
+        saved = state.get("fold_replicas", [])
+        replicas = self.program.fold_replicas[: len(saved)]
+        for replica, replica_state in zip(replicas, saved, strict=False):
+            replica.restore(replica_state)
+        self.program.fold_replicas = replicas
+
+
+def build_runtime(
+    algorithm: Algorithm,
+    training: Training,
+    seed: int,
+    guarded: bool,
+    privacy: Privacy | None,
+    client: Client,
+) -> ClientRuntime:
+    """The runtime of a client's program in a run, with its initial weights.
+
+    Args:
+        guarded: build the fold replicas that the safeguard cross-validates with.
+        privacy: how replies are protected; None: not at all.
+    """
+    program = algorithm.Program(client, algorithm, training, seed)
+    replicas = build_fold_replicas(program) if guarded else []
+    return ClientRuntime(program, privacy, replicas)
