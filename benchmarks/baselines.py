@@ -111,13 +111,13 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
         runtime.perform = counted(client.id, runtime.perform)
         return runtime
 
-    seen = GraphedFunction.SEEN
+    seen = GraphedFunction.CAPTURE_AT
     with tempfile.TemporaryDirectory() as place:
         engine = LocalEngine(build.clients(told, folder), build_counted, Path(place))
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:
-            GraphedFunction.SEEN = (
+            GraphedFunction.CAPTURE_AT = (
                 sys.maxsize
             )  # what a GPU plays is not counted: nothing is recorded
             fed.finished = next(rounds)
@@ -125,7 +125,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
             with FlopCounterMode(display=False) as everything:
                 next(rounds)
         finally:
-            GraphedFunction.SEEN = seen
+            GraphedFunction.CAPTURE_AT = seen
     all_of_it = everything.get_total_flops()
     each = {client: round(found[client] / 1e6, 3) for client in fed.infos}
     return {

@@ -44,7 +44,8 @@ from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
-from unalike.training.loop import Training, batches, build_optimizer
+from unalike.training.batching import batches
+from unalike.training.loop import Training, build_optimizer
 
 # engine
 

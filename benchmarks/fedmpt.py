@@ -20,7 +20,7 @@ from unalike.models import build_encoder
 from unalike.models.prompts import START
 from unalike.report import Run
 from unalike.tasks import MultiLabel
-from unalike.training.loop import Training, move, step
+from unalike.training.loop import Training, apply_gradients, step
 
 # fedmpt
 
@@ -271,7 +271,7 @@ def bench_fedmpt_step(study: Study) -> dict:
 
     def played(given: Any) -> None:
         tape(given, y)
-        move(optimizer)
+        apply_gradients(optimizer)
 
     def called(given: Any) -> None:
         step(made.loss(given, y), optimizer)

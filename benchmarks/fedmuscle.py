@@ -735,7 +735,7 @@ def bench_muscle_speed(study: Study) -> dict:
             "seconds_a_round": whole,
             "seconds_waited": waited,
             "loss_share": parts["loss"] / waited,
-            "loss_played": sum(map(bool, contrast.kept.values())),
+            "loss_played": sum(map(bool, contrast.graphs.values())),
             "passes_played": min(played, too),
             **{f"{name}_seconds": parts[name] for name in parts},
         }
@@ -800,7 +800,7 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
                     (
                         made
                         for program in engine.host.programs.values()
-                        for made in program.passes.kept.values()
+                        for made in program.passes.graphs.values()
                     ),
                 )
             )

@@ -15,9 +15,15 @@ from unalike.algorithms.subflot import SubFLOT
 from unalike.matching import Matcher
 from unalike.methods.averaging import Parameters
 from unalike.methods.submodels import mean_of_held
-from unalike.models.channel_groups import Width
+from unalike.models.channel_groups import ChannelGroup
 from unalike.models.classics import ResNet18
-from unalike.models.submodels import extract, first, narrow, renumbered, widths_of
+from unalike.models.submodels import (
+    extract,
+    find_channel_groups,
+    first_units,
+    narrow_model,
+    reindex_groups,
+)
 from unalike.report import Run
 from unalike.training.loop import Training, build_optimizer, step
 
@@ -230,12 +236,12 @@ def bench_subflot_server(study: Study) -> dict:
     model = nn.Sequential(
         ResNet18((3, 32, 32), 8 if quick else 64), nn.Linear(64 if quick else 512, 10)
     ).to(device)
-    widths = widths_of(model, torch.zeros(1, 3, 32, 32, device=device))
+    widths = find_channel_groups(model, torch.zeros(1, 3, 32, 32, device=device))
     whole = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     rows = {}
     for ratio in RATIOS:
-        keep = first(widths, ratio)
-        own = renumbered(widths, keep)
+        keep = first_units(widths, ratio)
+        own = reindex_groups(widths, keep)
         small = [
             {
                 name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor)
@@ -257,7 +263,7 @@ def bench_subflot_server(study: Study) -> dict:
             "both": round(otp + ota, 4),
         }
         if torch.device(device).type == "cuda":
-            trained = best(partial(practice, narrow(model, widths, keep)), device)
+            trained = best(partial(practice, narrow_model(model, widths, keep)), device)
             rows[f"width {ratio:g}"] |= {
                 "training": round(trained, 4),
                 "percent": round(100 * (otp + ota) / trained, 2),
@@ -291,8 +297,8 @@ def merged(
     matcher: Matcher,
     small: list[Parameters],
     whole: Parameters,
-    own: list[Width],
-    widths: list[Width],
+    own: list[ChannelGroup],
+    widths: list[ChannelGroup],
 ) -> None:
     """OTA of uploads of one width."""
     matcher.known.clear()

@@ -11,7 +11,7 @@ from unalike.algorithms.fmcsc import FMCSC
 from unalike.base.errors import UserError
 from unalike.core.runtime import ClientRuntime
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
-from unalike.models.autoencoder import Autoencoder, marked
+from unalike.models.autoencoder import Autoencoder, with_masks
 
 SHAPE = {"left": (3,), "right": (3,)}
 
@@ -123,7 +123,7 @@ def test_objective_is_equation_7(toys):
         (h @ program.model.head.weight.mT).softmax(-1), 0.3
     )
     assert torch.allclose(
-        program.objective(("left",))(program.model, marked(x)), by_hand, rtol=1e-12
+        program.objective(("left",))(program.model, with_masks(x)), by_hand, rtol=1e-12
     )
 
 

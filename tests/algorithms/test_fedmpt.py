@@ -253,7 +253,7 @@ def test_labels_can_be_withheld_at_random():
     first, again = (build.clients(told)[0] for _ in range(2))
     y = first.train.y[first.train.index]
     assert 0.6 < (y < 0).float().mean() < 0.8 and torch.equal(y, again.train.y[again.train.index])
-    assert (first.common.labelled(torch.arange(20))[1] >= 0).all()
+    assert (first.common.labelled_batch(torch.arange(20))[1] >= 0).all()
     with pytest.raises(Problems, match=r"masked .*hides some of a row's labels"):
         build.clients(load("digits", settings=["clients.0.masked=0.5"])[0])
 

@@ -86,7 +86,7 @@ def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
 def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
     for name in ("local", "fedavg", "fedprox"):
         program = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
-        x, y = program.client.train.labelled(torch.arange(10))
+        x, y = program.client.train.labelled_batch(torch.arange(10))
         h = program.model.encoder(program.client.to_device(x))
         by_hand = sum(
             reconstruction(program.client.to_device(x[v]), program.model.encoder.decoders[v](h))

@@ -17,7 +17,7 @@ from unalike.algorithms.subflot import SubFLOT
 from unalike.base.errors import UserError
 from unalike.methods.submodels import SubmodelMethod
 from unalike.models import MLP
-from unalike.models.submodels import expand, extract, first, levelled, renumbered
+from unalike.models.submodels import expand, extract, first_units, reindex_groups, rescale_columns
 
 CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
 
@@ -68,7 +68,7 @@ def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(to
     whole = algorithm.model(fed, "a")
     for client, ratio in CAPACITIES.items():
         widths = algorithm.widths(fed, client)
-        expected = extract(whole, widths, first(widths, ratio))
+        expected = extract(whole, widths, first_units(widths, ratio))
         expected |= {
             name: expected[name] / ratio
             for name in ("encoder.inner.weight", "head.0.weight", "head.2.weight")
@@ -89,7 +89,7 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
     mixed = dict(whole)
     for width in widths:
         order = torch.randperm(width.units, generator=torch.Generator().manual_seed(3))
-        for place in width.places:
+        for place in width.slices:
             index = torch.arange(mixed[place.tensor].shape[place.axis])
             index[place.entries.flatten()] = place.entries[order].flatten()
             mixed[place.tensor] = mixed[place.tensor].index_select(place.axis, index)
@@ -180,7 +180,7 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     origin = copy.deepcopy(program.model)
     origin.load_state_dict(sent["parameters"])
     more = program.pace()
-    with levelled(program.model, more), levelled(origin, more):
+    with rescale_columns(program.model, more), rescale_columns(origin, more):
         plain = torch.autograd.grad(
             program.task_loss(x.double(), y), list(program.model.parameters())
         )
@@ -211,7 +211,7 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
         program.model.eval()(x.double()),
         [name for name, _ in program.model.named_parameters()],
     )
-    with levelled(program.model, program.pace()):
+    with rescale_columns(program.model, program.pace()):
         torch.testing.assert_close(program.model(x.double()), out)
         assert (
             largest(
@@ -254,7 +254,7 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
             where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)]
         )
         program.take(**sent)
-        with levelled(program.model, program.pace()):
+        with rescale_columns(program.model, program.pace()):
             distances.append(float(program.drift()))
     assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
     assert distances == [0.0] * 3  # and it is where this round began, not the first
@@ -268,11 +268,11 @@ def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_b
         model[0].weight.clone(),
         torch.full((1, 4), 2.0).double(),
     )
-    out, strengths = model(x), {"0.weight": more, "1.weight": more}
-    with levelled(model, strengths):
+    out, column_scales = model(x), {"0.weight": more, "1.weight": more}
+    with rescale_columns(model, column_scales):
         torch.testing.assert_close(model(x), out)
         torch.testing.assert_close(2 * model[0].parametrizations.weight.original, before)
-    with pytest.raises(AttributeError), levelled(model, strengths | {"2.weight": more}):
+    with pytest.raises(AttributeError), rescale_columns(model, column_scales | {"2.weight": more}):
         pass
     assert torch.equal(model[0].weight, before) and model[1].weight is model[0].weight
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias", "1.bias"]
@@ -338,7 +338,7 @@ def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
             torch.ones(1, units).double(),
         )
         before = layer(x).detach()
-        with levelled(layer, {"0.weight": torch.full((1, units), root).double()}):
+        with rescale_columns(layer, {"0.weight": torch.full((1, units), root).double()}):
             optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
             (layer(x) - before - 1).square().sum().backward()
             optimizer.step()
@@ -374,7 +374,7 @@ def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
     """Narrowed or not; "meta" stands for a GPU."""
     fed = begun(toys, tmp_path, SubmodelMethod(), clients(toys))
     widths, model = SubmodelMethod().widths(fed, "c"), SubmodelMethod().model(fed, "c")
-    keep = first(widths, 0.5)
+    keep = first_units(widths, 0.5)
     back = expand(
         extract(model, widths, keep),
         widths,
@@ -667,7 +667,7 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
     assert not [
         p.tensor
         for w in SubFLOT().widths(fed, "a")
-        for p in w.places
+        for p in w.slices
         if p.tensor.startswith("encoder")
     ], "the way out it names"
 
@@ -708,11 +708,11 @@ def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
 
     fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
     widths = SubFLOT().widths(fed, "a")
-    back = heard(decode(encode(told(renumbered(widths, first(widths, 0.5))))))
+    back = heard(decode(encode(told(reindex_groups(widths, first_units(widths, 0.5))))))
     assert all(
         torch.equal(p.entries, q.entries)
-        for a, b in zip(back, renumbered(widths, first(widths, 0.5)))
-        for p, q in zip(a.places, b.places)
+        for a, b in zip(back, reindex_groups(widths, first_units(widths, 0.5)))
+        for p, q in zip(a.slices, b.slices)
     )
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from unalike.base.errors import UserError
 from unalike.cli import app
-from unalike.models.conditions import SHIPPED, asked, listed, read
+from unalike.models.conditions import SHIPPED, parse_list, query_conditions, read
 
 
 class Stand(BaseHTTPRequestHandler):
@@ -111,7 +111,7 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
 def test_rubbish_and_silence_are_told(stand, says, sentence):
     stand.says = says
     with pytest.raises(UserError, match=sentence):
-        asked(["cat", "dog"], stand.url, "small", 2, timeout=0.2)
+        query_conditions(["cat", "dog"], stand.url, "small", 2, timeout=0.2)
 
 
 def test_a_busy_server_is_asked_again(stand, monkeypatch):
@@ -119,19 +119,19 @@ def test_a_busy_server_is_asked_again(stand, monkeypatch):
     fine = stand.says
     stand.says = lambda query: 503 if len(stand.asked) == 1 else fine(query)
     assert (
-        asked(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"]
+        query_conditions(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"]
         and len(stand.asked) == 3
     )
 
 
 def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
     with pytest.raises(UserError, match="two or more, got cat"):
-        asked(["cat"], "http://x/v1", "small")
+        query_conditions(["cat"], "http://x/v1", "small")
     for endpoint in ("localhost", "http://x:99999/v1", "http://[::1/v1"):
         with pytest.raises(UserError, match="is a URL such as"):
-            asked(["a", "b"], endpoint, "small")
+            query_conditions(["a", "b"], endpoint, "small")
     with pytest.raises(UserError, match="cannot be reached"):
-        asked(["a", "b"], "http://127.0.0.1:9/v1", "small", timeout=2)
+        query_conditions(["a", "b"], "http://127.0.0.1:9/v1", "small", timeout=2)
     (tmp_path / "c.yaml").write_text("conditions: []")
     with pytest.raises(UserError, match="one or more names"):
         read(tmp_path / "c.yaml")
@@ -166,7 +166,7 @@ def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
         threading.Thread(target=serve, daemon=True).start()
         begun = time.monotonic()
         with pytest.raises(UserError, match=sentence):
-            asked(
+            query_conditions(
                 ["cat", "dog"],
                 f"http://127.0.0.1:{door.getsockname()[1]}/v1",
                 "small",
@@ -199,11 +199,11 @@ def test_files_that_name_no_conditions_are_told(tmp_path):
 
 
 def test_answers_in_many_shapes_are_read():
-    assert listed("- **Background** (where)\n* Scene type – indoors", 2, "m") == [
+    assert parse_list("- **Background** (where)\n* Scene type – indoors", 2, "m") == [
         "background",
         "scene type",
     ]
-    assert listed("Spatial layout, object pose, lighting/weather.", 3, "m") == [
+    assert parse_list("Spatial layout, object pose, lighting/weather.", 3, "m") == [
         "spatial layout",
         "object pose",
         "lighting/weather",

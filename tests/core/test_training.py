@@ -11,20 +11,12 @@ from torch import nn
 
 from unalike.base.errors import UserError
 from unalike.base.randomness import stream
-from unalike.models.frozen import Still
-from unalike.training.loop import (
-    Diverged,
-    GraphedStep,
-    Recorded,
-    Stack,
-    Training,
-    batches,
-    build_optimizer,
-    move,
-    remeasure,
-    step,
-    train,
-)
+from unalike.models.frozen import FrozenBatchNorm2d
+from unalike.training.batch_norm import recompute_statistics
+from unalike.training.batching import batches
+from unalike.training.cuda_graphs import GraphedStep, RecordedSteps
+from unalike.training.loop import Diverged, Training, apply_gradients, build_optimizer, step, train
+from unalike.training.stacked import Stack
 
 
 @settings(deadline=None)
@@ -99,7 +91,7 @@ def test_optimizers_do_what_torchs_plain_ones_do(name, plain):
 
 
 def test_a_rate_of_its_own_comes_before_the_trainings():
-    made = build_optimizer([nn.Parameter(torch.zeros(2))], Training(lr=0.5), rate=0.125)
+    made = build_optimizer([nn.Parameter(torch.zeros(2))], Training(lr=0.5), lr=0.125)
     assert made.param_groups[0]["lr"] == 0.125
 
 
@@ -161,12 +153,12 @@ def test_batch_statistics_survive_a_last_batch_of_one():
 def test_gradients_are_clipped_to_a_norm():
     weight = nn.Parameter(torch.tensor([0.0, 0.0], dtype=torch.float64))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    step((weight * torch.tensor([300.0, 400.0])).sum(), optimizer, clip=1.0)
+    step((weight * torch.tensor([300.0, 400.0])).sum(), optimizer, max_grad_norm=1.0)
     torch.testing.assert_close(
         weight.detach(), torch.tensor([-0.6, -0.8], dtype=torch.float64)
     )  # 3-4-5, to length 1
     weight.grad = torch.tensor([0.1, 0.0], dtype=torch.float64)
-    move(optimizer, clip=1.0)  # short ones stay as they are
+    apply_gradients(optimizer, max_grad_norm=1.0)  # short ones stay as they are
     torch.testing.assert_close(weight.detach(), torch.tensor([-0.7, -0.8], dtype=torch.float64))
 
 
@@ -239,12 +231,12 @@ def test_steps_that_were_recorded_are_the_steps():
     ]
     starts = [{name: p.detach() for name, p in model.named_parameters()} for model in models]
     other = [{name: p + 0.1 for name, p in each.items()} for each in starts]
-    recorded = Recorded(Stack(models[0], starts, Training()), losses, x, y)
+    recorded = RecordedSteps(Stack(models[0], starts, Training()), losses, x, y)
     for start in (other, starts, other):
         stack = Stack(models[0], start, Training())
         for loss in losses:
             ends = stack.step(loss, x, y)
-        played, last = recorded.play(start)
+        played, last = recorded.replay(start)
         assert torch.allclose(last, ends, rtol=1e-12)
         assert all(
             torch.allclose(p[name], q[name], rtol=1e-12)
@@ -303,7 +295,7 @@ def test_played_steps_are_those_that_were_run():
             with torch.no_grad():
                 for p in model.parameters():
                     p.add_(0.01 * visit)
-            tape.begin()
+            tape.refresh()
             optimizer = build_optimizer(list(model.parameters()), Training())
             losses.append(
                 train(
@@ -315,8 +307,8 @@ def test_played_steps_are_those_that_were_run():
                     8,
                 )
             )
-        assert bool(tape.played.kept) == records and all(
-            kept is not None for kept in tape.played.kept.values()
+        assert bool(tape.graphed.graphs) == records and all(
+            kept is not None for kept in tape.graphed.graphs.values()
         )
         return losses, model.state_dict()
 
@@ -333,7 +325,7 @@ def test_a_loss_that_looks_at_values_is_run_each_time():
     losses = [float(tape(x)) for _ in range(6)]
     assert (
         len(set(losses)) == 1
-        and list(tape.played.kept.values()) == [None]
+        and list(tape.graphed.graphs.values()) == [None]
         and torch.randn(2, device="cuda").isfinite().all()
     )
 
@@ -346,12 +338,12 @@ def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
         nn.BatchNorm1d(4),
         nn.Linear(4, 2),
         nn.Unflatten(1, (2, 1, 1)),
-        Still(2),
+        FrozenBatchNorm2d(2),
     )
     model[2].running_mean.fill_(100.0)
     x = torch.randn(64, 3)
     held = {name: tensor.clone() for name, tensor in model[5].state_dict().items()}
-    remeasure(model, x.split(32))
+    recompute_statistics(model, x.split(32))
     seen = model[0](x)  # nothing is dropped meanwhile
     torch.testing.assert_close(model[2].running_mean, seen.mean(0))
     torch.testing.assert_close(
@@ -366,7 +358,7 @@ def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():
         raise RuntimeError("no rows")
 
     with pytest.raises(RuntimeError, match="no rows"):
-        remeasure(model, broken())
+        recompute_statistics(model, broken())
     assert model[2].momentum == 0.1 and model.training and model[1].training
 
 

@@ -9,7 +9,7 @@ import torch
 
 from unalike.base.errors import Problems
 from unalike.data import load_dataset
-from unalike.data.texts import said, written
+from unalike.data.text_codes import codes_to_texts, texts_to_codes
 from unalike.runs import prepare
 from unalike.scenarios import build, read
 
@@ -56,12 +56,13 @@ def folder(tmp_path):
 
 def test_captions_belong_to_their_photograph(folder):
     table = load_dataset("flickr8k", folder)
-    assert table.x["image"].shape == (8, 3, 32, 32) and said(table.x["caption"]) == [
+    assert table.x["image"].shape == (8, 3, 32, 32) and codes_to_texts(table.x["caption"]) == [
         f"photo {i}" for i in range(8)
     ]
     assert table.train.tolist() == [*range(6)] and table.test.tolist() == [7]
     assert (
-        said(load_dataset("flickr8k", folder, caption="all").x["caption"])[3] == "photo 3 the same"
+        codes_to_texts(load_dataset("flickr8k", folder, caption="all").x["caption"])[3]
+        == "photo 3 the same"
     )
 
 
@@ -73,9 +74,10 @@ def test_each_caption_may_be_asked_for(folder):
         and table.test.tolist() == [7, 8]
         and table.targets["pair"][table.test].tolist() == [7, 7]
     )
-    assert said(table.x["caption"][table.test]) == ["photo 7", "the same"] and torch.equal(
-        *table.x["image"][table.test]
-    )
+    assert codes_to_texts(table.x["caption"][table.test]) == [
+        "photo 7",
+        "the same",
+    ] and torch.equal(*table.x["image"][table.test])
 
 
 def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
@@ -96,7 +98,7 @@ def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
     ):
         build.clients(read(SCENARIO, "both")[0], folder)
     public = SCENARIO["public"] | {"options": {"broken": "skip"}}
-    assert "photo 2" not in said(
+    assert "photo 2" not in codes_to_texts(
         build.clients(read(SCENARIO | {"public": public}, "both")[0], folder)[1].public.rows(
             torch.arange(4)
         )[0]
@@ -128,8 +130,8 @@ def test_masks_say_what_a_pixel_is(folder):
 
 
 def test_letters_and_bytes_are_kept_for_pretrained_readers(folder):
-    assert said(load_dataset("agnews", folder, texts="letters").x[:1]) == ["Title 0 Text"]
-    assert written(["ab"], 1).tolist() == [[97]]
+    assert codes_to_texts(load_dataset("agnews", folder, texts="letters").x[:1]) == ["Title 0 Text"]
+    assert texts_to_codes(["ab"], 1).tolist() == [[97]]
 
 
 SCENARIO = {
@@ -154,7 +156,9 @@ def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
     rows = torch.arange(4)
     seen, heard = eye.public.rows(rows)[0], ear.public.rows(rows)[0]
     assert seen.shape == (4, 3, 32, 32) and heard.dtype == torch.int32
-    assert [f"photo {round(float(image[0].float().mean()) / 20)}" for image in seen] == said(heard)
+    assert [
+        f"photo {round(float(image[0].float().mean()) / 20)}" for image in seen
+    ] == codes_to_texts(heard)
 
 
 def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
@@ -189,8 +193,8 @@ def test_a_metric_that_has_no_value_is_told_before_the_work(folder, tmp_path):
 
 
 def test_generated_images_differ_and_are_the_same_again():
-    x = load_dataset("generated", count=3, program=16).x
+    x = load_dataset("generated", count=3, side=16).x
     assert x.shape == (3, 3, 16, 16) and torch.equal(
-        x, load_dataset("generated", count=3, program=16).x
+        x, load_dataset("generated", count=3, side=16).x
     )
     assert len({image.numpy().tobytes() for image in x}) == 3 and x.float().std() > 20

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from unalike.data.samples import Lazy, Tensors, fingerprint, joined, samples
+from unalike.data.samples import Lazy, Tensors, as_samples, concat, fingerprint
 
 X, Y = torch.arange(40.0).reshape(10, 4), torch.arange(10)
 PICK = torch.tensor([7, 2, 2])
@@ -31,53 +31,55 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize(
-    "held", [samples((X, Y)), samples(TensorDataset(X, Y)), samples(Stored(X, Y))]
+    "held", [as_samples((X, Y)), as_samples(TensorDataset(X, Y)), as_samples(Stored(X, Y))]
 )
 def test_rows_views_and_shape_agree(held):
-    assert len(held) == 10 and held.shape == (4,) and samples(held) is held
+    assert len(held) == 10 and held.shape == (4,) and as_samples(held) is held
     x, y = held.rows(PICK)
     assert torch.equal(x, X[PICK]) and torch.equal(y, Y[PICK])
-    view = held.take(torch.tensor([9, 8, 7])).take(torch.tensor([2, 0]))
+    view = held.subset(torch.tensor([9, 8, 7])).subset(torch.tensor([2, 0]))
     assert len(view) == 2 and torch.equal(view.rows(torch.tensor([0, 1]))[1], torch.tensor([7, 9]))
 
 
 def test_views_share_memory():
-    view = samples((X, Y)).take(PICK)
+    view = as_samples((X, Y)).subset(PICK)
     assert view.x is X and view.y is Y
 
 
 def test_a_dataset_is_read_only_where_asked():
     stored = Stored(X, Y)
-    held = samples(stored).take(PICK)
+    held = as_samples(stored).subset(PICK)
     assert stored.read == []
     held.rows(torch.tensor([0, 1]))
     assert stored.read == [7, 2]
 
 
 def test_labels_may_be_missing():
-    for held in (samples((X, None)), samples(TensorDataset(X)), samples(Stored(X))):
+    for held in (as_samples((X, None)), as_samples(TensorDataset(X)), as_samples(Stored(X))):
         x, y = held.rows(PICK)
         assert torch.equal(x, X[PICK]) and y is None
 
 
 def test_inputs_may_be_modalities():
-    held = samples(({"image": torch.zeros(3, 1, 2, 2), "text": torch.ones(3, 5)}, torch.arange(3)))
+    held = as_samples(
+        ({"image": torch.zeros(3, 1, 2, 2), "text": torch.ones(3, 5)}, torch.arange(3))
+    )
     assert held.shape == {"image": (1, 2, 2), "text": (5,)} and len(held) == 3
-    x, y = held.take(torch.tensor([2, 1])).rows(torch.tensor([0]))
+    x, y = held.subset(torch.tensor([2, 1])).rows(torch.tensor([0]))
     assert x["text"].shape == (1, 5) and y.tolist() == [2]
 
 
 def test_a_subset_of_tensors_stays_in_memory():
-    held = samples(Subset(TensorDataset(X, Y), [4, 1]))
+    held = as_samples(Subset(TensorDataset(X, Y), [4, 1]))
     assert isinstance(held, Tensors) and held.rows(torch.tensor([0]))[1].tolist() == [4]
-    assert isinstance(samples(Subset(Stored(X, Y), [4])), Lazy)
+    assert isinstance(as_samples(Subset(Stored(X, Y), [4])), Lazy)
 
 
 def test_fingerprints_tell_data_apart():
     changed = X.clone()
     changed[9, 3] += 1
     prints = [
-        fingerprint(samples(data))
+        fingerprint(as_samples(data))
         for data in (
             (X, Y),
             (X, None),
@@ -96,20 +98,22 @@ def test_fingerprints_tell_data_apart():
 
 
 def test_fingerprints_depend_on_the_rows_alone():
-    assert fingerprint(samples((X, Y)).take(PICK)) == fingerprint(samples((X[PICK], Y[PICK])))
-    assert fingerprint(samples((X.T.contiguous().T, Y))) == fingerprint(samples((X, Y)))
-    assert fingerprint(samples(Stored(X, Y))) == fingerprint(samples((X, Y)))  # up to 64 rows
+    assert fingerprint(as_samples((X, Y)).subset(PICK)) == fingerprint(
+        as_samples((X[PICK], Y[PICK]))
+    )
+    assert fingerprint(as_samples((X.T.contiguous().T, Y))) == fingerprint(as_samples((X, Y)))
+    assert fingerprint(as_samples(Stored(X, Y))) == fingerprint(as_samples((X, Y)))  # up to 64 rows
     for dtype in (torch.bfloat16, torch.bool, torch.uint8):
-        fingerprint(samples((X.to(dtype), Y)))
+        fingerprint(as_samples((X.to(dtype), Y)))
     many = torch.arange(3000)
-    assert fingerprint(samples((many, None))) != fingerprint(samples((many.flip(0), None)))
+    assert fingerprint(as_samples((many, None))) != fingerprint(as_samples((many.flip(0), None)))
 
 
 def test_a_fingerprint_on_demand_reads_64_rows():
     stored = Stored(torch.arange(500))
-    fingerprint(samples(stored))
+    fingerprint(as_samples(stored))
     assert stored.read == list(range(64))
-    assert fingerprint(samples(Stored(torch.arange(501)))) != fingerprint(samples(stored))
+    assert fingerprint(as_samples(Stored(torch.arange(501)))) != fingerprint(as_samples(stored))
 
 
 @pytest.mark.parametrize(
@@ -141,14 +145,14 @@ def test_a_fingerprint_on_demand_reads_64_rows():
 )
 def test_what_is_not_data_is_refused(data, said):
     with pytest.raises(ValueError, match=said):
-        samples(data)
+        as_samples(data)
 
 
 def test_a_dataset_of_triples_or_no_rows_is_refused():
     with pytest.raises(ValueError, match="yields 3 things"):
-        samples(Stored(X, Y, Y)).rows(PICK)
+        as_samples(Stored(X, Y, Y)).rows(PICK)
     with pytest.raises(ValueError, match="0 rows"):
-        samples(Stored(X, Y)).rows(PICK[:0])
+        as_samples(Stored(X, Y)).rows(PICK[:0])
 
 
 def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
@@ -157,18 +161,18 @@ def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
         torch.randint(256, (4, 3, 8, 6), dtype=torch.uint8),
         torch.full((3, 3, 4, 6), 77, dtype=torch.uint8),
     )
-    made = joined(
+    made = concat(
         {"large": Tensors(large, torch.arange(4), torch.tensor([2, 0])), "small": Tensors(small)}
     )
     x, y = made.rows(torch.arange(5))
     assert y is None and x.dtype == torch.uint8 and made.shape == (3, 8, 6)
     assert torch.equal(x[:2], large[[2, 0]]) and (x[2:] == 77).all()
-    rows = joined({"a": Tensors(torch.zeros(2, 5)), "b": Tensors(torch.ones(1, 5))}).rows(
+    rows = concat({"a": Tensors(torch.zeros(2, 5)), "b": Tensors(torch.ones(1, 5))}).rows(
         torch.arange(3)
     )[0]
     assert rows.sum(1).tolist() == [0, 0, 5]
     ramp = torch.arange(4.0).reshape(1, 1, 1, 4).expand(1, 1, 4, 4)
-    stretched = joined({"a": Tensors(torch.zeros(1, 1, 8, 8)), "b": Tensors(ramp)}).rows(
+    stretched = concat({"a": Tensors(torch.zeros(1, 1, 8, 8)), "b": Tensors(ramp)}).rows(
         torch.tensor([1])
     )[0][0, 0]
     assert (stretched.diff(dim=1) >= 0).all() and stretched[0, 0] < 0.5 and stretched[0, -1] > 2.5
@@ -188,6 +192,6 @@ def test_sets_of_one_kind_are_joined_and_pictures_brought_to_the_largest():
 )
 def test_sets_of_other_kinds_are_not_joined(other, said):
     with pytest.raises(ValueError, match=said):
-        joined(
+        concat(
             {"bytes": Tensors(torch.zeros(2, 3, 4, 4, dtype=torch.uint8)), "other": Tensors(other)}
         )

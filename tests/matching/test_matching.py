@@ -9,7 +9,7 @@ from torch import nn
 from unalike.matching import Matcher, entropic, plans
 from unalike.models import CNN, MLP, Transformer
 from unalike.models.classics import VGG11, FastText, ResNet18
-from unalike.models.submodels import expand, extract, first, narrow, renumbered
+from unalike.models.submodels import expand, extract, first_units, narrow_model, reindex_groups
 from unalike.models.tracing import trace
 
 MODELS = {
@@ -68,7 +68,7 @@ def permuted(state, widths, seed=1):
     draws, mixed = torch.Generator().manual_seed(seed), dict(state)
     for width in widths:
         order = torch.randperm(width.units, generator=draws)
-        for place in width.places:
+        for place in width.slices:
             index = torch.arange(mixed[place.tensor].shape[place.axis])
             index[place.entries.flatten()] = place.entries[order].flatten()
             mixed[place.tensor] = mixed[place.tensor].index_select(place.axis, index)
@@ -122,10 +122,10 @@ def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
 def test_a_network_made_wider_computes_the_same(name):
     """16 units become 32: with "mass" each is split; with "barycentre" outputs would grow."""
     model, x, widths = made(name)
-    keep = first(widths, 0.5)
-    small = narrow(model, widths, keep, x).eval()
+    keep = first_units(widths, 0.5)
+    small = narrow_model(model, widths, keep, x).eval()
     (wide,) = Matcher("mass").carry(
-        [small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths
+        [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
     )
     assert torch.allclose(output(model, wide, x), small(x), atol=1e-6)
     assert {n: t.shape for n, t in wide.items()} == {
@@ -140,18 +140,18 @@ def test_the_barycentre_of_columns_multiplies_outputs_by_the_ratio_of_widths():
     ).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     widths = trace(model, x)
-    keep = first(widths, 0.5)
-    small = narrow(model, widths, keep)
+    keep = first_units(widths, 0.5)
+    small = narrow_model(model, widths, keep)
     (wide,) = Matcher("barycentre").carry(
-        [small.state_dict()], [model.state_dict()], renumbered(widths, keep), widths
+        [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
     )
     assert torch.allclose(output(model, wide, x), 4 * small(x), atol=1e-9)
 
 
 def test_narrowing_what_was_widened_gives_it_back():
     model, x, widths = made("linear")
-    keep = first(widths, 0.5)
-    small, own = narrow(model, widths, keep, x).state_dict(), renumbered(widths, keep)
+    keep = first_units(widths, 0.5)
+    small, own = narrow_model(model, widths, keep, x).state_dict(), reindex_groups(widths, keep)
     matcher = Matcher("mass")
     (wide,) = matcher.carry([small], [model.state_dict()], own, widths)
     (back,) = matcher.carry([wide], [small], widths, own)
@@ -163,8 +163,8 @@ def test_narrowing_what_was_widened_gives_it_back():
 def test_several_are_matched_as_one_by_one_and_plans_are_remembered(solver, large, monkeypatch):
     monkeypatch.setattr("unalike.matching.transport.LARGE", large)
     model, _, widths = made("conv, batch norm, residual")
-    keep = first(widths, 0.5)
-    own, full = renumbered(widths, keep), model.state_dict()
+    keep = first_units(widths, 0.5)
+    own, full = reindex_groups(widths, keep), model.state_dict()
     clients = [extract(permuted(full, widths, seed), widths, keep) for seed in range(3)]
     matcher = Matcher(solver=solver)
     together = matcher.carry([full] * 3, clients, widths, own, keys=["a", "b", "c"])
@@ -225,10 +225,10 @@ def test_large_layers_get_entropic_plans_unless_told(monkeypatch):
 def test_expand_is_a_plan_of_ones():
     """Where a client's units are the first of the global's, carrying and expanding agree on them."""
     model, _, widths = made("linear")
-    keep = first(widths, 0.5)
+    keep = first_units(widths, 0.5)
     small = extract(model.state_dict(), widths, keep)
     (narrow_to_self,) = Matcher().carry(
-        [small], [small], renumbered(widths, keep), renumbered(widths, keep)
+        [small], [small], reindex_groups(widths, keep), reindex_groups(widths, keep)
     )
     assert (
         apart(narrow_to_self, small) < 1e-9

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unalike.models import build_encoder
-from unalike.models.autoencoder import Autoencoder, fuse, marked
+from unalike.models.autoencoder import Autoencoder, fuse, with_masks
 
 SHAPES = {"image": (1, 4, 4), "text": (7,)}
 
@@ -20,7 +20,7 @@ def test_fused_feature_is_the_mean_of_the_codes_there_are(model):
     assert set(codes) == {"image", "text"} and all(z.shape == (3, 5) for z in codes.values())
     assert torch.allclose(model(x), (codes["image"] + codes["text"]) / 2)
     assert torch.equal(model({"text": x["text"]}), codes["text"])
-    assert torch.equal(fuse({"text": codes["text"]}, marked(x)), codes["text"])
+    assert torch.equal(fuse({"text": codes["text"]}, with_masks(x)), codes["text"])
 
 
 def test_a_sample_is_fused_and_rebuilt_from_what_it_has(model):

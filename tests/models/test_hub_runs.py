@@ -12,7 +12,7 @@ from pretrained import save_reader, small
 import unalike
 from unalike import Classification, Client, FedAvg, FedMuscle, Training, cli
 from unalike.base.message import encoded_size
-from unalike.data.texts import written
+from unalike.data.text_codes import texts_to_codes
 from unalike.models import build_encoder
 from unalike.models.hub import check_folder
 from unalike.models.model import find_trunk
@@ -66,7 +66,7 @@ def encoder_of(family, folder, lora):
 def client_of(id, family, folder, lora):
     y = torch.arange(8) % 2
     x = torch.randint(256, (8, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
-    x = x if family in PROCESSORS else written(TEXTS, 20)
+    x = x if family in PROCESSORS else texts_to_codes(TEXTS, 20)
     model = encoder_of(family, folder, lora)
     return Client(id, model, Classification(2), train=(x, y), test=(x, y), public=x)
 
@@ -164,7 +164,7 @@ def test_a_pair_takes_a_hub_model_that_has_no_trunk_beside_a_reader_that_has_one
     text = {"name": "reader", "model": folders["bert"], "lora": 4, "length": 6}
     shape = {"image": (3, 32, 32), "text": (20,)}
     pair = build_encoder("pair", shape, {"image": image, "text": text, "width": 4}).eval()
-    x = {"image": torch.rand(2, 3, 32, 32), "text": written(TEXTS[:2], 20)}
+    x = {"image": torch.rand(2, 3, 32, 32), "text": texts_to_codes(TEXTS[:2], 20)}
     kept = find_trunk(pair)(x)
     assert kept["image"] is x["image"] and kept["text"].shape == (2, 6)
     torch.testing.assert_close(pair(kept), pair(x))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from unalike.data.texts import written
+from unalike.data.text_codes import texts_to_codes
 from unalike.models import build_encoder
 
 pytestmark = pytest.mark.skipif(
@@ -21,15 +21,15 @@ TEXTS = [
 
 def test_alike_sentences_are_near_and_all_ways_in_agree():
     model = build_encoder("minilm", (60,), {"length": 16}).eval()
-    x = model.trunk(written(TEXTS, 60))
+    x = model.trunk(texts_to_codes(TEXTS, 60))
     with torch.no_grad():
-        z = model(written(TEXTS, 60))
+        z = model(texts_to_codes(TEXTS, 60))
         near = normalize(z, dim=1) @ normalize(z, dim=1).T
         ids = [[*model.begin, *model.split(text), *model.end] for text in TEXTS]
         assert x.shape == (3, 16) and [row[row >= 0].tolist() for row in x] == ids
         torch.testing.assert_close(model(x), z)
         torch.testing.assert_close(model.read(model.embed(x.clamp(min=0)), x >= 0), z)
-        cut = build_encoder("minilm", (60,), {"length": 5}).trunk(written(TEXTS, 60))
+        cut = build_encoder("minilm", (60,), {"length": 5}).trunk(texts_to_codes(TEXTS, 60))
         assert cut.shape == (3, 5) and [row[-1] for row in cut.tolist()] == [*model.end] * 3, (
             "the end is there, however short"
         )
@@ -44,7 +44,7 @@ def test_lora_learns_alone_and_alone_is_kept():
         and all("lora_" in name for name in learning)
         and model.state_dict().keys() == learning
     )
-    x = written(TEXTS)
+    x = texts_to_codes(TEXTS)
     assert torch.equal(model(x), model(x)), "nothing is dropped from weights that stay"
 
 

@@ -7,7 +7,7 @@ from unalike.models import build_encoder
 from unalike.models.pairs import numbered
 
 
-def written(*texts):
+def texts_to_codes(*texts):
     rows = torch.zeros(len(texts), max(map(len, texts)) + 2, dtype=torch.int32)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = torch.tensor([ord(letter) for letter in text], dtype=torch.int32)
@@ -15,12 +15,12 @@ def written(*texts):
 
 
 def test_words_have_numbers_whatever_stands_between_them():
-    a, b, c = numbered(written("A dog runs.", "a  DOG, runs", "dog a"), 5000)
+    a, b, c = numbered(texts_to_codes("A dog runs.", "a  DOG, runs", "dog a"), 5000)
     assert (
         torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], *[0] * (len(c) - 2)]
     )
     assert len(set(a.tolist())) == 4 and a.max() < 5000  # three words, and no word
-    assert not numbered(written("", " ,"), 100).any()
+    assert not numbered(texts_to_codes("", " ,"), 100).any()
 
 
 @pytest.mark.parametrize("length", [None, 6])
@@ -35,10 +35,10 @@ def test_what_comes_after_a_text_is_not_read(length):
     assert alone.shape == (1, 6) and longer.shape == (2, 6)
     torch.testing.assert_close(alone[0], longer[0])
     assert (gru(words.flip(1)[1:])[0] - longer[1]).abs().max() > 1e-3
-    both = written("a dog", "a dog that runs")
+    both = texts_to_codes("a dog", "a dog that runs")
     torch.testing.assert_close(gru(both)[:1], gru(both[:1]))
     torch.testing.assert_close(gru(gru.trunk(both)), gru(both))
-    assert gru(written("", "a dog")).isfinite().all()
+    assert gru(texts_to_codes("", "a dog")).isfinite().all()
 
 
 def test_ahead_and_from_the_end_by_hand():
@@ -51,7 +51,7 @@ def test_ahead_and_from_the_end_by_hand():
 
 
 def test_texts_are_cut_to_a_length():
-    long, short = written("one two three four", "one two")
+    long, short = texts_to_codes("one two three four", "one two")
     assert numbered(long[None], 5000, 2).tolist() == numbered(short[None], 5000, 2).tolist()
     gru = build_encoder("gru", (20,), {"words": 50, "embedding": 4, "width": 6, "length": 2})
     assert (
@@ -77,10 +77,10 @@ def test_a_pair_is_two_vectors_of_one_width():
     assert both.shape == (3, 2, 5) and torch.allclose(
         both[:, 0], pair.joint[0](pair.parts[0](x["image"]))
     )
-    kept = pair.trunk({"image": x["image"], "text": written("a dog", "a", "the cat")})
+    kept = pair.trunk({"image": x["image"], "text": texts_to_codes("a dog", "a", "the cat")})
     assert kept["image"] is x["image"] and kept["text"].dtype == torch.int64
     torch.testing.assert_close(
-        pair(kept), pair({"image": x["image"], "text": written("a dog", "a", "the cat")})
+        pair(kept), pair({"image": x["image"], "text": texts_to_codes("a dog", "a", "the cat")})
     )
     with pytest.raises(ValueError, match=r"an image .* and a text"):
         build_encoder("pair", {"a": (3,), "b": (4,)}, options)

@@ -242,7 +242,7 @@ def test_tokens_are_where_their_patch_is_and_images_are_prepared_as_told(saved):
     ("saved", "drawn"), [("segformer", True), ("vit", False), ("resnet", True)], indirect=["saved"]
 )
 def test_models_that_leave_out_paths_or_count_are_known_to_draw(saved, drawn):
-    from unalike.training.loop import draws
+    from unalike.training.batch_norm import is_stochastic
 
     model = build_encoder(
         "hub", (3, 64, 64), {"model": saved[1], "size": 64 if saved[0] != "vit" else None}
@@ -250,7 +250,7 @@ def test_models_that_leave_out_paths_or_count_are_known_to_draw(saved, drawn):
     x = torch.rand(8, 3, 64, 64)
     state = torch.get_rng_state()
     model.train()(x)
-    assert draws(model.train()) is drawn and not draws(model.eval())
+    assert is_stochastic(model.train()) is drawn and not is_stochastic(model.eval())
     assert torch.equal(state, torch.get_rng_state()) is (saved[0] != "segformer")
 
 

@@ -8,7 +8,7 @@ from pretrained import save_reader
 
 import unalike
 from unalike import Classification, Client, FedMuscle, Training
-from unalike.data.texts import written
+from unalike.data.text_codes import texts_to_codes
 from unalike.models import build_encoder
 
 t = pytest.importorskip("transformers")
@@ -25,7 +25,7 @@ def two(tmp_path):
 
 
 def test_a_reader_splits_by_its_own_tokenizer_and_means_over_what_is_there(two):
-    x = written(TEXTS[:2], 20)
+    x = texts_to_codes(TEXTS[:2], 20)
     one, other = (
         build_encoder("reader", (20,), {"model": folder, "length": 6}).eval() for folder in two
     )
@@ -39,9 +39,9 @@ def test_a_reader_splits_by_its_own_tokenizer_and_means_over_what_is_there(two):
         )
         torch.testing.assert_close(one(x)[:1], states.mean(1))
         torch.testing.assert_close(one(one.trunk(x)), one(x))
-    assert (one.width, other.width) == (16, 8) and one.trunk(written(["a " * 9], 20))[0, -1] == 3, (
-        "cut, and its end is there"
-    )
+    assert (one.width, other.width) == (16, 8) and one.trunk(texts_to_codes(["a " * 9], 20))[
+        0, -1
+    ] == 3, "cut, and its end is there"
 
 
 def test_lora_learns_alone_in_either(two):
@@ -53,12 +53,12 @@ def test_lora_learns_alone_in_either(two):
             and all("lora_" in name for name in learning)
             and reader.state_dict().keys() == learning
         )
-        x = written(TEXTS, 20)
+        x = texts_to_codes(TEXTS, 20)
         assert torch.equal(reader(x), reader(x)), "nothing is dropped"
 
 
 def test_readers_with_different_tokenizers_align_on_the_same_texts(two, tmp_path):
-    x, y = written(TEXTS, 20), torch.arange(6) % 2
+    x, y = texts_to_codes(TEXTS, 20), torch.arange(6) % 2
     clients = [
         Client(
             f"c{i}",

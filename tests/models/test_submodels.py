@@ -7,16 +7,16 @@ from torch import nn
 from unalike.base.errors import UserError
 from unalike.models import CNN, MLP, Transformer
 from unalike.models.classics import VGG11, FastText, ResNet18
+from unalike.models.flops import count_flops
 from unalike.models.submodels import (
-    activity,
     expand,
     extract,
-    first,
-    flops,
-    narrow,
-    renumbered,
+    find_channel_groups,
+    first_units,
+    measure_activity,
+    narrow_model,
+    reindex_groups,
     shapes,
-    widths_of,
 )
 from unalike.models.tracing import trace
 
@@ -88,9 +88,9 @@ def test_extract_and_expand_undo_each_other(name, ratio):
     widths, full = trace(model, x), model.state_dict()
     keep = [
         torch.randperm(w.units)[: len(k)].sort().values
-        for w, k in zip(widths, first(widths, ratio))
+        for w, k in zip(widths, first_units(widths, ratio))
     ]
-    small = narrow(model, widths, keep, x)
+    small = narrow_model(model, widths, keep, x)
     assert small(x).shape == model(x).shape
     state = small.state_dict()
     assert all(torch.equal(t, state[n]) for n, t in extract(full, widths, keep).items())
@@ -109,7 +109,7 @@ def test_extract_and_expand_undo_each_other(name, ratio):
     )
     assert sum(int(t.sum()) for t in touched.values()) == sum(t.numel() for t in state.values())
     if ratio < 1:
-        assert flops(small, x) < flops(model, x)
+        assert count_flops(small, x) < count_flops(model, x)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -117,7 +117,7 @@ def test_units_of_no_effect_can_go_without_one(name):
     """Whatever the tracer ties is all there is of a unit: with its columns zero, the units left out are not missed."""
     model, x = made(name)
     widths = trace(model, x)
-    keep = first(widths, 0.5)
+    keep = first_units(widths, 0.5)
     if any(isinstance(m, nn.LayerNorm | nn.TransformerEncoderLayer) for m in model.modules()):
         keep = [
             torch.arange(w.units) if w.units == 32 else k for w, k in zip(widths, keep)
@@ -126,14 +126,14 @@ def test_units_of_no_effect_can_go_without_one(name):
             return  # and torch wants heads to be as wide as the stream
     with torch.no_grad():
         for width, units in zip(widths, keep):
-            for place in width.places:
-                if not place.made:
+            for place in width.slices:
+                if not place.is_output:
                     model.get_parameter(place.tensor).index_fill_(
                         place.axis, place.entries[len(units) :].flatten(), 0
                     )
         if name == "mobile":  # its gate sees the whole stream, grouped ones their group
             return
-        small = narrow(model, widths, keep, x)
+        small = narrow_model(model, widths, keep, x)
         assert torch.allclose(small(x), model(x), atol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_the_widths_of_what_is_tied():
     assert [w.units for w in widths] == [8, 8, 8, 16, 16, 16, 32, 32, 32, 64, 64, 64], (
         "one stream and two inner widths a stage"
     )
-    stream = {p.tensor for p in widths[0].places}
+    stream = {p.tensor for p in widths[0].slices}
     assert {
         "0.first.0.weight",
         "0.blocks.0.inner.3.weight",
@@ -163,17 +163,17 @@ def test_the_widths_of_what_is_tied():
 def test_a_submodels_widths_are_those_of_its_own():
     model, x = made("resnet")
     widths = trace(model, x)
-    keep = first(widths, 0.5)
-    own, told = trace(narrow(model, widths, keep), x), renumbered(widths, keep)
-    assert [[(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in own] == [
-        [(p.tensor, p.axis, p.entries.tolist(), p.made) for p in w.places] for w in told
-    ]
+    keep = first_units(widths, 0.5)
+    own, told = trace(narrow_model(model, widths, keep), x), reindex_groups(widths, keep)
+    assert [
+        [(p.tensor, p.axis, p.entries.tolist(), p.is_output) for p in w.slices] for w in own
+    ] == [[(p.tensor, p.axis, p.entries.tolist(), p.is_output) for p in w.slices] for w in told]
 
 
 def test_models_that_differ_only_in_heads_are_not_taken_for_alike():
     x = torch.zeros(1, 1, 8, 8)
     few, many = (
-        widths_of(nn.Sequential(Transformer((1, 8, 8), heads=heads), nn.Linear(32, 2)), x)
+        find_channel_groups(nn.Sequential(Transformer((1, 8, 8), heads=heads), nn.Linear(32, 2)), x)
         for heads in (2, 4)
     )
     assert few[1].units == 2 and many[1].units == 4
@@ -214,9 +214,9 @@ class Folding(nn.Module):
 
 def test_units_that_no_layer_makes_are_not_left_out():
     widths = trace(Folding(), torch.randn(2, 4))
-    assert all(any(place.made for place in width.places) for width in widths)
+    assert all(any(place.is_output for place in width.slices) for width in widths)
     with pytest.raises(UserError, match="cannot be made narrower"):
-        narrow(Folding(), widths, first(widths, 0.5), torch.randn(2, 4))
+        narrow_model(Folding(), widths, first_units(widths, 0.5), torch.randn(2, 4))
 
 
 class Stubborn(nn.Module):
@@ -265,7 +265,7 @@ def test_what_the_tracer_cannot_follow_is_told_with_its_layer_and_the_way_out():
     with pytest.raises(
         UserError, match=r"in layer 'after' .* That layer, or one before it, .* name it in `fixed`"
     ):
-        narrow(Waves(numpy=True), widths, first(widths, 0.5), x)
+        narrow_model(Waves(numpy=True), widths, first_units(widths, 0.5), x)
     assert (
         trace(Waves(), x, fixed=["before"]) == trace(Waves(numpy=True), x, fixed=["before"]) == []
     )
@@ -276,18 +276,18 @@ def test_a_layer_that_reckons_with_its_full_width_is_refused(model, x):
     model, x = model(), torch.randn(x)
     widths = trace(model, x)
     with pytest.raises(UserError, match="cannot be made narrower"):
-        narrow(model, widths, first(widths, 0.5), x)
+        narrow_model(model, widths, first_units(widths, 0.5), x)
 
 
 @pytest.mark.parametrize("ratio", [0, -0.5, 1.5])
 def test_a_width_at_which_a_layer_vanishes_is_refused(ratio):
     model, x = made("mlp")
     with pytest.raises(UserError, match=r"above 0 and at most 1.*layers.1.weight would have"):
-        first(trace(model, x), ratio)
+        first_units(trace(model, x), ratio)
     widths = trace(model, x)
     with pytest.raises(UserError, match="would vanish"):
         extract(model.state_dict(), widths, [torch.arange(0)] * len(widths))
-    assert [len(k) for k in first(widths, 1e-6)] == [1, 1]
+    assert [len(k) for k in first_units(widths, 1e-6)] == [1, 1]
 
 
 def test_activity_is_what_layers_give_above_zero_and_how_often_not():
@@ -295,7 +295,7 @@ def test_activity_is_what_layers_give_above_zero_and_how_often_not():
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
     x = torch.tensor([[1.0], [2.0], [-4.0]])
-    (found,) = activity(model, trace(model, x), [x[:2], x[2:]])
+    (found,) = measure_activity(model, trace(model, x), [x[:2], x[2:]])
     torch.testing.assert_close(
         found, torch.tensor([[1.0, 1 / 3], [4 / 3, 2 / 3]], dtype=torch.float64)
     )

@@ -75,8 +75,12 @@ def outline(folder):
 def test_a_whole_run_shows_every_part_and_needs_no_network(make):
     folder = make(arrivals=True, safeguard=True, failures=FAILED)
     page = outline(folder)
-    written = (folder / "report.html").read_text()
-    assert "http:" not in written and "https:" not in written and "#a5f0" not in written
+    texts_to_codes = (folder / "report.html").read_text()
+    assert (
+        "http:" not in texts_to_codes
+        and "https:" not in texts_to_codes
+        and "#a5f0" not in texts_to_codes
+    )
     text = " ".join(page.words).replace("\N{NO-BREAK SPACE}", " ")
     for part in PARTS:
         assert part in text, part

@@ -104,7 +104,7 @@ def same(folder, whole):
     assert (folder / "ledger.csv").read_bytes() == (whole / "ledger.csv").read_bytes()
 
 
-def written(folder):
+def texts_to_codes(folder):
     """How many events a run has told so far."""
     events = folder / "events.jsonl"
     return events.read_bytes().count(b"\n") if events.exists() else 0
@@ -112,7 +112,7 @@ def written(folder):
 
 def kill(pid, alive, folder, lines, pause):
     """SIGKILL some time after the run has told so many events; False if it was over by then."""
-    while alive() and written(folder) < lines:
+    while alive() and texts_to_codes(folder) < lines:
         time.sleep(0.002)
     time.sleep(pause)
     if running := alive():
@@ -166,7 +166,7 @@ def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
             process.pid,
             process.is_alive,
             folder,
-            written(folder) + draws.randint(0, ROUNDS // 2),
+            texts_to_codes(folder) + draws.randint(0, ROUNDS // 2),
             draws.uniform(0, 0.05),
         )
         process.join()

@@ -49,7 +49,7 @@ def test_too_few_to_share(clients, said):
 
 
 def shares(samples):
-    counts = torch.bincount(samples.labelled(torch.arange(len(samples)))[1], minlength=10)
+    counts = torch.bincount(samples.labelled_batch(torch.arange(len(samples)))[1], minlength=10)
     return counts / counts.sum()
 
 
@@ -64,7 +64,9 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions():
         assert len(few.test) == 40 and set(few.test.index.tolist()) <= set(
             whole.test.index.tolist()
         )
-        counts = torch.bincount(whole.test.labelled(torch.arange(len(whole.test)))[1], minlength=10)
+        counts = torch.bincount(
+            whole.test.labelled_batch(torch.arange(len(whole.test)))[1], minlength=10
+        )
         everything = torch.bincount(
             build.load_dataset("digits").targets["digit"][build.load_dataset("digits").test],
             minlength=10,

@@ -25,7 +25,10 @@ from unalike.data.modalities import MARK, modalities
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, fuse
 from unalike.models.model import Model
-from unalike.training.loop import Diverged, Recorded, Stack, pad
+from unalike.training.batching import pad_and_mask
+from unalike.training.cuda_graphs import RecordedSteps
+from unalike.training.loop import Diverged
+from unalike.training.stacked import Stack
 
 Parameters = dict[str, Tensor]
 Weight = Annotated[float, Field(ge=0)]
@@ -205,7 +208,7 @@ class AFMCC(Algorithm):
         def __init__(self, *about: Any):
             super().__init__(*about)
             self.recorded: dict[
-                tuple, Recorded | None
+                tuple, RecordedSteps | None
             ] = {}  # on a GPU: the steps of visits with these clients; None: seen once
 
         @operation
@@ -410,15 +413,15 @@ def whole(
     """The steps on all rows. On a GPU they are recorded when the same clients come together a second time, and played from then on."""
     first, key = programs[0], (*(program.client.id for program in programs), len(losses), turns)
     if key in first.recorded and (recorded := first.recorded[key]) is not None:
-        return recorded.play(parameters)
+        return recorded.replay(parameters)
     x = padded([program.rows() for program in programs])
     stack = Stack(first.model, parameters, first.training)
     if (
         key in first.recorded
         and sum(kept is not None for kept in first.recorded.values()) < RECORDS
     ):
-        first.recorded[key] = recorded = Recorded(stack, losses, x)
-        return recorded.play(parameters)
+        first.recorded[key] = recorded = RecordedSteps(stack, losses, x)
+        return recorded.replay(parameters)
     if parameters[0] and next(iter(parameters[0].values())).is_cuda:
         first.recorded[key] = None
     ends = torch.zeros(())
@@ -475,4 +478,4 @@ def mix(shares: Tensor, models: Tensor) -> Tensor:
 
 def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Modalities and marks of several clients, filled up to the same number of rows: by the marks these have no modality at all."""
-    return {name: pad([each[name] for each in rows])[0] for name in rows[0]}
+    return {name: pad_and_mask([each[name] for each in rows])[0] for name in rows[0]}

@@ -8,7 +8,7 @@ from torch import Tensor
 from unalike.base.randomness import stream
 from unalike.core.federation import Federation
 from unalike.methods.submodels import SubmodelMethod
-from unalike.models.submodels import count
+from unalike.models.submodels import kept_units
 
 
 @dataclass
@@ -18,6 +18,6 @@ class FedDropout(SubmodelMethod):
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         draws, ratio = stream(fed.seed, "units", fed.round, client), fed.state["ratio"][client]
         return [
-            torch.randperm(width.units, generator=draws)[: count(width, ratio)].sort().values
+            torch.randperm(width.units, generator=draws)[: kept_units(width, ratio)].sort().values
             for width in self.widths(fed, client)
         ]

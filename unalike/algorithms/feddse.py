@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unalike.core.federation import Federation
 from unalike.methods.submodels import SubmodelMethod
-from unalike.models.submodels import count, first
+from unalike.models.submodels import first_units, kept_units
 
 
 @dataclass
@@ -37,8 +37,11 @@ class FedDSE(SubmodelMethod):
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
         if client not in fed.state["excitement"]:
-            return first(widths, ratio)
+            return first_units(widths, ratio)
         return [
-            score.cpu().argsort(descending=True, stable=True)[: count(width, ratio)].sort().values
+            score.cpu()
+            .argsort(descending=True, stable=True)[: kept_units(width, ratio)]
+            .sort()
+            .values
             for width, score in zip(widths, fed.state["excitement"][client]["of"], strict=True)
         ]

@@ -21,7 +21,7 @@ from unalike.losses.transport import transport
 from unalike.methods.averaging import Parameters
 from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
 from unalike.models.conditions import SHIPPED, read
-from unalike.models.prompts import Prompts, Verdict, still, tokens
+from unalike.models.prompts import Prompts, Verdict, tokens, zero_linear
 from unalike.models.vlm import VisionLanguage
 
 SHOWN = 256  # test images that pictures are made of
@@ -124,7 +124,7 @@ class FedMPT(PromptTuning):
                 raise ValueError("there are no test images to explain")
             own = {name: tensor.clone() for name, tensor in self.shared().items()}
             self.model.load_state_dict(parameters, strict=False)
-            x, y = data.labelled(torch.arange(min(len(data), SHOWN)))
+            x, y = data.labelled_batch(torch.arange(min(len(data), SHOWN)))
             with torch.no_grad():
                 x, model = self.client.to_device(x), self.model.eval()
                 logits, told = model(x), model.explain(x)
@@ -162,7 +162,7 @@ class Conditioned(nn.Module):
             self.down, self.up = low_rank(count, model.width, how.rank)
         if how.gate:
             self.route = nn.Sequential(
-                nn.Linear(model.width, how.rank, bias=False), still(how.rank, count)
+                nn.Linear(model.width, how.rank, bias=False), zero_linear(how.rank, count)
             )
         self.dropout = nn.Dropout(how.dropout)
         self.verdict = Verdict()

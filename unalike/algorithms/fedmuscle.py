@@ -28,8 +28,9 @@ from unalike.methods.distillation import DistillationProgram, teach
 from unalike.methods.group_averaging import OPEN, GroupAveragingProgram, train_united, unite
 from unalike.methods.shared_subspace import SharedSubspaceProgram, meet
 from unalike.models.model import Model
+from unalike.training.batch_norm import is_stochastic
 from unalike.training.cuda_graphs import GraphedForward, GraphedFunction
-from unalike.training.loop import draws, move, step
+from unalike.training.loop import apply_gradients, step
 
 Temperature = float | list[list[float]]
 Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public batch, (B, d)
@@ -492,7 +493,7 @@ class FedMuscle(Algorithm):
             z = self.recall(epoch, batch)
             self.work += len(z)
             z.backward(gradient.to(z.device, z.dtype))
-            move(optimizer, self.training.max_grad_norm)
+            apply_gradients(optimizer, self.training.max_grad_norm)
             del z  # while a graph lives, a GPU cannot record the way back to its parameters
             return self.following(epoch, batch)
 
@@ -583,7 +584,7 @@ class FedMuscle(Algorithm):
             """Representations of rows; a GPU plays them where each pass is the same."""
             learning = [p for p in self.model.parameters() if p.requires_grad]
             return GraphedForward(
-                self.model.represent, learning, RECORDS and not draws(self.model.train())
+                self.model.represent, learning, RECORDS and not is_stochastic(self.model.train())
             )
 
         def following(self, epoch: int, batch: int) -> Tensor:

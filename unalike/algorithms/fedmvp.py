@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.methods.prompt_tuning import Querying
-from unalike.models.prompts import START, Verdict, still
+from unalike.models.prompts import START, Verdict, zero_linear
 from unalike.models.vlm import VisionLanguage
 
 
@@ -29,7 +29,7 @@ class Former(nn.Module):
         self.look = nn.MultiheadAttention(width, how.heads, batch_first=True)
         self.recall = nn.MultiheadAttention(width, how.heads, batch_first=True)
         self.mix = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, width)
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, width)
         )
         self.verdict = Verdict()
 

@@ -123,7 +123,7 @@ class FedNCA(Averaging):
             """How near to neural collapse the features of some of its rows are."""
             head, data = self.model.head, self.client.train
             assert isinstance(head, ClassHead)
-            x, y = data.labelled(torch.arange(min(len(data), LOOKED_AT)))
+            x, y = data.labelled_batch(torch.arange(min(len(data), LOOKED_AT)))
             self.model.eval()
             with torch.no_grad():
                 f = head.features(self.model.features(self.client.to_device(x)))

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from unalike.losses.transport import sinkhorn
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.prompts import START, Verdict, still
+from unalike.models.prompts import START, Verdict, zero_linear
 from unalike.models.vlm import VisionLanguage
 
 
@@ -75,4 +75,4 @@ class Matched(nn.Module):
 
 def adapter(width: int, rank: int) -> nn.Sequential:
     """Down, on, up; changes nothing at first."""
-    return nn.Sequential(nn.Linear(width, rank), nn.GELU(), still(rank, width))
+    return nn.Sequential(nn.Linear(width, rank), nn.GELU(), zero_linear(rank, width))

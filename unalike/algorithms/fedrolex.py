@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unalike.core.federation import Federation
 from unalike.methods.submodels import SubmodelMethod
-from unalike.models.submodels import count
+from unalike.models.submodels import kept_units
 
 
 @dataclass
@@ -17,6 +17,6 @@ class FedRolex(SubmodelMethod):
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         ratio = fed.state["ratio"][client]
         return [
-            ((torch.arange(count(width, ratio)) + fed.round) % width.units).sort().values
+            ((torch.arange(kept_units(width, ratio)) + fed.round) % width.units).sort().values
             for width in self.widths(fed, client)
         ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.methods.prompt_tuning import Querying
-from unalike.models.prompts import Prompts, Verdict, still, tokens
+from unalike.models.prompts import Prompts, Verdict, tokens, zero_linear
 from unalike.models.vlm import VisionLanguage
 
 
@@ -29,7 +29,7 @@ class Writer(nn.Module):
         )
         self.attention = nn.MultiheadAttention(width, how.heads, batch_first=True)
         self.write = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), still(width, model.word)
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, model.word)
         )
         self.verdict = Verdict()
 

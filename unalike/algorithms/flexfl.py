@@ -9,8 +9,8 @@ from torch import Tensor
 from unalike.core.federation import Federation
 from unalike.methods.averaging import Parameters
 from unalike.methods.submodels import SubmodelMethod
-from unalike.models.channel_groups import Width
-from unalike.models.submodels import extract, first
+from unalike.models.channel_groups import ChannelGroup
+from unalike.models.submodels import extract, first_units
 
 
 @dataclass
@@ -39,7 +39,8 @@ class FlexFL(SubmodelMethod):
                 fed.state["models"][group],
             )
             sizes = [
-                sum(model[p.tensor].numel() for p in width.places if p.made) for width in widths
+                sum(model[p.tensor].numel() for p in width.slices if p.is_output)
+                for width in widths
             ]
             shares[group] = [
                 1 - apoz * log(max(size, 2)) / log(max(*sizes, 2))
@@ -49,10 +50,10 @@ class FlexFL(SubmodelMethod):
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
         if (shares := fed.state["shares"].get(fed.state["group"][client])) is None or ratio == 1:
-            return first(widths, ratio)
+            return first_units(widths, ratio)
         model = {name: tensor.to("meta") for name, tensor in self.model(fed, client).items()}
         wanted, low, high = (
-            size(model, widths, first(widths, ratio)),
+            size(model, widths, first_units(widths, ratio)),
             0.0,
             1 / max(min(shares), 1e-3),
         )
@@ -72,12 +73,12 @@ class FlexFL(SubmodelMethod):
         super().absorb(fed, group, states, {c: weights[c] * sizes[c] for c in states})
 
 
-def at(widths: list[Width], shares: list[float], scale: float) -> list[Tensor]:
+def at(widths: list[ChannelGroup], shares: list[float], scale: float) -> list[Tensor]:
     return [
         torch.arange(min(width.units, max(1, ceil(scale * share * width.units))))
         for width, share in zip(widths, shares, strict=True)
     ]
 
 
-def size(model: Parameters, widths: list[Width], keep: list[Tensor]) -> int:
+def size(model: Parameters, widths: list[ChannelGroup], keep: list[Tensor]) -> int:
     return sum(tensor.numel() for tensor in extract(model, widths, keep).values())

@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, norm
 
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
-from unalike.data.modalities import MARK, marked, modalities
+from unalike.data.modalities import MARK, modalities, with_masks
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
@@ -173,7 +173,7 @@ class FMCSC(Averaging):
                 )
 
         def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            x = marked(x)
+            x = with_masks(x)
             return self.rebuilt(x, self.views.codes(x))
 
         def rebuilt(self, x: dict[str, Tensor], codes: dict[str, Tensor]) -> Tensor:
@@ -190,7 +190,7 @@ class FMCSC(Averaging):
             ).sum()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            x, how, net = marked(x), self.algorithm, self.views
+            x, how, net = with_masks(x), self.algorithm, self.views
             codes, owned = net.codes(x), list(modalities(x))
             h = net.fused(codes)
             loss = self.rebuilt(x, codes)
@@ -218,7 +218,7 @@ class FMCSC(Averaging):
 
         def lesson(self, x: Tensor | dict, y: Tensor) -> Tensor:
             """Of some views, tell what one's own model tells of all, and all views."""
-            x, net = marked(x), self.views
+            x, net = with_masks(x), self.views
             codes = net.codes(only(x, self.seen))
             with torch.no_grad():
                 goal = functional_call(net, encoder(self.own, x[self.seen[0]]), (x,))
@@ -241,7 +241,7 @@ class Views(nn.Module):
         self.common = head(auto.width * len(auto.encoders), auto.width)
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
-        return self.fused(self.codes(marked(x)))
+        return self.fused(self.codes(with_masks(x)))
 
     def codes(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """(n, width) of every view of the federation."""

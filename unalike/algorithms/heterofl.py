@@ -28,8 +28,8 @@ class HeteroFL(SubmodelMethod):
             makers = {
                 place.tensor
                 for w in self.widths
-                for place in w.places
-                if place.made and place.tensor.endswith("weight")
+                for place in w.slices
+                if place.is_output and place.tensor.endswith("weight")
             }
             for name in sorted(makers) if self.algorithm.scaler else ():
                 if small.get_parameter(name).dim() > 1:

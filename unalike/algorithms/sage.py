@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, o
 
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
-from unalike.data.views import view
+from unalike.data.augmentation import augment
 from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingProgram, agreed
 
 
@@ -61,7 +61,7 @@ class SAGE(PublicTraining):
             def given(rows: Tensor) -> tuple:
                 x = self.public_rows(rows, as_came=True)
                 weak, strong = (
-                    view(x, strong=strong, moves=not self.client.task.dense, flips=how.flips)
+                    augment(x, strong=strong, moves=not self.client.task.dense, flips=how.flips)
                     for strong in (False, True)
                 )
                 return weak, strong, told[rows.to(told.device)]

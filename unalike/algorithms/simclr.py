@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation
-from unalike.data.views import view
+from unalike.data.augmentation import augment
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 from unalike.models.model import Model
@@ -56,7 +56,7 @@ class SimCLR(PublicTraining):
         def contrast(self) -> float | None:
             def given(rows: Tensor) -> tuple:
                 x = self.public_rows(rows, as_came=True)
-                return tuple(view(x, flips=self.algorithm.flips) for _ in range(2))
+                return tuple(augment(x, flips=self.algorithm.flips) for _ in range(2))
 
             self.work += len(self.public) * self.algorithm.passes  # each row is seen twice
             return self.study(self.apart, given)

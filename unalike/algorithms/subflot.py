@@ -14,7 +14,7 @@ from unalike.core.operations import graph_safe
 from unalike.matching import Matcher
 from unalike.methods.averaging import Parameters
 from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram, as_was
-from unalike.models.submodels import levelled, renumbered, strengths
+from unalike.models.submodels import column_scales, reindex_groups, rescale_columns
 
 Share = Annotated[float, Field(ge=0, le=1)]
 AT_ONCE = 8  # clients matched together
@@ -60,7 +60,7 @@ class SubFLOT(SubmodelMethod):
             if self.otp and fed.state.get("uploads", {}).get(c, {}).get("units") == its
         }
         made = {
-            c: (self.levelled(fed, c, sent, its), its)
+            c: (self.rescale_columns(fed, c, sent, its), its)
             for c, (sent, its) in super()
             .parameters_for(fed, {c: its for c, its in keep.items() if c not in known})
             .items()
@@ -71,21 +71,21 @@ class SubFLOT(SubmodelMethod):
             }
         return made
 
-    def levelled(
+    def rescale_columns(
         self, fed: Federation, client: str, sent: Parameters, units: list[int]
     ) -> Parameters:
         """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
         return sent | {
             name: sent[name] * more.to(sent[name])
-            for name, more in self.strengths(fed, client, sent, units).items()
+            for name, more in self.column_scales(fed, client, sent, units).items()
         }
 
-    def strengths(
+    def column_scales(
         self, fed: Federation, client: str, state: Parameters, units: list[int]
     ) -> Parameters:
         widths = self.widths(fed, client)
         return (
-            strengths(widths, renumbered(widths, [torch.arange(n) for n in units]), state)
+            column_scales(widths, reindex_groups(widths, [torch.arange(n) for n in units]), state)
             if self.inputs == "mass"
             else {}
         )
@@ -95,7 +95,7 @@ class SubFLOT(SubmodelMethod):
     ) -> dict[str, Parameters]:
         """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
         widths, model = self.widths(fed, clients[0]), self.model(fed, clients[0])
-        own = renumbered(widths, [torch.arange(n) for n in units])
+        own = reindex_groups(widths, [torch.arange(n) for n in units])
         last = [
             {name: tensor.to(model[name].device) for name, tensor in fed.archive[c].items()}
             for c in clients
@@ -135,7 +135,7 @@ class SubFLOT(SubmodelMethod):
                     c: state
                     | {
                         name: state[name] / more.to(state[name])
-                        for name, more in self.strengths(fed, c, state, units[c]).items()
+                        for name, more in self.column_scales(fed, c, state, units[c]).items()
                     }
                     for c, state in states.items()
                 },
@@ -147,7 +147,7 @@ class SubFLOT(SubmodelMethod):
         for some in self.alike(fed, units):
             widths, matcher = self.widths(fed, some[0]), self.matcher(fed)
             keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
-            own = renumbered(widths, [torch.arange(n) for n in units[some[0]]])
+            own = reindex_groups(widths, [torch.arange(n) for n in units[some[0]]])
             found = matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys)
             for i, (client, state) in enumerate(zip(some, found, strict=True)):
                 yield client, state, matcher.reached(keys[i], widths, model) if keys else everything
@@ -182,7 +182,7 @@ class SubFLOT(SubmodelMethod):
                 options["optimizer"] = (
                     self.optimizer()
                 )  # made before: divided, parameters come in another order
-            with levelled(
+            with rescale_columns(
                 self.model,
                 self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {},
             ):
@@ -195,9 +195,9 @@ class SubFLOT(SubmodelMethod):
         def pace(self) -> dict[str, Tensor]:
             if self.paced[0] is not self.model:
                 state = self.model.state_dict()
-                found = strengths(
+                found = column_scales(
                     self.widths,
-                    renumbered(self.widths, [torch.arange(n) for n in self.memory["units"]]),
+                    reindex_groups(self.widths, [torch.arange(n) for n in self.memory["units"]]),
                     state,
                 )
                 self.paced = (

@@ -417,11 +417,11 @@ def conditions(
 ) -> None:
     """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
     from unalike.base.errors import UserError
-    from unalike.models.conditions import asked, write
+    from unalike.models.conditions import query_conditions, write
 
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to: make it first")
-    made = asked(
+    made = query_conditions(
         classes.split(","),
         endpoint,
         model,

@@ -17,12 +17,14 @@ from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.privacy import protects
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape
-from unalike.data.modalities import marked
+from unalike.data.modalities import with_masks
 from unalike.data.samples import Samples, nonfinite_problem
+from unalike.models.flops import count_flops
 from unalike.models.model import Model, find_trunk, width_of
-from unalike.models.submodels import flops
 from unalike.tasks.task import UNKNOWN
-from unalike.training.loop import GraphedStep, Training, batches, build_optimizer, train
+from unalike.training.batching import batches
+from unalike.training.cuda_graphs import GraphedStep
+from unalike.training.loop import Training, build_optimizer, train
 
 if TYPE_CHECKING:
     from unalike.core.federation import Federation, Replies
@@ -168,7 +170,7 @@ class ClientProgram:
         """These rows of the client's data; labels that nothing is learnt from need not be there, and are -1 then."""
         data = self.held("train")
         assert data is not None
-        x, y = data.labelled(index) if self.client.task.labelled else data.rows(index)
+        x, y = data.labelled_batch(index) if self.client.task.labelled else data.rows(index)
         return x, torch.full((len(index),), UNKNOWN) if y is None else y
 
     def tape(self, loss: Callable[[Tensor | dict, Tensor], Tensor]) -> GraphedStep:
@@ -177,11 +179,11 @@ class ClientProgram:
             not getattr(loss, "graph_safe", False)
             or torch.device(self.client.device).type != "cuda"
         ):
-            return GraphedStep(self.model, loss, records=False)
+            return GraphedStep(self.model, loss, enabled=False)
         name = loss.__name__
         if name not in self.tapes or self.tapes[name].model is not self.model:
             self.tapes[name] = GraphedStep(self.model, loss)
-        self.tapes[name].begin()
+        self.tapes[name].refresh()
         return self.tapes[name]
 
     def rows(self) -> dict[str, Tensor]:
@@ -189,7 +191,7 @@ class ClientProgram:
         if not hasattr(self, "placed"):
             if (wrong := nonfinite_problem(self.client.train)) is not None:
                 raise ValueError(wrong)
-            self.placed = marked(
+            self.placed = with_masks(
                 self.client.to_device(
                     self.client.train.rows(torch.arange(len(self.client.train)))[0]
                 )
@@ -233,7 +235,7 @@ class ClientProgram:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
         return {
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "flops": flops(self.model, self.row()),
+            "flops": count_flops(self.model, self.row()),
             "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             "hash": digest(self.model),
         }

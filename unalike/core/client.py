@@ -13,16 +13,16 @@ from torch.utils.data import Dataset
 
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
-from unalike.data.modalities import MARK, marked, modalities
-from unalike.data.resident import resident
+from unalike.data.device_cache import cache_on_device
+from unalike.data.modalities import MARK, modalities, with_masks
 from unalike.data.samples import (
     Inputs,
     Samples,
     Tensors,
+    as_samples,
     fingerprint,
     nonfinite_problem,
-    samples,
-    sized,
+    resize,
 )
 from unalike.tasks import TASKS, Task
 
@@ -159,7 +159,7 @@ class Client:
         given = getattr(self, name)
         if given is None and name != "train":
             return
-        data = unlabelled(given) if name == "public" else samples(given)
+        data = unlabelled(given) if name == "public" else as_samples(given)
         if not len(data):
             raise ValueError("there are no rows")
         if data is not given and isinstance(data, Tensors) and name != "public":
@@ -179,7 +179,7 @@ class Client:
         """(labels,): True for those that it has a training sample of, where a sample has one."""
         raw, labels = getattr(self.train, "raw", self.train), torch.arange(len(self.task.labels))
         parts = [
-            torch.isin(labels, raw.labelled(rows)[1].cpu())
+            torch.isin(labels, raw.labelled_batch(rows)[1].cpu())
             for rows in torch.arange(len(raw)).split(1024)
         ]
         return torch.stack(parts).any(0)
@@ -191,7 +191,7 @@ class Client:
         """
         if not isinstance(self.train, Tensors):
             return None
-        x = marked(self.train.rows(torch.arange(len(self.train)))[0])
+        x = with_masks(self.train.rows(torch.arange(len(self.train)))[0])
         return {name: rows[x[name + MARK] > 0] for name, rows in modalities(x).items()}
 
     def with_cached_features(self, trunk: Callable[[Any], Any] | None) -> "Client":
@@ -208,10 +208,10 @@ class Client:
             return look
 
         kept: dict[str, Any] = {
-            name: resident(getattr(self, name), self.device, seen(self.to_device))
+            name: cache_on_device(getattr(self, name), self.device, seen(self.to_device))
             for name in ("train", "test", "common")
         }
-        kept["public"] = resident(self.public, self.device, seen(self.public_to_device))
+        kept["public"] = cache_on_device(self.public, self.device, seen(self.public_to_device))
         return (
             replace(self, **kept)
             if any(kept[name] is not getattr(self, name) for name in kept)
@@ -291,7 +291,7 @@ class Client:
             else self.train.shape
         )
         if value.dim() == 4 and len(own) == 3 and value.shape[1] == own[0]:
-            value = sized(
+            value = resize(
                 value, [min(programs) for programs in zip(value.shape[2:], own[1:], strict=True)]
             )
         return self.to_device(value)
@@ -299,7 +299,7 @@ class Client:
 
 def unlabelled(given: Any) -> Samples:
     """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
-    data = samples((given, None) if isinstance(given, Tensor | dict) else given)
+    data = as_samples((given, None) if isinstance(given, Tensor | dict) else given)
     if (
         data is not given
         and isinstance(data, Tensors)

@@ -15,7 +15,7 @@ from unalike.core.engine import Arrival, Engine, Sent
 from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
 from unalike.core.replay import Replay
 from unalike.core.signatures import Declared, spec_mismatch, tensor_spec
-from unalike.data.public import PublicOrder
+from unalike.data.public_order import PublicOrder
 from unalike.training.loop import Training
 
 Messages = dict[str, dict[str, Value]]

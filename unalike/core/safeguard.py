@@ -56,7 +56,7 @@ def build_fold_replicas(program: "ClientProgram", count: int = FOLDS) -> list["C
     made = []
     for held in folds(program, count):
         kept = torch.tensor(sorted(set(range(len(program.client.train))) - set(held.tolist())))
-        client = dataclasses.replace(program.client, train=program.client.train.take(kept))
+        client = dataclasses.replace(program.client, train=program.client.train.subset(kept))
         made.append(program.fresh_copy(client))
     return made
 
@@ -103,7 +103,7 @@ def judge(program: "ClientProgram", judged: list["ClientProgram"]) -> Tensor:
         shadow.model.eval()
         with torch.no_grad():
             for rows in held.split(-(-len(held) // BLOCKS)):
-                x, y = program.client.train.labelled(rows)
+                x, y = program.client.train.labelled_batch(rows)
                 outputs.append(shadow.model(program.client.to_device(x)).cpu())
                 labels.append(program.client.to_device(y).cpu())
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from unalike.data.files import find, opened
 from unalike.data.pictures import decode, fifth
 from unalike.data.table import Table
-from unalike.data.texts import written
+from unalike.data.text_codes import texts_to_codes
 from unalike.tasks import Classification
 
 CIFAR = "https://www.cs.toronto.edu/~kriz/cifar.html, as x_train (n, 32, 32, 3) bytes, y_train, x_test, y_test"
@@ -128,7 +128,11 @@ def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:
     if not rows:
         raise ValueError(f"{path} has no rows of class,title,text")
     said = [" ".join(row[1:]) for row in rows]
-    x = torch.tensor([numbered(text) for text in said]) if texts == "words" else written(said)
+    x = (
+        torch.tensor([numbered(text) for text in said])
+        if texts == "words"
+        else texts_to_codes(said)
+    )
     return x, torch.tensor([int(row[0]) - 1 for row in rows])
 
 

@@ -8,7 +8,7 @@ from unalike.data.files import find, opened
 from unalike.data.pairs import flickr8k_pairs
 from unalike.data.pictures import Broken, decode
 from unalike.data.table import Table
-from unalike.data.texts import written
+from unalike.data.text_codes import texts_to_codes
 from unalike.tasks import Retrieval, Segmentation
 
 MASKS = (
@@ -63,7 +63,7 @@ def flickr8k(
     longest = LONGEST * max(map(len, pairs.captions)) if caption == "all" else LONGEST
     x = {
         "image": pairs.images[photo] if more else pairs.images,
-        "caption": written([*chosen, *(text for _, text in more)], longest),
+        "caption": texts_to_codes([*chosen, *(text for _, text in more)], longest),
     }
     test = torch.cat([asked, torch.arange(count, len(photo))])
     return Table(

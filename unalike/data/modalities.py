@@ -13,12 +13,12 @@ def modalities(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
     return {name: rows for name, rows in x.items() if not name.endswith(MARK)}
 
 
-def marked(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
+def with_masks(x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
     """Return every modality (n, ...) with its presence mark (n,): 1 where a sample has it, else 0.
 
     Rows of samples that lack a modality become 0. A modality without a mark is present in all.
 
-    >>> x = marked({"left": torch.tensor([[1.0], [2.0]]), "left?": torch.tensor([True, False])})
+    >>> x = with_masks({"left": torch.tensor([[1.0], [2.0]]), "left?": torch.tensor([True, False])})
     >>> x["left"].tolist(), x["left?"].tolist()
     ([[1.0], [0.0]], [1.0, 0.0])
     """

@@ -26,7 +26,7 @@ class Samples:
         """Inputs and labels of these rows; labels are None where there are none. Bytes stay bytes in inputs, labels are numbers."""
         raise NotImplementedError
 
-    def labelled(self, index: Tensor) -> tuple[Inputs, Tensor]:
+    def labelled_batch(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """The same, where there must be labels."""
         x, y = self.rows(index)
         if y is None:
@@ -35,7 +35,7 @@ class Samples:
             )
         return x, y
 
-    def take(self, index: Tensor) -> "Samples":
+    def subset(self, index: Tensor) -> "Samples":
         """Only these rows: a view, nothing is copied."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class Samples:
 class Tensors(Samples):
     """Samples in memory: `x` one tensor or a dict of them, `y` a tensor or None, all with one row a sample.
 
-    >>> Tensors(torch.zeros(5, 1, 8, 8), torch.arange(5)).take(torch.tensor([3, 4])).rows(torch.tensor([0]))[1]
+    >>> Tensors(torch.zeros(5, 1, 8, 8), torch.arange(5)).subset(torch.tensor([3, 4])).rows(torch.tensor([0]))[1]
     tensor([3])
     """
 
@@ -72,16 +72,16 @@ class Tensors(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         chosen = self.index[index]
-        return each(self.x, lambda x: x[chosen.to(x.device)]), None if self.y is None else numbers(
-            self.y[chosen.to(self.y.device)]
-        )
+        return map_modalities(
+            self.x, lambda x: x[chosen.to(x.device)]
+        ), None if self.y is None else integer_labels(self.y[chosen.to(self.y.device)])
 
-    def take(self, index: Tensor) -> "Tensors":
+    def subset(self, index: Tensor) -> "Tensors":
         return Tensors(self.x, self.y, self.index[index])
 
     @property
     def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-        return each(self.x, lambda x: tuple(x.shape[1:]))
+        return map_modalities(self.x, lambda x: tuple(x.shape[1:]))
 
 
 class Lazy(Samples):
@@ -110,9 +110,9 @@ class Lazy(Samples):
                 f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things"
             )
         x, y = zip(*items)
-        return default_collate(list(x)), numbers(default_collate(list(y)))
+        return default_collate(list(x)), integer_labels(default_collate(list(y)))
 
-    def take(self, index: Tensor) -> "Lazy":
+    def subset(self, index: Tensor) -> "Lazy":
         return Lazy(self.dataset, self.index[index])
 
     @cached_property
@@ -121,7 +121,7 @@ class Lazy(Samples):
     ) -> (
         tuple[int, ...] | dict[str, tuple[int, ...]]
     ):  # rows do not change, and reading one may take long
-        return each(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
+        return map_modalities(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
 
 
 def check_modalities(x: dict[str, Tensor]) -> None:
@@ -190,9 +190,11 @@ def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -
     return Tensors({name: _blank(part, marks[name + MARK]) for name, part in x.items()} | marks, y)
 
 
-def pooled(held: list[Samples]) -> Tensors:
+def merge(held: list[Samples]) -> Tensors:
     """All samples, with labels, as one set. Where not everybody has the same modalities, marks say which samples have which."""
-    told = [each.labelled(torch.arange(len(each))) for each in held]
+    told = [
+        map_modalities.labelled_batch(torch.arange(len(map_modalities))) for map_modalities in held
+    ]
     parts, y = (
         [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in told],
         torch.cat([labels for _, labels in told]),
@@ -216,7 +218,7 @@ def pooled(held: list[Samples]) -> Tensors:
     )
 
 
-def joined(held: dict[str, Tensors]) -> Tensors:
+def concat(held: dict[str, Tensors]) -> Tensors:
     """Rows of several sets, by name, as one, in this order and without labels; pictures are brought to the largest size among them."""
     parts: dict[str, Tensor] = {}
     for name, its in held.items():
@@ -231,7 +233,7 @@ def joined(held: dict[str, Tensors]) -> Tensors:
                 f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined"
             )
     size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
-    return Tensors(torch.cat([sized(x, size) for x in parts.values()]))
+    return Tensors(torch.cat([resize(x, size) for x in parts.values()]))
 
 
 def _kind(x: Tensor) -> str:
@@ -244,7 +246,7 @@ def _kind(x: Tensor) -> str:
     return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
 
 
-def sized(pictures: Tensor, size: Sequence[int]) -> Tensor:
+def resize(pictures: Tensor, size: Sequence[int]) -> Tensor:
     """(n, channels, height, width) at another height and width, in their own dtype."""
     if list(pictures.shape[2:]) == list(size):
         return pictures
@@ -265,7 +267,7 @@ def _blank(rows: Tensor, there: Tensor) -> Tensor:
     return rows * there.reshape(-1, *[1] * (rows.ndim - 1)).to(rows)
 
 
-def samples(obj: object) -> Samples:
+def as_samples(obj: object) -> Samples:
     """Samples of whatever holds data: Samples, (x, y), a TensorDataset, a Subset, or any map-style Dataset."""
     if isinstance(obj, Samples):
         return obj
@@ -274,7 +276,7 @@ def samples(obj: object) -> Samples:
     if isinstance(obj, tuple) and len(obj) == 2:
         return Tensors(*obj)
     if isinstance(obj, Subset):
-        return samples(obj.dataset).take(torch.as_tensor(obj.indices, dtype=torch.int64))
+        return as_samples(obj.dataset).subset(torch.as_tensor(obj.indices, dtype=torch.int64))
     if isinstance(obj, Dataset):
         return Lazy(obj)
     got = (
@@ -309,12 +311,12 @@ def fingerprint(samples: Samples) -> str:
     return samples._fingerprint
 
 
-def numbers(y: Tensor) -> Tensor:
+def integer_labels(y: Tensor) -> Tensor:
     """Labels kept as bytes, as whole numbers: in an input, bytes are brightness."""
     return y.long() if y.dtype == torch.uint8 else y
 
 
-def each(x: Inputs, change):
+def map_modalities(x: Inputs, change):
     """The change made to the input, or to every modality."""
     return (
         {name: change(tensor) for name, tensor in x.items()} if isinstance(x, dict) else change(x)

@@ -14,17 +14,17 @@ SHAPES = 6  # over each other in an image
 Count = Annotated[int, Field(ge=1)]
 
 
-def generated(folder: str | None = None, count: Count = 5200, program: Count = 96) -> Table:
+def generated(folder: str | None = None, count: Count = 5200, side: Count = 96) -> Table:
     """Images (count, 3, side, side) that show nothing, as bytes, no labels: a public set where there are no photographs."""
     draws = torch.Generator().manual_seed(SEED)
-    x = torch.cat([painted(len(few), program, draws) for few in torch.arange(count).split(256)])
+    x = torch.cat([painted(len(few), side, draws) for few in torch.arange(count).split(256)])
     return Table(x=x, targets={}, tasks={}, train=torch.arange(count), test=torch.arange(0))
 
 
-def painted(count: int, program: int, draws: torch.Generator) -> Tensor:
+def painted(count: int, side: int, draws: torch.Generator) -> Tensor:
     """As many images; ellipses, each plain or striped, hide what is below them."""
     rand = lambda *shape: torch.rand(count, *shape, generator=draws)
-    place = torch.linspace(-1, 1, program)
+    place = torch.linspace(-1, 1, side)
     y, x = place[None, :, None], place[None, None, :]
     turned = lambda angle: (
         x * angle.cos()[:, None, None] + y * angle.sin()[:, None, None]

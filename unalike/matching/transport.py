@@ -11,7 +11,7 @@ from torch import Tensor
 from unalike.matching.solvers import Solver, plans
 
 if TYPE_CHECKING:
-    from unalike.models.channel_groups import Place, Width
+    from unalike.models.channel_groups import AxisSlice, ChannelGroup
 
 State = dict[str, Tensor]
 Inputs = Literal["mass", "barycentre"]
@@ -37,8 +37,8 @@ class Matcher:
         self,
         sources: Sequence[Mapping[str, Tensor]],
         targets: Sequence[Mapping[str, Tensor]],
-        source_widths: Sequence["Width"],
-        target_widths: Sequence["Width"],
+        source_widths: Sequence["ChannelGroup"],
+        target_widths: Sequence["ChannelGroup"],
         keys: Sequence[Hashable] | None = None,
     ) -> list[State]:
         """Each source in the places of its target's units, all of the same two shapes; several are matched at once.
@@ -66,14 +66,14 @@ class Matcher:
         return [{name: tensor[n] for name, tensor in made.items()} for n in range(len(sources))]
 
     def reached(
-        self, key: Hashable, widths: Sequence["Width"], target: Mapping[str, Tensor]
+        self, key: Hashable, widths: Sequence["ChannelGroup"], target: Mapping[str, Tensor]
     ) -> State:
         """Which entries of a target got something by a plan that is known, and is forgotten with that: 1 or 0, with axes of size 1 where
         all are alike."""
         found: State = {}
         for plan, width in zip(self.known.pop(key), widths, strict=True):
             there, lines = (plan.sum(0) > 0).double().cpu(), {}
-            for place in width.places:
+            for place in width.slices:
                 tensor = target[place.tensor]
                 if (
                     form := (tensor.shape[place.axis], spelled(place))
@@ -99,8 +99,8 @@ class Pairs:
 
     source: State
     target: State
-    source_widths: Sequence["Width"]
-    target_widths: Sequence["Width"]
+    source_widths: Sequence["ChannelGroup"]
+    target_widths: Sequence["ChannelGroup"]
     inputs: Inputs
 
     def __post_init__(self) -> None:
@@ -111,12 +111,12 @@ class Pairs:
         self.parts: list[Parts] = []
         self.taken: set[str] = set()  # tensors whose columns have been carried over
         self.maps: dict[Hashable, Map] = {}  # of axes, many of which are alike
-        self.places: dict[
+        self.slices: dict[
             tuple[str, bool], list[Shown]
         ] = {}  # by tensor, and whether it makes the units
         for j, (of, to) in enumerate(zip(self.source_widths, self.target_widths, strict=True)):
-            for a, b in zip(of.places, to.places, strict=True):
-                self.places.setdefault((a.tensor, a.made), []).append((j, a, b))
+            for a, b in zip(of.slices, to.slices, strict=True):
+                self.slices.setdefault((a.tensor, a.is_output), []).append((j, a, b))
 
     def add(self, plan: Tensor) -> None:
         empty = (plan.sum(1) == 0).any(1)[:, None, None]
@@ -129,10 +129,10 @@ class Pairs:
         as far as all they take in is matched already (a residual stream is matched where it begins)."""
         rows: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name in neurons(self.source_widths[i], self.source):
-            if any(j >= len(self.plans) for j, _, _ in self.places.get((name, False), ())):
+            if any(j >= len(self.plans) for j, _, _ in self.slices.get((name, False), ())):
                 continue
             self.take(name)
-            for j, of, to in self.places[name, True]:
+            for j, of, to in self.slices[name, True]:
                 if j == i:
                     rows[0].append(units(self.source[name], of))
                     rows[1].append(units(self.target[name], to).to(self.source[name].device))
@@ -160,7 +160,7 @@ class Pairs:
         return self.source
 
     def move(self, name: str, made: bool) -> None:
-        here = self.places.get((name, made), [])
+        here = self.slices.get((name, made), [])
         for axis in sorted({of.axis for _, of, _ in here}):
             shown = [each for each in here if each[1].axis == axis]
             tensor, size = self.source[name], self.target[name].shape[axis + 1]
@@ -188,7 +188,9 @@ class Pairs:
         )
 
 
-Shown = tuple[int, "Place", "Place"]  # which width, where in the source, where in the target
+Shown = tuple[
+    int, "AxisSlice", "AxisSlice"
+]  # which width, where in the source, where in the target
 Parts = tuple[
     Tensor, Tensor
 ]  # of each unit of a target: which of the source's, how much of each; (pairs, units, most)
@@ -197,7 +199,7 @@ Map = (
 )  # (pairs, size, before); or sums of entries (pairs, size) by weights, None: 1
 
 
-def spelled(place: "Place") -> bytes:
+def spelled(place: "AxisSlice") -> bytes:
     """Equal where units have the same entries."""
     return bytes(str(place.entries.shape[1]), "ascii") + place.entries.numpy().tobytes()
 
@@ -223,15 +225,15 @@ def parts(plan: Tensor) -> Parts:
     return which.unflatten(0, (len(plan), -1)), much.unflatten(0, (len(plan), -1))
 
 
-def units(tensor: Tensor, place: "Place") -> Tensor:
+def units(tensor: Tensor, place: "AxisSlice") -> Tensor:
     """(pairs, units, everything in the tensor that is of each)."""
     return tensor.movedim(place.axis + 1, 1)[:, place.entries.to(tensor.device)].flatten(2)
 
 
-def neurons(width: "Width", state: Mapping[str, Tensor]) -> list[str]:
+def neurons(width: "ChannelGroup", state: Mapping[str, Tensor]) -> list[str]:
     """Tensors that make the units of a width: weights, and biases beside them; norms go with their channel and tell nothing.
     Of several networks at once: a vector has two axes here."""
-    made = dict.fromkeys(place.tensor for place in width.places if place.made)
+    made = dict.fromkeys(place.tensor for place in width.slices if place.is_output)
     weights = [name for name in made if state[name].dim() > 2]
     layers = {name.rpartition(".")[0] for name in weights}
     return (

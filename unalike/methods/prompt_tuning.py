@@ -19,7 +19,7 @@ from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.prompts import Prompted
 from unalike.models.vlm import SPELLED, VisionLanguage
-from unalike.training.loop import batches
+from unalike.training.batching import batches
 
 LARGEST = 8 * 2**30  # bytes of what was seen that a client keeps; beyond, it looks again each time
 
@@ -112,7 +112,7 @@ def seen(model: Prompted, data: Samples, client: Client) -> Samples:
     """The same samples with what the frozen half sees in place of images; the images themselves where that would be too much to keep."""
     parts, labels = [], []
     for few in batches(len(data), 128):
-        x, y = data.labelled(few)
+        x, y = data.labelled_batch(few)
         if isinstance(x, dict):
             raise ValueError(
                 f"a model that sees and reads takes images alone, the data have modalities {', '.join(x)}"

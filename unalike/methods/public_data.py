@@ -16,7 +16,7 @@ from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.signatures import Shape
-from unalike.data.public import PublicOrder
+from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
 from unalike.tasks import MultiLabel, Segmentation
 from unalike.training.loop import train

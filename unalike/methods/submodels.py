@@ -30,22 +30,24 @@ from unalike.methods.averaging import (
     presence,
     word,
 )
-from unalike.models.channel_groups import Place, Width
+from unalike.models.channel_groups import AxisSlice, ChannelGroup
+from unalike.models.flops import count_flops
 from unalike.models.model import Model
 from unalike.models.submodels import (
-    activity,
-    count,
+    check_submodel,
+    count_units,
     expand,
     extract,
-    first,
-    flops,
-    narrow,
-    renumbered,
-    tried,
-    units_in,
-    widths_of,
+    find_channel_groups,
+    first_units,
+    kept_units,
+    measure_activity,
+    narrow_model,
+    reindex_groups,
 )
-from unalike.training.loop import Training, batches, counted, remeasure
+from unalike.training.batch_norm import recompute_statistics, tracking_batch_norms
+from unalike.training.batching import batches
+from unalike.training.loop import Training
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Carried = tuple[
@@ -96,7 +98,7 @@ class SubmodelProgram(AveragingProgram):
 
     def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
-        self.widths = widths_of(self.model, self.row(), algorithm.fixed)
+        self.widths = find_channel_groups(self.model, self.row(), algorithm.fixed)
         self.whole: nn.Module = copy.deepcopy(self.model).to(
             "meta"
         )  # shapes without numbers, to make submodels of
@@ -112,13 +114,13 @@ class SubmodelProgram(AveragingProgram):
     def made(self, units: Sequence[int]) -> Model:
         """The submodel of the first units, whose parameters are still to come. A layer that cannot be so narrow is named."""
         keep = [torch.arange(n) for n in units]
-        small = narrow(self.whole, self.widths, keep).to_empty(device=self.client.device)
+        small = narrow_model(self.whole, self.widths, keep).to_empty(device=self.client.device)
         for tensor in small.state_dict().values():
             tensor.zero_()  # not what lies about in memory, which a layer may stumble over
         for name, buffer in self.beside.items():
             owner, _, last = name.rpartition(".")
             setattr(small.get_submodule(owner), last, buffer)
-        tried(small, renumbered(self.widths, keep), self.row(), self.algorithm.fixed)
+        check_submodel(small, reindex_groups(self.widths, keep), self.row(), self.algorithm.fixed)
         assert isinstance(small, Model)
         self.see(small)
         return small
@@ -142,19 +144,19 @@ class SubmodelProgram(AveragingProgram):
             self.model, self.optimizers, self.memory["units"] = self.made(units), {}, list(units)
 
     def units(self, ratio: float) -> list[int]:
-        return [count(width, ratio) for width in self.widths]
+        return [kept_units(width, ratio) for width in self.widths]
 
     def cost(self, units: Sequence[int]) -> int:
         """Floating-point operations of a submodel on one sample, counted without computing."""
         if (key := tuple(units)) not in self.costs:
-            small = narrow(self.whole, self.widths, [torch.arange(n) for n in units])
+            small = narrow_model(self.whole, self.widths, [torch.arange(n) for n in units])
             row = self.row()
             bare = (
                 {name: x.to("meta") for name, x in row.items()}
                 if isinstance(row, dict)
                 else row.to("meta")
             )
-            self.costs[key] = flops(small, bare)
+            self.costs[key] = count_flops(small, bare)
         return self.costs[key]
 
     def share(self, units: Sequence[int], of: str) -> float:
@@ -264,7 +266,7 @@ class SubmodelProgram(AveragingProgram):
             for index in batches(len(self.client.train), 256)
         )
         self.work += len(self.client.train) / 3
-        return [found.float() for found in activity(whole, self.widths, rows)]
+        return [found.float() for found in measure_activity(whole, self.widths, rows)]
 
     def learn(self, *args: Any, **options: Any) -> float:
         """A submodel is done sooner, by its share of the full model's operations."""
@@ -278,17 +280,19 @@ class SubmodelProgram(AveragingProgram):
         """Batch norms with the statistics of the client's own data: those that are sent are of other units' inputs, and a few steps do
         not forget them."""
         rows = len(self.client.train)
-        if rows > 1 and counted(model.train()):  # one row has no spread
+        if rows > 1 and tracking_batch_norms(model.train()):  # one row has no spread
             some = batches(
                 rows,
                 self.training.batch_size,
                 stream(self.seed, "statistics", self.client.id, self.round),
             )
-            remeasure(model, (self.client.to_device(self.sampled(index)[0]) for index in some))
+            recompute_statistics(
+                model, (self.client.to_device(self.sampled(index)[0]) for index in some)
+            )
             self.work += rows / 3
 
     def load(self, parameters: Parameters) -> None:
-        self.fit(units_in(parameters, self.widths, self.whole.state_dict()))
+        self.fit(count_units(parameters, self.widths, self.whole.state_dict()))
         super().load(parameters)
 
     def restore(self, state: State) -> None:
@@ -325,7 +329,7 @@ class SubmodelMethod(Averaging):
 
     def keep(self, fed: Federation, client: str) -> list[Tensor]:
         """The units of each width that a client is sent this round."""
-        return first(self.widths(fed, client), fed.state["ratio"][client])
+        return first_units(self.widths(fed, client), fed.state["ratio"][client])
 
     def messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         sent = self.parameters_for(fed, {c: self.keep(fed, c) for c in clients})
@@ -395,7 +399,7 @@ class SubmodelMethod(Averaging):
     def model(self, fed: Federation, client: str) -> Parameters:
         return fed.state["models"][fed.state["group"][client]]
 
-    def widths(self, fed: Federation, client: str) -> list[Width]:
+    def widths(self, fed: Federation, client: str) -> list[ChannelGroup]:
         """Of the full model of a client's group."""
         return heard(fed.state["widths"][fed.state["group"][client]])
 
@@ -479,14 +483,14 @@ def as_was(tensor: Tensor, before: Tensor) -> Tensor:
     return (tensor if before.is_floating_point() else tensor.round()).to(before.dtype)
 
 
-def told(widths: Sequence[Width]) -> list[WidthTold]:
+def told(widths: Sequence[ChannelGroup]) -> list[WidthTold]:
     """Widths as they travel."""
     return [
         {
             "units": w.units,
             "places": [
-                {"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.made}
-                for p in w.places
+                {"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.is_output}
+                for p in w.slices
             ],
         }
         for w in widths
@@ -510,12 +514,13 @@ def sound(shape: str, parameters: Parameters, widths: list[WidthTold]) -> bool:
     )
 
 
-def heard(said: Any) -> list[Width]:
+def heard(said: Any) -> list[ChannelGroup]:
     return [
-        Width(
+        ChannelGroup(
             w["units"],
             tuple(
-                Place(p["tensor"], p["axis"], p["entries"].cpu(), p["made"]) for p in w["places"]
+                AxisSlice(p["tensor"], p["axis"], p["entries"].cpu(), p["made"])
+                for p in w["places"]
             ),
         )
         for w in said

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from unalike.base.errors import suggest_name
-from unalike.data.modalities import MARK, marked, modalities
+from unalike.data.modalities import MARK, modalities, with_masks
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -19,7 +19,7 @@ class Autoencoder(nn.Module):
     """An encoder and a mirrored decoder for each modality, and one fused feature: the mean of the codes that are there (AFMCC eq. 1).
 
     `shape` has the modalities of the whole federation, {name: (features,)}; inputs may hold any of them, and any sample may lack some
-    of those (see `marked`). A plain shape (features,) is one modality called "x".
+    of those (see `with_masks`). A plain shape (features,) is one modality called "x".
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Autoencoder(nn.Module):
                 )
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
-        x = marked(x)
+        x = with_masks(x)
         return fuse(self.codes(x), x)
 
     def error(self, x: dict[str, Tensor] | Tensor) -> Tensor:
         """Mean squared error of each modality rebuilt from the fused feature, over the samples that have it; the sum over modalities."""
-        x = marked(x)
+        x = with_masks(x)
         h = fuse(self.codes(x), x)
         errors = {
             name: (self.decoders[name](h) - rows.flatten(1)).square().mean(1)

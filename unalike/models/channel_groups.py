@@ -12,25 +12,25 @@ NONE, FIXED = -1, 0  # no channel at all; one that must stay, as those of the in
 
 
 @dataclass(frozen=True)
-class Place:
+class AxisSlice:
     """Where a width shows: an axis of a tensor of the model's state, and the entries of it that each unit has."""
 
     tensor: str
     axis: int
     entries: Tensor  # (units, entries of each), int64
-    made: bool  # the tensor makes these units (its rows, their bias and norm), or takes them in (its columns)
+    is_output: bool  # the tensor makes these units (its rows, their bias and norm), or takes them in (its columns)
 
 
 @dataclass(frozen=True)
-class Width:
+class ChannelGroup:
     """Units that can be left out, each from every place at once."""
 
     units: int
-    places: tuple[Place, ...]
+    slices: tuple[AxisSlice, ...]
 
     @property
     def name(self) -> str:
-        return self.places[0].tensor
+        return self.slices[0].tensor
 
 
 def varies(label: Tensor, axis: int) -> bool:

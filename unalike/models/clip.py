@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.models.hub import fetched, prepared, side_of
+from unalike.models.hub import input_size, load_pretrained, preprocess
 from unalike.models.vlm import VisionLanguage
 
 
@@ -29,11 +29,11 @@ class Clip(VisionLanguage):
             )
         if not model:
             raise ValueError(f"{self.kind} needs the model's name or folder: model: ...")
-        self.model, told = fetched(model)
+        self.model, told = load_pretrained(model)
         if (kind := self.model.config.model_type) != self.kind:
             raise ValueError(f"{self.kind} takes models of that kind, {model!r} is {kind}")
         self.tokenizer = tokenizer(model, self.model.config.text_config.vocab_size)
-        self.size = side_of(self.model.config.vision_config, told, shape)
+        self.size = input_size(self.model.config.vision_config, told, shape)
         for name in ("image_mean", "image_std"):
             self.register_buffer(
                 name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False
@@ -55,7 +55,7 @@ class Clip(VisionLanguage):
 
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
         seen = self.model.vision_model(
-            pixel_values=prepared(images, self.size, self.image_mean, self.image_std)
+            pixel_values=preprocess(images, self.size, self.image_mean, self.image_std)
         )
         places, whole = self.projected(seen.last_hidden_state, seen.pooler_output)
         program = math.isqrt(places.shape[1])

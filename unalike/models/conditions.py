@@ -39,7 +39,7 @@ LONGEST = 5  # words of a condition
 BUSY = (429, 500, 502, 503, 504)
 
 
-def asked(
+def query_conditions(
     classes: Sequence[str],
     endpoint: str,
     model: str,
@@ -55,7 +55,7 @@ def asked(
         )
     if count < 1:
         raise UserError(f"ask for one condition or more, got {count}")
-    where = shown(endpoint)
+    where = redact_url(endpoint)
     questions = [
         DESCRIBE.format(f"Combine {name} with each of: {', '.join(names[i + 1 :])}")
         for i, name in enumerate(names[:-1])
@@ -79,7 +79,7 @@ def asked(
         timeout,
     )
     return {
-        "conditions": listed(summary, count, model),
+        "conditions": parse_list(summary, count, model),
         "provenance": {
             "model": model,
             "endpoint": where,
@@ -103,7 +103,7 @@ def answer(query: str, endpoint: str, model: str, timeout: float, attempts: int 
         "Content-Type": "application/json",
         **({"Authorization": f"Bearer {key}"} if key else {}),
     }
-    where = shown(endpoint)
+    where = redact_url(endpoint)
     for attempt in range(1, attempts + 1):
         try:
             raw = received(Request(url, body, headers), timeout)
@@ -170,7 +170,7 @@ def received(request: Request, timeout: float) -> bytes:
     return said
 
 
-def listed(summary: str, count: int, model: str) -> list[str]:
+def parse_list(summary: str, count: int, model: str) -> list[str]:
     """The conditions of an answer: a list with numbers or dashes, or names with commas between.
 
     >>> listed("Here they are:\\n1. **Spatial layout**: where things are\\n2) Object pose.", 2, "a model")
@@ -235,7 +235,7 @@ def read(path: str | Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def shown(endpoint: str) -> str:
+def redact_url(endpoint: str) -> str:
     """The endpoint without a name and password."""
     try:
         parts = urlsplit(endpoint)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unalike.models.frozen import Frozen, Still
+from unalike.models.frozen import Frozen, FrozenBatchNorm2d
 
 # stages: kernel, stride, expansion, width, blocks; scales of width and depth of lite 0, 1, 2
 STAGES = (
@@ -225,9 +225,9 @@ def norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
-def still(layer: nn.BatchNorm2d) -> Still:
+def still(layer: nn.BatchNorm2d) -> FrozenBatchNorm2d:
     """The same normalisation, by statistics that stay."""
-    made = Still(layer.num_features, eps=layer.eps)
+    made = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
     made.load_state_dict(layer.state_dict())
     return made.requires_grad_(False).eval()
 

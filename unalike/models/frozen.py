@@ -26,7 +26,7 @@ class Frozen(nn.Module):
         still = {
             f"{name}.{key}"
             for name, module in self.named_modules()
-            if isinstance(module, Still)
+            if isinstance(module, FrozenBatchNorm2d)
             for key, _ in module.named_buffers()
         }
         self.held = frozenset(
@@ -40,10 +40,10 @@ class Frozen(nn.Module):
         return told
 
 
-class Still(nn.BatchNorm2d):
+class FrozenBatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation by published statistics, in training as well: few rows of another kind would spoil them."""
 
-    def train(self, mode: bool = True) -> "Still":
+    def train(self, mode: bool = True) -> "FrozenBatchNorm2d":
         return super().train(False)
 
 

@@ -47,8 +47,8 @@ class Hub(Frozen):
             raise ValueError(
                 f"hub needs the model's name or folder, and a rank of LoRA of 0 or more; got model {model!r}, lora {lora}"
             )
-        self.model, told = loaded(model)
-        self.size = size or side_of(self.model.config, told, shape)
+        self.model, told = load_vision_model(model)
+        self.size = size or input_size(self.model.config, told, shape)
         for name in ("image_mean", "image_std"):
             self.register_buffer(
                 name, torch.tensor(told[name]).reshape(1, -1, 1, 1), persistent=False
@@ -64,7 +64,7 @@ class Hub(Frozen):
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages: the last one, or the last tokens without those of no place."""
         last = self.model(
-            pixel_values=prepared(x, self.size, self.image_mean, self.image_std)
+            pixel_values=preprocess(x, self.size, self.image_mean, self.image_std)
         ).last_hidden_state
         if last.ndim == 4:
             return last
@@ -77,15 +77,15 @@ class Hub(Frozen):
         return self.grid(x).mean((-2, -1))
 
 
-def prepared(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
+def preprocess(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
     """Images in [0, 1], (n, 1 or 3, h, w), as a model was trained to see them: (n, 3, size, size)."""
     x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
     return (x.expand(-1, 3, -1, -1) - mean) / std
 
 
-def loaded(name: str) -> tuple[Any, dict[str, Any]]:
+def load_vision_model(name: str) -> tuple[Any, dict[str, Any]]:
     """The half of a model that sees, and how its images are prepared."""
-    model, told = fetched(name)
+    model, told = load_pretrained(name)
     model = getattr(model, "vision_model", model)
     if getattr(model, "main_input_name", "") != "pixel_values":
         raise ValueError(
@@ -94,7 +94,7 @@ def loaded(name: str) -> tuple[Any, dict[str, Any]]:
     return model, told
 
 
-def fetched(name: str) -> tuple[Any, dict[str, Any]]:
+def load_pretrained(name: str) -> tuple[Any, dict[str, Any]]:
     """A whole model, and how its images are prepared."""
     check_folder("hub", name)
     try:
@@ -127,13 +127,13 @@ def check_folder(encoder: str, name: str) -> None:
         )
 
 
-def side_of(config: Any, told: dict[str, Any], shape: Sequence[int]) -> int:
+def input_size(config: Any, told: dict[str, Any], shape: Sequence[int]) -> int:
     """Pixels along an edge: as in the model's config, else as its images were prepared, else as they are."""
-    prepared = told.get("crop_size") or told.get("size") or {}
+    preprocess = told.get("crop_size") or told.get("size") or {}
     programs = (
-        (getattr(config, "image_size", None), *prepared.values(), shape[1])
-        if isinstance(prepared, dict)
-        else (prepared,)
+        (getattr(config, "image_size", None), *preprocess.values(), shape[1])
+        if isinstance(preprocess, dict)
+        else (preprocess,)
     )
     return next(program for program in programs if isinstance(program, int))
 

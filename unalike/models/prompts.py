@@ -76,7 +76,7 @@ def tokens(model: VisionLanguage, *shape: int) -> nn.Parameter:
         return nn.Parameter(begun + NOISE * words.std() * torch.randn(begun.shape).to(words))
 
 
-def still(before: int, after: int) -> nn.Linear:
+def zero_linear(before: int, after: int) -> nn.Linear:
     """A linear layer that says nothing until it learns."""
     made = nn.Linear(before, after)
     nn.init.zeros_(made.weight)

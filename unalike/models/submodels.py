@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from unalike.base.errors import UserError
-from unalike.models.channel_groups import Place, Width
-from unalike.models.tracing import Untraceable, as_written, trace
+from unalike.models.channel_groups import AxisSlice, ChannelGroup
+from unalike.models.tracing import Untraceable, trace, unfused_eval
 
 State = dict[str, Tensor]
 Keep = Sequence[Tensor]
@@ -23,11 +23,13 @@ HEADS = ("heads", "num_heads", "n_heads", "n_head", "nhead", "num_attention_head
 
 
 _found: dict[
-    tuple, list[Width]
+    tuple, list[ChannelGroup]
 ] = {}  # by kind of model: tracing takes longer than all else, and clients are many
 
 
-def widths_of(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list[Width]:
+def find_channel_groups(
+    model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()
+) -> list[ChannelGroup]:
     """The widths of a model (`trace`), found once for all that are built alike."""
     if (key := (kind(model, x), tuple(fixed))) not in _found:
         _found[key] = trace(model, x, fixed)
@@ -52,7 +54,7 @@ def kind(model: nn.Module, x: Tensor | dict) -> tuple:
     )
 
 
-def count(width: Width, ratio: float) -> int:
+def kept_units(width: ChannelGroup, ratio: float) -> int:
     """Units of a width at a ratio, rounded up: n_i = ceil((1 - rho) n)."""
     if not 0 < ratio <= 1:
         raise UserError(
@@ -62,13 +64,13 @@ def count(width: Width, ratio: float) -> int:
     return math.ceil(ratio * width.units - 1e-9)
 
 
-def first(widths: Sequence[Width], ratio: float) -> list[Tensor]:
+def first_units(widths: Sequence[ChannelGroup], ratio: float) -> list[Tensor]:
     """The first units of every width."""
-    return [torch.arange(count(width, ratio)) for width in widths]
+    return [torch.arange(kept_units(width, ratio)) for width in widths]
 
 
 def entries(
-    widths: Sequence[Width], keep: Keep, shapes: Mapping[str, Sequence[int]]
+    widths: Sequence[ChannelGroup], keep: Keep, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, dict[int, Tensor]]:
     """Which entries of which axes stay, for every tensor that loses some."""
     there: dict[tuple[str, int], Tensor] = {}
@@ -79,7 +81,7 @@ def entries(
             )
         gone = torch.ones(width.units, dtype=torch.bool)
         gone[units] = False
-        for place in width.places:
+        for place in width.slices:
             mask = there.setdefault(
                 (place.tensor, place.axis),
                 torch.ones(shapes[place.tensor][place.axis], dtype=torch.bool),
@@ -91,7 +93,7 @@ def entries(
     return left
 
 
-def extract(state: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep) -> State:
+def extract(state: Mapping[str, Tensor], widths: Sequence[ChannelGroup], keep: Keep) -> State:
     """The kept units' part of a state."""
     left, small = entries(widths, keep, shapes(state)), dict(state)
     for name, axes in left.items():
@@ -101,7 +103,10 @@ def extract(state: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep) ->
 
 
 def expand(
-    small: Mapping[str, Tensor], widths: Sequence[Width], keep: Keep, into: Mapping[str, Tensor]
+    small: Mapping[str, Tensor],
+    widths: Sequence[ChannelGroup],
+    keep: Keep,
+    into: Mapping[str, Tensor],
 ) -> State:
     """A full state: the kept units' part from `small`, the rest from `into`. What `extract` took, this puts back."""
     left, full = entries(widths, keep, shapes(into)), {}
@@ -121,18 +126,18 @@ def expand(
     return full
 
 
-def units_in(
-    small: Mapping[str, Tensor], widths: Sequence[Width], full: Mapping[str, Tensor]
+def count_units(
+    small: Mapping[str, Tensor], widths: Sequence[ChannelGroup], full: Mapping[str, Tensor]
 ) -> list[int]:
     """How many units of each width a submodel's state has, from its shapes and those of the full state."""
     shown: dict[tuple[str, int], list[int]] = {}
     for i, width in enumerate(widths):
-        for place in width.places:
+        for place in width.slices:
             shown.setdefault((place.tensor, place.axis), []).append(i)
     counts = []
     for i, width in enumerate(widths):
         own = next(
-            p for p in width.places if shown[p.tensor, p.axis] == [i]
+            p for p in width.slices if shown[p.tensor, p.axis] == [i]
         )  # an axis that is no other's
         gone = full[own.tensor].shape[own.axis] - small[own.tensor].shape[own.axis]
         counts.append(width.units - gone // own.entries.shape[1])
@@ -143,7 +148,7 @@ def shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
+def reindex_groups(widths: Sequence[ChannelGroup], keep: Keep) -> list[ChannelGroup]:
     """The widths of the submodel that has only the kept units."""
     sizes = {
         (p.tensor, p.axis): 1
@@ -151,12 +156,12 @@ def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
             max(
                 q.entries.max()
                 for w in widths
-                for q in w.places
+                for q in w.slices
                 if (q.tensor, q.axis) == (p.tensor, p.axis)
             )
         )
         for width in widths
-        for p in width.places
+        for p in width.slices
     }
     most: dict[str, list[int]] = {}
     for (name, axis), size in sizes.items():
@@ -169,24 +174,26 @@ def renumbered(widths: Sequence[Width], keep: Keep) -> list[Width]:
             rank[name, axis] = torch.full((most[name][axis],), -1)
             rank[name, axis][chosen] = torch.arange(len(chosen))
     return [
-        Width(
+        ChannelGroup(
             len(units),
             tuple(
-                Place(p.tensor, p.axis, rank[p.tensor, p.axis][p.entries[units]], p.made)
-                for p in width.places
+                AxisSlice(p.tensor, p.axis, rank[p.tensor, p.axis][p.entries[units]], p.is_output)
+                for p in width.slices
             ),
         )
         for width, units in zip(widths, keep, strict=True)
     ]
 
 
-def strengths(widths: Sequence[Width], own: Sequence[Width], state: Mapping[str, Tensor]) -> State:
+def column_scales(
+    widths: Sequence[ChannelGroup], own: Sequence[ChannelGroup], state: Mapping[str, Tensor]
+) -> State:
     """How many times as strong the columns of a submodel must be to give as much as the full model's, for it takes in fewer units:
     by tensor, of a shape that can be multiplied with it. `own` are its widths, `state` its tensors; only those that lose columns."""
     found: State = {}
     for whole, small in zip(widths, own, strict=True):
         for place in (
-            place for place in small.places if not place.made and small.units < whole.units
+            place for place in small.slices if not place.is_output and small.units < whole.units
         ):
             shape = [-1 if axis == place.axis else 1 for axis in range(state[place.tensor].dim())]
             more = torch.ones(state[place.tensor].shape[place.axis], dtype=torch.float64)
@@ -211,13 +218,13 @@ class Times(nn.Module):
 
 
 @contextmanager
-def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None]:
+def rescale_columns(model: nn.Module, column_scales: Mapping[str, Tensor]) -> Iterator[None]:
     """For a while, the model trains its columns divided by these, and computes what it did. Its tensors stay where they are, so that what
     was recorded with them goes on; one that two layers share is divided once."""
     divided: dict[int, tuple[Tensor, Tensor]] = {}
     done: list[tuple[nn.Module, str, list[str]]] = []
     try:
-        for path, more in strengths.items():
+        for path, more in column_scales.items():
             owner, _, name = path.rpartition(".")
             layer = model.get_submodule(owner)
             weight = getattr(layer, name)
@@ -239,9 +246,9 @@ def levelled(model: nn.Module, strengths: Mapping[str, Tensor]) -> Iterator[None
             weight.detach().mul_(constant)
 
 
-def narrow(
+def narrow_model(
     model: nn.Module,
-    widths: Sequence[Width],
+    widths: Sequence[ChannelGroup],
     keep: Keep,
     x: Tensor | dict | None = None,
     fixed: Sequence[str] = (),
@@ -264,11 +271,11 @@ def narrow(
     for module in small.modules():
         resize(module)
     for width, units in zip(widths, keep, strict=True):
-        if max(place.entries.shape[1] for place in width.places if place.made) > 1:
-            reheaded(small, width, len(units))
+        if max(place.entries.shape[1] for place in width.slices if place.is_output) > 1:
+            set_head_count(small, width, len(units))
     if x is not None:
-        tried(small, renumbered(widths, keep), x, fixed)
-        if shaped(small, x) != (full := shaped(model, x)):
+        check_submodel(small, reindex_groups(widths, keep), x, fixed)
+        if output_shape(small, x) != (full := output_shape(model, x)):
             raise UserError(
                 f"this model cannot be made narrower: its output would no longer be {full}. A layer reckons with its full "
                 "width; let it ask its weights, or name it in `fixed`"
@@ -276,7 +283,7 @@ def narrow(
     return small
 
 
-def shaped(model: nn.Module, x: Tensor | dict) -> tuple[int, ...] | None:
+def output_shape(model: nn.Module, x: Tensor | dict) -> tuple[int, ...] | None:
     """The shape of the output for these rows, None where it is no tensor."""
     was = model.training
     with torch.no_grad():
@@ -285,12 +292,12 @@ def shaped(model: nn.Module, x: Tensor | dict) -> tuple[int, ...] | None:
     return tuple(out.shape) if isinstance(out, Tensor) else None
 
 
-def tried(
-    small: nn.Module, widths: Sequence[Width], x: Tensor | dict, fixed: Sequence[str] = ()
+def check_submodel(
+    small: nn.Module, widths: Sequence[ChannelGroup], x: Tensor | dict, fixed: Sequence[str] = ()
 ) -> None:
     """Raises a UserError unless a pass over the rows finds the widths that are to be there; of a single unit there is nothing to find."""
     try:
-        found = widths_of(small, x, fixed)
+        found = find_channel_groups(small, x, fixed)
     except Untraceable:
         raise
     except Exception as error:
@@ -302,12 +309,12 @@ def tried(
     there = {
         (p.tensor, p.axis, tuple(p.entries.flatten().tolist()))
         for width in found
-        for p in width.places
+        for p in width.slices
     }
     for width in (width for width in widths if width.units > 1):
         if any(
             (p.tensor, p.axis, tuple(p.entries.flatten().tolist())) not in there
-            for p in width.places
+            for p in width.slices
         ):
             raise UserError(
                 f"this model cannot be made narrower at {width.name}: its layers take the fewer units for something else. Let "
@@ -354,48 +361,36 @@ def resize(module: nn.Module) -> None:
             module.embedding_dim = weight.shape[1]
 
 
-def reheaded(model: nn.Module, width: Width, heads: int) -> None:
+def set_head_count(model: nn.Module, width: ChannelGroup, heads: int) -> None:
     """The number of heads, where a module around their weights keeps it."""
     modules = dict(model.named_modules())
-    for place in width.places:
+    for place in width.slices:
         path = place.tensor.split(".")
         for depth in range(len(path)):
             owner = modules.get(".".join(path[:depth]))
             for name in HEADS:
                 if (
-                    place.made
+                    place.is_output
                     and getattr(owner, name, None) == width.units
                     and not isinstance(owner, nn.MultiheadAttention)
                 ):
                     setattr(owner, name, heads)
 
 
-def flops(model: nn.Module, x: Tensor | dict) -> int:
-    """Floating-point operations of a forward pass over the rows `x`, as torch counts them."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False)
-    with (
-        as_written(model),
-        torch.enable_grad(),
-        counter,
-    ):  # without gradients it stumbles over views of parameters
-        model(x)
-    return counter.get_total_flops()
-
-
-def activity(
-    model: nn.Module, widths: Sequence[Width], batches: Iterable[Tensor | dict]
+def measure_activity(
+    model: nn.Module, widths: Sequence[ChannelGroup], batches: Iterable[Tensor | dict]
 ) -> list[Tensor]:
     """(units, 2) of each width: the mean of what its layer gives above 0, and the share of it that is not above 0, over some batches."""
     found = [torch.zeros(width.units, 2, dtype=torch.float64) for width in widths]
     seen = [0] * len(widths)
     hooks = []
     for i, width in enumerate(widths):
-        place = next(p for p in width.places if p.made)
+        place = next(p for p in width.slices if p.is_output)
         layer = model.get_submodule(place.tensor.rpartition(".")[0])
 
-        def look(layer: nn.Module, given: Any, out: Any, i: int = i, place: Place = place) -> None:
+        def look(
+            layer: nn.Module, given: Any, out: Any, i: int = i, place: AxisSlice = place
+        ) -> None:
             if not isinstance(out, Tensor):
                 return
             axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else -1
@@ -411,7 +406,7 @@ def activity(
 
         hooks.append(layer.register_forward_hook(look))
     try:
-        with as_written(model), torch.no_grad():
+        with unfused_eval(model), torch.no_grad():
             for x in batches:
                 model(x)
     finally:

@@ -16,7 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from unalike.base.errors import UserError
-from unalike.models.channel_groups import FIXED, NONE, Place, Width, components, pairs, varies
+from unalike.models.channel_groups import (
+    FIXED,
+    NONE,
+    AxisSlice,
+    ChannelGroup,
+    components,
+    pairs,
+    varies,
+)
 
 
 class Untraceable(UserError):
@@ -119,15 +127,15 @@ ATTENTION = {
 }
 
 
-def trace(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list[Width]:
+def trace(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list[ChannelGroup]:
     """The widths of a model, in the order in which a pass over the rows `x` makes them; modules named in `fixed` stay as they are.
 
     >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> [(w.units, [(p.tensor, p.axis, p.made) for p in w.places]) for w in trace(net, torch.zeros(2, 3))]
+    >>> [(w.units, [(p.tensor, p.axis, p.is_output) for p in w.places]) for w in trace(net, torch.zeros(2, 3))]
     [(8, [('0.weight', 0, True), ('0.bias', 0, True), ('2.weight', 1, False)])]
     """
     follower = Follower(model.state_dict(keep_vars=True))
-    with as_written(model), follower.watching(model, fixed), follower, torch.no_grad():
+    with unfused_eval(model), follower.watching(model, fixed), follower, torch.no_grad():
         follower.hold(x, FIXED)
         out = model(x)
     for tensor in tree_leaves(out):
@@ -137,7 +145,7 @@ def trace(model: nn.Module, x: Tensor | dict, fixed: Sequence[str] = ()) -> list
 
 
 @contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
+def unfused_eval(model: nn.Module) -> Iterator[None]:
     """Evaluation, operation by operation: torch's attention has a shortcut that does everything in one."""
     was, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -519,7 +527,7 @@ class Follower(TorchDispatchMode):
 
     # what was found
 
-    def widths(self) -> list[Width]:
+    def widths(self) -> list[ChannelGroup]:
         one = components(self.count, self.same + self.together)
         used = self.made.keys() | self.taken
         still = torch.cat(
@@ -550,15 +558,15 @@ class Follower(TorchDispatchMode):
             entries = torch.tensor([[entry for _, entry in unit] for unit in units])
             of = torch.tensor(blocks)
             made.append(
-                Width(
+                ChannelGroup(
                     len(units),
                     tuple(
-                        Place(name, self.blocks[b][1], entries[:, of == b], b in self.made)
+                        AxisSlice(name, self.blocks[b][1], entries[:, of == b], b in self.made)
                         for b in dict.fromkeys(blocks)
                         for name in self.blocks[b][0]
                     ),
                 )
             )
         return [
-            width for width in made if any(place.made for place in width.places)
+            width for width in made if any(place.is_output for place in width.slices)
         ]  # what no layer makes, none can leave out

@@ -25,7 +25,7 @@ from unalike.models.minilm import MiniLM
 from unalike.models.tiny_vlm import DIGITS, TinyVLM
 from unalike.models.vlm import SPELLED, Towers, VisionLanguage
 from unalike.tasks import MultiLabel
-from unalike.training.loop import batches
+from unalike.training.batching import batches
 
 AT = (1, 5, 10)
 FORMS = ("{}", "a scene with {}", "digits in a scene {}", "the digits {}", "a scene of {}")

@@ -68,7 +68,7 @@ def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
             raise UserError(
                 f"test images of {client.id} are numbered 0 to {len(tested or ()) - 1}, got {image}; or name a file"
             )
-        x, y = tested.labelled(torch.tensor([int(image)]))
+        x, y = tested.labelled_batch(torch.tensor([int(image)]))
         assert isinstance(x, Tensor)
         return client.to_device(x), (
             y[0] == 1

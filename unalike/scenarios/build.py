@@ -13,7 +13,7 @@ from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.partitions import alike
-from unalike.data.samples import drop_modalities, each, joined, pooled
+from unalike.data.samples import concat, drop_modalities, map_modalities, merge
 from unalike.engines import engine_class
 from unalike.models import build_encoder
 from unalike.scenarios.reading import (
@@ -26,7 +26,7 @@ from unalike.scenarios.reading import (
     task_options,
 )
 from unalike.scenarios.schema import Data, Group, Scenario
-from unalike.training.loop import batches
+from unalike.training.batching import batches
 
 Member = tuple[int, Group, str]  # which of the scenario's groups, the group, and the client's id
 
@@ -59,11 +59,11 @@ def server(scenario: Scenario, folder: str | None = None) -> Client | None:
 def _pooled(everyone: list[Client]) -> Client:
     """One client with all rows, and of each row the modalities that its client had."""
     first = everyone[0]
-    train = pooled([client.train for client in everyone])
+    train = merge([client.train for client in everyone])
     test = (
         train
         if not first.task.labelled
-        else pooled([client.test for client in everyone if client.test is not None])
+        else merge([client.test for client in everyone if client.test is not None])
     )
     return replace(first, id="all", train=train, test=test)
 
@@ -182,7 +182,7 @@ def _public(
         return None, {}
     held = {name: Tensors(tables[name].x, None, rows) for name, rows in taken.items()}
     try:
-        return joined(held) if len(held) > 1 else held[named[0]], taken
+        return concat(held) if len(held) > 1 else held[named[0]], taken
     except ValueError as error:
         problems.append(("public.data", str(error)))
         return None, {}
@@ -434,7 +434,9 @@ def _client(
             torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id))
             < group.masked
         )
-        train = Tensors(each(x, lambda part: part[rows]), torch.where(hidden, -1.0, y[rows]))
+        train = Tensors(
+            map_modalities(x, lambda part: part[rows]), torch.where(hidden, -1.0, y[rows])
+        )
     if group.missing and isinstance(x, dict):
         train = drop_modalities(train, group.missing, stream(scenario.seed, "missing", id))
     if table.overlap:  # nothing is learnt from labels: what it holds is what is scored
@@ -446,7 +448,7 @@ def _client(
         )
     else:
         tested = Tensors(x, y, test)
-    shape: Mapping[str, Sequence[int]] | Sequence[int] = each(
+    shape: Mapping[str, Sequence[int]] | Sequence[int] = map_modalities(
         table.x, lambda rows: tuple(rows.shape[1:])
     )
     options, _ = model_options("", group.model)
@@ -456,7 +458,7 @@ def _client(
         model=partial(build_encoder, group.model.name, shape, options),
         task=task,
         train=train,
-        test=tested.take(torch.arange(min(group.test, len(tested)))) if group.test else tested,
+        test=tested.subset(torch.arange(min(group.test, len(tested)))) if group.test else tested,
         public=public,
         common=common,
         model_name=group.model.name,

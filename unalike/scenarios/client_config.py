@@ -15,7 +15,7 @@ from unalike.base.errors import Problem, Problems, UserError, describe_error, un
 from unalike.base.settings import Settings, to_problem
 from unalike.core.client import Client
 from unalike.core.privacy import Privacy
-from unalike.data.samples import samples
+from unalike.data.samples import as_samples
 from unalike.models import ENCODERS, build_encoder
 from unalike.scenarios import parse
 from unalike.scenarios.reading import model_options
@@ -136,7 +136,9 @@ def _described(said: Member, path: Path) -> Client:
         options, wrong = model_options("model", said.model)
         problems += wrong
         if "train" in rows:
-            model = partial(build_encoder, said.model.name, samples(rows["train"]).shape, options)
+            model = partial(
+                build_encoder, said.model.name, as_samples(rows["train"]).shape, options
+            )
     if problems:
         raise Problems(str(path), problems)
     return Client(

@@ -1,1 +1,4 @@
-"""The training loop, stacked training and CUDA graphs. Knows models, losses and rows; nothing of clients or servers."""
+"""The training loop, training of several models at once, CUDA graphs, batch-norm statistics.
+
+Knows models, losses and rows; nothing of clients or servers.
+"""

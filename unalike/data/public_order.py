@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.training.loop import batches
+from unalike.training.batching import batches
 
 
 @dataclass(frozen=True)

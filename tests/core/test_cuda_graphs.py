@@ -7,7 +7,13 @@ import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from unalike.training.cuda_graphs import GraphedForward, GraphedFunction, captured, kind_of, memory
+from unalike.training.cuda_graphs import (
+    GraphedForward,
+    GraphedFunction,
+    capture,
+    input_signature,
+    new_memory_pool,
+)
 
 leaf = torch.ones(1, requires_grad=True)
 
@@ -16,7 +22,7 @@ def test_the_same_shapes_under_other_names_are_recorded_apart():
     """Or what was recorded of an image would be played of a text."""
     z = torch.zeros(2, 3)
     inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
-    kinds = [kind_of(*tree_flatten(each)) for each in inputs]
+    kinds = [input_signature(*tree_flatten(each)) for each in inputs]
     assert kinds[0] == kinds[2] and len(set(kinds)) == 4
 
 
@@ -50,7 +56,7 @@ def recordings(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, fake)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device="cpu": zeros(*size))
-    monkeypatch.setattr(GraphedFunction, "shared", None)
+    monkeypatch.setattr(GraphedFunction, "shared_pool", None)
     return now, living
 
 
@@ -61,13 +67,13 @@ def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
         raise RuntimeError("looks at values\nmore of it")
 
     with caplog.at_level("INFO"):
-        assert captured(fails, memory()) is None and now == ["usual"]
+        assert capture(fails, new_memory_pool()) is None and now == ["usual"]
     assert (
         "cannot be recorded" in caplog.text
         and "looks at values" in caplog.text
         and "more of it" not in caplog.text
     )
-    assert captured(lambda: "given", memory())[1] == "given" and now == ["usual"]
+    assert capture(lambda: "given", new_memory_pool())[1] == "given" and now == ["usual"]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +84,10 @@ def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
     living = recordings[1]
     first = kind(lambda x: 2 * x * leaf)
     for _ in range(2):
-        first.kept["shapes"] = first._record([torch.ones(1)], tree_flatten([0])[1])
-        assert first.kept["shapes"] is not None
-        first.forget()
-    assert len(living) == (GraphedFunction.shared is not None), (
+        first.graphs["shapes"] = first._capture([torch.ones(1)], tree_flatten([0])[1])
+        assert first.graphs["shapes"] is not None
+        first.clear()
+    assert len(living) == (GraphedFunction.shared_pool is not None), (
         "what is forgotten gives its memory back, but for what all share"
     )
-    assert kind(lambda x: x * leaf)._record([torch.ones(1)], tree_flatten([0])[1]) is not None
+    assert kind(lambda x: x * leaf)._capture([torch.ones(1)], tree_flatten([0])[1]) is not None

@@ -10,8 +10,8 @@ from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
 from unalike.data import Lazy, Tensors
-from unalike.data.resident import Resident, resident
-from unalike.data.samples import sized
+from unalike.data.device_cache import DeviceCache, cache_on_device
+from unalike.data.samples import resize
 from unalike.models import build_encoder
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.model import find_trunk
@@ -22,26 +22,28 @@ from unalike.training.loop import Training
 def test_rows_are_seen_once_and_taken_before_they_are_seen():
     seen = []
     look = lambda x: seen.append(len(x)) or x.float() * 2
-    held = resident(Tensors(torch.arange(6), torch.arange(6)), "cpu", look)
+    held = cache_on_device(Tensors(torch.arange(6), torch.arange(6)), "cpu", look)
     for _ in range(2):
         x, y = held.rows(torch.tensor([5, 0]))
         assert x.tolist() == [10, 0] and y.tolist() == [5, 0]
     assert seen == [6] and held.shape == ()
-    assert held.take(torch.tensor([4])).rows(torch.tensor([0]))[0].tolist() == [8]
+    assert held.subset(torch.tensor([4])).rows(torch.tensor([0]))[0].tolist() == [8]
 
 
 def test_what_would_be_too_large_to_keep_is_seen_anew(monkeypatch):
     """By what is made of the rows, which may be more than these."""
     seen, given = [], Tensors(torch.arange(12), torch.arange(12))
     look = lambda x: seen.append(len(x)) or x[:, None].expand(-1, 10).float() * 2
-    monkeypatch.setattr("unalike.data.resident.ROOM", 12 * 10 * 4 - 1)
-    held = resident(given, "cpu", look)
+    monkeypatch.setattr("unalike.data.device_cache.ROOM", 12 * 10 * 4 - 1)
+    held = cache_on_device(given, "cpu", look)
     for _ in range(2):
         x, y = held.rows(torch.tensor([5, 0]))
         assert x[:, 3].tolist() == [10, 0] and y.tolist() == [5, 0]
-    assert isinstance(held, Resident) and held.held is None and seen == [8, 2, 2]
-    monkeypatch.setattr("unalike.data.resident.ROOM", 12 * 10 * 4)
-    assert resident(given, "cpu", look).rows(torch.tensor([5]))[0][0, 3] == 10 and seen[3:] == [
+    assert isinstance(held, DeviceCache) and held.held is None and seen == [8, 2, 2]
+    monkeypatch.setattr("unalike.data.device_cache.ROOM", 12 * 10 * 4)
+    assert cache_on_device(given, "cpu", look).rows(torch.tensor([5]))[0][0, 3] == 10 and seen[
+        3:
+    ] == [
         8,
         4,
     ]
@@ -53,11 +55,11 @@ def test_what_is_here_already_or_read_on_demand_stays_as_it_is():
         Lazy(torch.utils.data.TensorDataset(torch.arange(3))),
     )
     assert (
-        resident(here, "cpu") is here
-        and resident(lazy, "cuda") is lazy
-        and resident(None, "cuda") is None
+        cache_on_device(here, "cpu") is here
+        and cache_on_device(lazy, "cuda") is lazy
+        and cache_on_device(None, "cuda") is None
     )
-    assert isinstance(resident(here, "cuda"), Resident)
+    assert isinstance(cache_on_device(here, "cuda"), DeviceCache)
 
 
 @pytest.mark.parametrize("options", [{"stage": 6}, {"adapted": 8}])
@@ -82,7 +84,7 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options
         return program
 
     plain, kept = trained(True), trained(False)
-    assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, Resident)
+    assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, DeviceCache)
     for a, b in zip(plain.model.parameters(), kept.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert plain.evaluate() == kept.evaluate() and kept.row().shape == (1, 3, 32, 32)
@@ -112,7 +114,7 @@ def test_images_are_resized_and_words_numbered_once(name, options, x):
         train=(x, torch.arange(12) % 3),
     )
     program = ClientProgram(client, FedAvg(), Training(batch_size=4), 0)
-    assert isinstance(program.client.train, Resident)
+    assert isinstance(program.client.train, DeviceCache)
     encoder, rows = program.model.encoder.eval(), torch.arange(5)
     torch.testing.assert_close(encoder(program.client.train.rows(rows)[0]), encoder(x[:5]))
     plain = ClientProgram(
@@ -150,7 +152,7 @@ def test_public_pictures_are_no_larger_than_a_clients_own():
     )
     seen = client.public_to_device(public)
     assert (
-        torch.equal(seen, client.to_device(sized(public, (32, 32))))
+        torch.equal(seen, client.to_device(resize(public, (32, 32))))
         and float((seen.mean() - client.to_device(public).mean()).abs()) < 0.01
     )
     assert float(seen.std()) < 0.6 * float(client.to_device(public).std()), (
@@ -158,7 +160,7 @@ def test_public_pictures_are_no_larger_than_a_clients_own():
     )
     encoder = client.encoder(0)
     kept = client.with_cached_features(find_trunk(encoder))
-    assert isinstance(kept.public, Resident)
+    assert isinstance(kept.public, DeviceCache)
     torch.testing.assert_close(kept.public.rows(torch.arange(5))[0], encoder.trunk(seen))
     assert kept.info() == client.info() and client.info().public_shape == "(3, 64, 64)"
     for other in (pictures(5, 3, 16), pictures(5, 24, 64), pictures(5, 1, 64)):
@@ -184,8 +186,8 @@ def test_what_a_trunk_has_enlarged_stays_so():
     )
     program = FedMuscle.Program(client, FedMuscle(), Training(), 0)
     seen = program.public_rows(torch.arange(5))
-    assert isinstance(program.public, Resident) and seen.shape == (5, 3, 32, 32)
-    torch.testing.assert_close(seen, sized(sized(public, (16, 16)), (32, 32)))
+    assert isinstance(program.public, DeviceCache) and seen.shape == (5, 3, 32, 32)
+    torch.testing.assert_close(seen, resize(resize(public, (16, 16)), (32, 32)))
     assert program.public_rows(torch.arange(5), as_came=True).shape == (5, 3, 16, 16)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from unalike.data.samples import Inputs, Samples, Tensors, each, numbers
+from unalike.data.samples import Inputs, Samples, Tensors, integer_labels, map_modalities
 
 ROOM = 2**32  # bytes; a larger set stays where it is
 AT_ONCE = {
@@ -15,7 +15,7 @@ AT_ONCE = {
 }  # rows through the trunk: memory for more than so many a processor asks of the system at each step
 
 
-class Resident(Samples):
+class DeviceCache(Samples):
     """Samples in memory, brought to a device as a whole when first read; `look` is what becomes of a batch of inputs there. Where that is
     too large to be kept, rows are brought anew each time."""
 
@@ -46,27 +46,27 @@ class Resident(Samples):
             return self._brought(index.cpu())
         x, y = self.held
         chosen = index.to(self.device, non_blocking=True)
-        return each(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
+        return map_modalities(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
 
     def _brought(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         x, y = self.raw.rows(index)
-        x = each(x, lambda rows: rows.to(self.device))
-        return x if self.look is None else self.look(x), None if y is None else numbers(y).to(
-            self.device
-        )
+        x = map_modalities(x, lambda rows: rows.to(self.device))
+        return x if self.look is None else self.look(x), None if y is None else integer_labels(
+            y
+        ).to(self.device)
 
-    def take(self, index: Tensor) -> "Resident":
-        return Resident(self.raw.take(index), self.device, self.look)
+    def subset(self, index: Tensor) -> "DeviceCache":
+        return DeviceCache(self.raw.subset(index), self.device, self.look)
 
 
-def resident(
+def cache_on_device(
     given: Samples | None, device: str, look: Callable[[Inputs], Inputs] | None = None
 ) -> Samples | None:
     """The same samples on a GPU, or as `look` sees them anywhere; those read on demand, and too many, as they are."""
     if not isinstance(given, Tensors) or (look is None and torch.device(device).type == "cpu"):
         return given
-    bytes = size(each(given.x, lambda x: x[:1])) * len(given)
-    return Resident(given, device, look) if bytes <= ROOM else given
+    bytes = size(map_modalities(given.x, lambda x: x[:1])) * len(given)
+    return DeviceCache(given, device, look) if bytes <= ROOM else given
 
 
 def size(x: Inputs) -> int:

@@ -12,7 +12,7 @@ SPACE = ord(" ")
 WORDS = 0.2  # share of words a strong view of a text lacks; a weak one half of it
 
 
-def view(
+def augment(
     x: Tensor | dict, strong: bool = True, moves: bool = True, flips: bool = True
 ) -> Tensor | dict:
     """A look at each sample of a batch; weak: hardly changed. `moves` false: everything stays in its place, as dense labels need.
@@ -25,7 +25,7 @@ def view(
     torch.Size([2, 3, 8, 8])
     """
     if isinstance(x, dict):
-        return {name: view(part, strong, moves, flips) for name, part in x.items()}
+        return {name: augment(part, strong, moves, flips) for name, part in x.items()}
     if x.dtype == torch.bool:
         return x
     if not x.is_floating_point():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def written(texts: Sequence[str], longest: int = 256) -> Tensor:
+def texts_to_codes(texts: Sequence[str], longest: int = 256) -> Tensor:
     """Texts as code points (n, longest) int32, cut where they are longer, 0 where they are shorter.
 
     >>> said(written(["a dog", "zwei Bäume"], 6))
@@ -19,6 +19,6 @@ def written(texts: Sequence[str], longest: int = 256) -> Tensor:
     return rows
 
 
-def said(rows: Tensor) -> list[str]:
+def codes_to_texts(rows: Tensor) -> list[str]:
     """The texts that were written."""
     return ["".join(map(chr, filter(None, row))) for row in rows.tolist()]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unalike.data.views import view
+from unalike.data.augmentation import augment
 
 
 @pytest.fixture(autouse=True)
@@ -15,15 +15,15 @@ def seeded():
 @pytest.mark.parametrize("shape", [(4, 3, 8, 8), (4, 1, 5, 9), (4, 6), (1, 6), (4, 2, 3)])
 def test_shape_and_kind_stay_and_something_changes(shape, strong):
     x = torch.randn(shape)
-    seen = view(x, strong)
+    seen = augment(x, strong)
     assert seen.shape == x.shape and seen.dtype == x.dtype and torch.isfinite(seen).all()
     assert not torch.equal(seen, x) or shape == (1, 6)
 
 
 def test_where_nothing_may_move_a_weak_view_changes_nothing_and_a_strong_one_the_light():
     x = torch.rand(8, 1, 8, 8)
-    assert torch.equal(view(x, strong=False, moves=False), x)
-    seen = view(x, moves=False)
+    assert torch.equal(augment(x, strong=False, moves=False), x)
+    seen = augment(x, moves=False)
     gone = (seen == 0).flatten(1).sum(1)
     assert gone.tolist() == [4] * 8
     for one, other in zip(x, seen, strict=True):  # what is left is a line through what was there
@@ -34,14 +34,14 @@ def test_where_nothing_may_move_a_weak_view_changes_nothing_and_a_strong_one_the
 def test_mirrored_only_where_allowed():
     x = torch.arange(8.0).expand(200, 1, 8, 8)
     slopes = lambda flips: torch.sign(
-        (view(x, strong=False, flips=flips)[..., 3:6].diff(dim=-1)).mean((1, 2, 3))
+        (augment(x, strong=False, flips=flips)[..., 3:6].diff(dim=-1)).mean((1, 2, 3))
     )
     assert set(slopes(True).tolist()) == {1, -1} and set(slopes(False).tolist()) == {1}
 
 
 def test_texts_only_lack_words_and_marks_stay():
     x = torch.randint(1, 9, (50, 40))
-    weak, strong = view(x, strong=False), view(x)
+    weak, strong = augment(x, strong=False), augment(x)
     assert ((weak == x) | (weak == 0)).all() and ((strong == x) | (strong == 0)).all()
     assert (
         0.05 < float((weak == 0).float().mean()) < 0.15 < float((strong == 0).float().mean()) < 0.25
@@ -49,10 +49,10 @@ def test_texts_only_lack_words_and_marks_stay():
     letters = torch.tensor(
         [[ord(letter) for letter in "one two three four five"]] * 50, dtype=torch.int32
     )
-    texts = {"".join(map(chr, filter(None, row))).strip() for row in view(letters).tolist()}
+    texts = {"".join(map(chr, filter(None, row))).strip() for row in augment(letters).tolist()}
     assert len(texts) > 5 and all(
         set(text.split()) <= {"one", "two", "three", "four", "five"} for text in texts
     )
     mark = torch.tensor([True, False])
-    seen = view({"left": torch.rand(2, 3), "left?": mark})
+    seen = augment({"left": torch.rand(2, 3), "left?": mark})
     assert torch.equal(seen["left?"], mark) and seen["left"].shape == (2, 3)
