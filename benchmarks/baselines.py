@@ -15,18 +15,18 @@ from unalike.scenarios import load
 # rivals
 
 METHODS: dict[str, str] = {
-    "fedmuscle": "{name: fedmuscle, width: 32, align_rate: 0.003}",
-    "fedmuscle, pairwise": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: pairwise}",
-    "fedmuscle, gramian": "{name: fedmuscle, width: 32, align_rate: 0.003, loss: gramian}",
-    "fedmuscle, opinions": "{name: fedmuscle, width: 32, align_rate: 0.003, opinions: shared}",  # chosen on seeds 100 to 104 (LOG.md)
-    "fedmuscle, no company": "{name: fedmuscle, width: 32, align_rate: 0.003, own: 3}",
-    "sage": "{name: sage, flips: false, public_rate: 0.0003}",
+    "fedmuscle": "{name: fedmuscle, width: 32, align_lr: 0.003}",
+    "fedmuscle, pairwise": "{name: fedmuscle, width: 32, align_lr: 0.003, loss: pairwise}",
+    "fedmuscle, gramian": "{name: fedmuscle, width: 32, align_lr: 0.003, loss: gramian}",
+    "fedmuscle, opinions": "{name: fedmuscle, width: 32, align_lr: 0.003, distill_public: all}",  # chosen on seeds 100 to 104 (LOG.md)
+    "fedmuscle, no company": "{name: fedmuscle, width: 32, align_lr: 0.003, self_peers: 3}",
+    "sage": "{name: sage, flips: false, public_lr: 0.0003}",
     "fedhenn": "{name: fedhenn, eta: 0.1}",
-    "cofed": "{name: cofed, public_rate: 0.0003}",
-    "feddf": "{name: feddf, public_rate: 0.0003}",
+    "cofed": "{name: cofed, public_lr: 0.0003}",
+    "feddf": "{name: feddf, public_lr: 0.0003}",
     "fedrcl": "{name: fedrcl, weight: 0.03}",
-    "simclr": "{name: simclr, flips: false, public_rate: 0.003}",
-    "pseudolabel": "{name: pseudolabel, public_rate: 0.0001}",
+    "simclr": "{name: simclr, flips: false, public_lr: 0.003}",
+    "pseudolabel": "{name: pseudolabel, public_lr: 0.0001}",
 }
 PLAIN = ("evaluations=1", "checkpoint=1000")
 
@@ -140,7 +140,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 TRIED: dict[str, tuple[str, tuple[float, ...]]] = {
     **dict.fromkeys(
         ("sage", "cofed", "feddf", "simclr", "pseudolabel"),
-        ("public_rate", (0.0001, 0.0003, 0.001, 0.003, 0.01)),
+        ("public_lr", (0.0001, 0.0003, 0.001, 0.003, 0.01)),
     ),
     "fedhenn": ("eta", (0.01, 0.1, 1.0)),
     "fedrcl": ("weight", (0.03, 0.1, 0.3, 1.0)),

@@ -94,8 +94,8 @@ def bench_digits(quick: bool = False) -> dict:
 
 SETTINGS = {
     "as shipped": [],
-    "one optimizer for task and alignment": ["optimizers=one", "align_rate=null"],
-    "rates three times too high": ["lr=0.003", "align_rate=0.01"],
+    "one optimizer for task and alignment": ["optimizers=one", "align_lr=null"],
+    "rates three times too high": ["lr=0.003", "align_lr=0.01"],
 }
 
 

@@ -41,14 +41,16 @@ METHODS: dict[str, list[str]] = {
     "pairwise": ["algorithm.loss=pairwise"],
     "gramian": ["algorithm.loss=gramian"],
     "nobody aligned": [
-        "algorithm.align_rate=1e-12"
+        "algorithm.align_lr=1e-12"
     ],  # what a joint start, heads and opinions do without the Muscle loss
-    "own start": ["algorithm.start=own"],
-    "own opinions": ["algorithm.opinions=own"],
-    "absent wrong": ["algorithm.absent=wrong"],
-    "no company": ["algorithm.own=3"],  # each contrasts with itself
-    "heads shared": ["algorithm={name: fedmuscle, heads: shared, align_rate: 0.0003, decay: true}"],
-    "own heads": ["algorithm={name: fedmuscle, align_rate: 0.0003, decay: true}"],
+    "own start": ["algorithm.projection_init=random"],
+    "own opinions": ["algorithm.distill_public=never"],
+    "absent wrong": ["algorithm.mask_absent_classes=false"],
+    "no company": ["algorithm.self_peers=3"],  # each contrasts with itself
+    "heads shared": [
+        "algorithm={name: fedmuscle, average_heads: round, align_lr: 0.0003, decay: true}"
+    ],
+    "own heads": ["algorithm={name: fedmuscle, align_lr: 0.0003, decay: true}"],
     "as printed": ["algorithm={name: fedmuscle}"],
     **{name: [f"algorithm={{name: {name}}}"] for name in RIVALS if name in ALGORITHMS},
 }
@@ -477,14 +479,16 @@ NEAR = {
     ],
 }
 ALIGNED = {  # harder and gentler than shipped
-    "align_rate 1e-3": ["align_rate=0.001"],
-    "align_rate 3e-5": ["align_rate=0.00003"],
+    "align_rate 1e-3": ["align_lr=0.001"],
+    "align_rate 3e-5": ["align_lr=0.00003"],
     "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"],
     "temperature 0.07": ["temperature=0.07", "lower_temperature=0.05"],
-    "local epochs teach all": ["local=1.0"],
-    "local epochs teach heads": ["local=0.0"],
-    "left as aligned": ["keep=aligned"],
-    "heads shared, one optimizer": ["algorithm={name: fedmuscle, heads: shared, optimizers: one}"],
+    "local epochs teach all": ["backbone_lr_scale=1.0"],
+    "local epochs teach heads": ["backbone_lr_scale=0.0"],
+    "left as aligned": ["final_model=aligned"],
+    "heads shared, one optimizer": [
+        "algorithm={name: fedmuscle, average_heads: round, optimizers: one}"
+    ],
 }
 
 
@@ -516,7 +520,7 @@ ROWS: dict[str, list[str]] = {
     "as shipped": [],  # M=3, and who shares its head with nobody may stay alone
     "muscle, M=3": [FREE],
     "pairwise, M=3": [FREE, "algorithm.loss=pairwise"],
-    "own heads, M=3": [FREE, "algorithm.heads=own"],
+    "own heads, M=3": [FREE, "algorithm.average_heads=never"],
     "muscle, M=9": [
         FREE,
         "algorithm.peers=9",

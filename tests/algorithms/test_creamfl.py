@@ -178,7 +178,7 @@ def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
 
 
 def test_clients_draw_near_to_what_is_known(toys):
-    method = ALGORITHMS["creamfl"](width=8, batch=6, public_rate=0.05, passes=20)
+    method = ALGORITHMS["creamfl"](width=8, batch=6, public_lr=0.05, passes=20)
     for contrast in ("cream", "muscle"):
         method.contrast = contrast
         program = method.Program(federation()[0][0], method, toys.training(), 0)

@@ -10,7 +10,7 @@ import torch
 
 from unalike import Classification, Client, FederationConfig, MultiLabel
 from unalike.algorithms import FedMuscle
-from unalike.base.errors import Problems
+from unalike.base.errors import Problems, UserError
 from unalike.base.randomness import stream
 from unalike.core.federation import Failure
 from unalike.core.operations import query, sends
@@ -21,6 +21,7 @@ from unalike.methods.distillation import teach
 from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
 from unalike.models import CNN, MLP, build_encoder
 from unalike.report import formatting as words
+from unalike.scenarios import load
 
 
 @pytest.fixture
@@ -57,12 +58,15 @@ def outcome(toys, tmp_path):
 def test_three_exchanges_one_update(outcome, toys):
     """M = 2 and B = 6: the paper's aggregate has 36 rows."""
     gradient, peers, paper = (
-        outcome(exchange=how, batch=6, keep="aligned") for how in ("gradient", "peers", "paper")
+        outcome(exchange=how, batch=6, final_model="aligned")
+        for how in ("gradient", "peers", "paper")
     )
     assert toys.apart(gradient, peers) <= 1e-9
     assert toys.apart(gradient, paper) <= 1e-9
     assert (
-        toys.apart(gradient, outcome(exchange="gradient", batch=6, keep="aligned", temperature=0.3))
+        toys.apart(
+            gradient, outcome(exchange="gradient", batch=6, final_model="aligned", temperature=0.3)
+        )
         > 1e-4
     )
 
@@ -70,7 +74,7 @@ def test_three_exchanges_one_update(outcome, toys):
 @pytest.mark.parametrize("exchange", ["gradient", "peers", "paper"])
 def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
     """Forgetting it between two calls changes nothing, batch statistics and dropout included."""
-    kept = outcome(exchange=exchange, keep="aligned")
+    kept = outcome(exchange=exchange, final_model="aligned")
     represent = FedMuscle.Program.represent
 
     def forgetful(self, epoch, batch):
@@ -80,7 +84,7 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
 
     forgetful.operation = "changes"
     monkeypatch.setattr(FedMuscle.Program, "represent", forgetful)
-    assert toys.apart(kept, outcome(exchange=exchange, keep="aligned")) == 0
+    assert toys.apart(kept, outcome(exchange=exchange, final_model="aligned")) == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_down_is_up_whatever_the_number_of_peers(outcome, toys):
 def test_a_batch_costs_one_call(exchange, outcome, toys):
     """24 rows in batches of 7: who has aligned on one answers with the next, and after the last with no rows. As many rows travel as
     with a call for each, in fewer messages."""
-    outcome(rounds=1, batch=7, passes=2, exchange=exchange, keep="aligned")
+    outcome(rounds=1, batch=7, passes=2, exchange=exchange, final_model="aligned")
     rows = outcome.fed.ledger.rows
     align = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}[
         exchange
@@ -158,7 +162,7 @@ def test_a_batch_costs_one_call(exchange, outcome, toys):
 
 def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
     """What `align` answers is what `represent` would, had it been asked by itself."""
-    together = outcome(rounds=1, keep="aligned", exchange="peers")
+    together = outcome(rounds=1, final_model="aligned", exchange="peers")
     noted = outcome.noted
     program, asked = FedMuscle.Program, []
 
@@ -182,7 +186,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
     monkeypatch.setattr(program, "following", following)
     monkeypatch.setattr(type(outcome.fed), "call", apart)
     assert (
-        toys.apart(together, outcome(rounds=1, keep="aligned", exchange="peers")) == 0
+        toys.apart(together, outcome(rounds=1, final_model="aligned", exchange="peers")) == 0
         and asked.count("represent") == 3
     )
     assert outcome.noted == noted
@@ -202,29 +206,35 @@ def test_losses_pull_clients_together(loss, sync, outcome, toys):
 @pytest.mark.parametrize("exchange", ["gradient", "peers"])
 def test_matrix_of_equal_temperatures_is_the_number(loss, exchange, outcome, toys):
     table = lambda t: [[t] * 4 for _ in range(4)]
-    number = outcome(loss=loss, exchange=exchange, keep="aligned")
+    number = outcome(loss=loss, exchange=exchange, final_model="aligned")
     assert (
         toys.apart(
-            number, outcome(loss=loss, exchange=exchange, keep="aligned", temperature=table(0.2))
+            number,
+            outcome(loss=loss, exchange=exchange, final_model="aligned", temperature=table(0.2)),
         )
         <= 1e-9
     )
     assert (
         toys.apart(
             number,
-            outcome(loss=loss, exchange=exchange, keep="aligned", lower_temperature=table(0.15)),
+            outcome(
+                loss=loss, exchange=exchange, final_model="aligned", lower_temperature=table(0.15)
+            ),
         )
         <= 1e-9
     )
     both = {"temperature": table(0.2), "lower_temperature": table(0.15)}
-    assert toys.apart(number, outcome(loss=loss, exchange=exchange, keep="aligned", **both)) <= 1e-9
+    assert (
+        toys.apart(number, outcome(loss=loss, exchange=exchange, final_model="aligned", **both))
+        <= 1e-9
+    )
 
 
 def test_temperatures_belong_to_pairs(outcome, toys):
     """A pair that is hot is hardly pulled together: only its two clients notice in the first step."""
     cool = [[0.2] * 4 for _ in range(4)]
     hot = [[5.0 if {i, j} == {0, 1} else 0.2 for j in range(4)] for i in range(4)]
-    fields = {"rounds": 1, "peers": 3, "loss": "pairwise", "keep": "aligned", "batch": 24}
+    fields = {"rounds": 1, "peers": 3, "loss": "pairwise", "final_model": "aligned", "batch": 24}
     one, other = (outcome(temperature=t, **fields) for t in (cool, hot))
     moved = {c: toys.apart({c: one[c]}, {c: other[c]}) for c in one}
     assert moved["a"] > 1e-4 and moved["b"] > 1e-4 and moved["c"] == moved["d"] == 0
@@ -241,7 +251,7 @@ def test_consistent_lower_temperature(temperature, outcome, toys):
             lower_temperature="consistent",
             exchange=how,
             batch=6,
-            keep="aligned",
+            final_model="aligned",
         )
         for how in ("gradient", "paper")
     )
@@ -250,7 +260,8 @@ def test_consistent_lower_temperature(temperature, outcome, toys):
     )  # AdamW divides rounding by the root of tiny second moments
     if temperature == 0.2:  # eq. 22: 1 / lower = 1 / 0.2 + 1 / 0.04 = 30
         assert (
-            toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, keep="aligned")) <= 1e-9
+            toys.apart(gradient, outcome(lower_temperature=1 / 30, batch=6, final_model="aligned"))
+            <= 1e-9
         )
 
 
@@ -267,7 +278,7 @@ def test_peers_by_relevance_are_the_similar_ones(toys, tmp_path):
         "c": shapes["cd"],
         "d": shapes["cd"] @ turn,
     }
-    algorithm = toys.method("fedmuscle", choice="relevance", peers=1)
+    algorithm = toys.method("fedmuscle", peer_selection="relevance", peers=1)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     assert algorithm.draw(fed, views, 1, 0, 0) == {"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}
     assert (
@@ -292,19 +303,22 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
 def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
     """Itself as it is, whoever computes it."""
     made = {
-        way: outcome(peers=2, own=1, keep="aligned", exchange=way, **fields)
+        way: outcome(peers=2, self_peers=1, final_model="aligned", exchange=way, **fields)
         for way in ("gradient", "peers")
     }
     if "samples" not in fields:  # combinations are drawn by whoever computes
         assert toys.apart(made["gradient"], made["peers"]) < 1e-9
     if not fields:
         assert (
-            toys.apart(made["gradient"], outcome(peers=2, own=1, keep="aligned", exchange="paper"))
+            toys.apart(
+                made["gradient"],
+                outcome(peers=2, self_peers=1, final_model="aligned", exchange="paper"),
+            )
             < 1e-9
         )
-    assert toys.apart(made["gradient"], outcome(peers=2, keep="aligned", **fields)) > 1e-4
-    assert toys.apart(made["gradient"], outcome(peers=1, keep="aligned", **fields)) > 1e-4
-    algorithm = toys.method("fedmuscle", peers=2, own=1)
+    assert toys.apart(made["gradient"], outcome(peers=2, final_model="aligned", **fields)) > 1e-4
+    assert toys.apart(made["gradient"], outcome(peers=1, final_model="aligned", **fields)) > 1e-4
+    algorithm = toys.method("fedmuscle", peers=2, self_peers=1)
     fed = toys.federation(tmp_path / "fed", algorithm, [toys.client(c) for c in "abcd"])
     drawn = algorithm.draw(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
     assert all(len(peers) == 1 and peers[0] != client for client, peers in drawn.items())
@@ -312,13 +326,17 @@ def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
 
 
 def test_without_company_nobody_else_matters(outcome, toys):
-    settings = {"peers": 3, "own": 3, "keep": "aligned"}
+    settings = {"peers": 3, "self_peers": 3, "final_model": "aligned"}
     many, few = outcome(**settings), outcome([toys.client("a"), toys.client("c")], **settings)
     assert toys.apart({"a": many["a"]}, {"a": few["a"]}) < 1e-12
     assert (
         toys.apart(
             {"a": many["a"]},
-            {"a": outcome(keep="local", **{k: v for k, v in settings.items() if k != "keep"})["a"]},
+            {
+                "a": outcome(
+                    final_model="local", **{k: v for k, v in settings.items() if k != "final_model"}
+                )["a"]
+            },
         )
         > 1e-6
     )
@@ -351,9 +369,9 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
 
     spy.operation = "changes"
     monkeypatch.setattr(FedMuscle.Program, "train", spy)
-    local = outcome(keep="local")
+    local = outcome(final_model="local")
     assert toys.apart(local, after) == 0
-    aligned = outcome(keep="aligned")
+    aligned = outcome(final_model="aligned")
     assert toys.apart({"a": aligned["a"]}, {"a": after["a"]}) > 1e-4
 
 
@@ -432,7 +450,7 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     for records in (False, True):
         monkeypatch.setattr(fedmuscle, "RECORDS", records)
         fedmuscle.stacked.cache_clear()
-        made[records] = outcome(clients(), rounds=4, keep="aligned", **fields)
+        made[records] = outcome(clients(), rounds=4, final_model="aligned", **fields)
     programs = outcome.fed.engine.host.programs
     assert (
         all(programs[c].passes.kept and all(programs[c].passes.kept.values()) for c in "abc")
@@ -454,15 +472,15 @@ def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, m
     """Of 8^3 combinations: all of them, or an estimate that goes the same way, and the same twice."""
     from unalike.algorithms import fedmuscle
 
-    exact = outcome(peers=3, rounds=1, keep="aligned", **fields)
+    exact = outcome(peers=3, rounds=1, final_model="aligned", **fields)
     monkeypatch.setattr(fedmuscle, "WHOLE", 8**3 - 1)
-    drawn, again = (outcome(peers=3, rounds=1, keep="aligned", **fields) for _ in range(2))
+    drawn, again = (outcome(peers=3, rounds=1, final_model="aligned", **fields) for _ in range(2))
     assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
     few, many = (
         outcome(
             peers=3,
             rounds=1,
-            keep="aligned",
+            final_model="aligned",
             samples=count,
             training={"optimizer": "sgd"},
             **fields,
@@ -470,7 +488,9 @@ def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, m
         for count in (2, 5000)
     )
     monkeypatch.undo()
-    exact = outcome(peers=3, rounds=1, keep="aligned", training={"optimizer": "sgd"}, **fields)
+    exact = outcome(
+        peers=3, rounds=1, final_model="aligned", training={"optimizer": "sgd"}, **fields
+    )
     assert toys.apart(many, exact) < toys.apart(few, exact) / 4
 
 
@@ -548,10 +568,10 @@ def test_segmentation_beside_classification(toys, tmp_path):
 
 
 def test_two_optimizers_and_a_rate_of_its_own(outcome, toys):
-    one = outcome(optimizers="one", keep="aligned")
-    two = outcome(optimizers="two", keep="aligned")
-    own = outcome(align_rate=1e-9, keep="aligned")
-    still = outcome(optimizers="two", align_rate=1e-9, keep="local")
+    one = outcome(optimizers="one", final_model="aligned")
+    two = outcome(optimizers="two", final_model="aligned")
+    own = outcome(align_lr=1e-9, final_model="aligned")
+    still = outcome(optimizers="two", align_lr=1e-9, final_model="local")
     assert toys.apart(one, two) > 1e-4 and toys.apart(two, own) > 1e-4
     assert toys.apart({"a": own["a"]}, {"a": still["a"]}) < 1e-6, (
         "at a rate of almost nothing alignment does almost nothing"
@@ -569,7 +589,7 @@ def test_models_with_held_weights_are_aligned_gently(outcome, toys):
     rates = {}
     for how, rate in {"auto": None, "told": 0.02}.items():
         clients = [toys.client("a"), toys.client("b", model=holding)]
-        outcome(clients, peers=1, align_rate=rate)
+        outcome(clients, peers=1, align_lr=rate)
         rates[how] = {
             c: program.optimizers["align"].param_groups[0]["lr"]
             for c, program in outcome.fed.engine.host.programs.items()
@@ -581,7 +601,7 @@ def test_models_with_held_weights_are_aligned_gently(outcome, toys):
 
 
 def test_alignment_may_grow_gentler(outcome, toys):
-    outcome(rounds=4, align_rate=0.02, decay=True)
+    outcome(rounds=4, align_lr=0.02, decay=True)
     for program in outcome.fed.engine.host.programs.values():
         assert program.optimizers["align"].param_groups[0]["lr"] == pytest.approx(
             0.02 * (1 + math.cos(0.75 * math.pi)) / 2
@@ -622,15 +642,15 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
     [
         ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
         ({"peers": 0}, "must be at least 1, got 0"),
-        ({"peers": 1, "own": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
-        ({"peers": 2, "own": 1, "loss": "gramian"}, "leave own at 0"),
+        ({"peers": 1, "self_peers": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
+        ({"peers": 2, "self_peers": 1, "loss": "gramian"}, "leave self_peers at 0"),
         ({"peers": 1, "decay": True, "optimizers": "one"}, "leaves no rate of alignment to decay"),
         ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
         ({"batch": 1}, "at least 2"),
         ({"temperature": 0.0}, "must be at least 0.006"),
         ({"temperature": [[0.2, 0.2], [0.2, 0.2]]}, "needs 3 rows of 3"),
         ({"lower_temperature": [[0.2, -1.0, 0.2]] * 3}, "must be at least 0.006"),
-        ({"absent": "open"}, "open is for shared heads"),
+        ({"mask_absent_classes": True}, "is for averaged heads"),
         ({"exchange": "paper", "sync": "epoch"}, 'sync "batch" only'),
         ({"exchange": "paper", "loss": "gramian"}, 'loss "muscle"'),
     ],
@@ -650,7 +670,7 @@ def test_few_are_here(outcome):
 def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
     """Of one task and label set, weighted by their rows, whatever their encoders are; nobody else's head moves, and no encoder does."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
-    method = toys.method("fedmuscle", heads="shared")
+    method = toys.method("fedmuscle", average_heads="round")
     fed = toys.federation(
         tmp_path / "run",
         method,
@@ -679,7 +699,7 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
 def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path):
     """What they think of the public set, not what they align; with the pace of the alignment. Nobody else is asked, or moved."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
-    method = toys.method("fedmuscle", opinions="shared", align_rate=0.01, decay=True)
+    method = toys.method("fedmuscle", distill_public="all", align_lr=0.01, decay=True)
     fed = toys.federation(
         tmp_path / "run",
         method,
@@ -708,19 +728,19 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     """The same epochs: where there is one it is what sharing once is, and who shares with nobody learns what it learns in one go."""
     assert (
         toys.apart(
-            outcome(heads="shared", training={"epochs": 1}),
-            outcome(heads="epoch", training={"epochs": 1}),
+            outcome(average_heads="round", training={"epochs": 1}),
+            outcome(average_heads="epoch", training={"epochs": 1}),
         )
         == 0
     )
     assert (
         toys.apart(
-            outcome(heads="shared", training={"epochs": 3}),
-            outcome(heads="epoch", training={"epochs": 3}),
+            outcome(average_heads="round", training={"epochs": 3}),
+            outcome(average_heads="epoch", training={"epochs": 3}),
         )
         > 1e-3
     )
-    method = toys.method("fedmuscle", heads="epoch")
+    method = toys.method("fedmuscle", average_heads="epoch")
     clients = lambda: [*toys.clients(2), toys.client("d", task=Classification(tuple("wxyz")))]
     fed, plain = (
         toys.federation(tmp_path / name, method, clients(), epochs=3)
@@ -753,7 +773,9 @@ def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
         for id in "cd"
     ]
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", opinions="several"), [*toys.clients(2), *tagged]
+        tmp_path / "run",
+        toys.method("fedmuscle", distill_public="multilabel"),
+        [*toys.clients(2), *tagged],
     )
     fed.begin(1)
     fed.call("train")
@@ -771,7 +793,7 @@ def parted(toys, tmp_path):
     several = some("d", torch.nn.functional.one_hot(y, 4).double(), task=MultiLabel(list("pqrs")))
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", heads="shared", absent="open"),
+        toys.method("fedmuscle", average_heads="round", mask_absent_classes=True),
         [
             some("a", y % 2),
             some("b", 1 + y % 2, model=toys.noisy),
@@ -831,7 +853,7 @@ def test_what_one_of_a_kind_has_ever_had_stays_open(parted):
 def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, parted):
     """And never by a client that asks for privacy, whatever the server keeps to."""
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients(2)
+        tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients(2)
     )
     fed.begin(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
@@ -850,8 +872,8 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
     with pytest.raises(ValueError, match="leaves no class open"):
         other.take(other.shared(), had=torch.ones(4))
     assert (
-        "set algorithm.absent to wrong"
-        in (FedMuscle(heads="shared", absent="open").privacy_problem() or "")
+        "set algorithm.mask_absent_classes to false"
+        in (FedMuscle(average_heads="round", mask_absent_classes=True).privacy_problem() or "")
         and FedMuscle().privacy_problem() is None
     )
 
@@ -859,11 +881,11 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
 @pytest.mark.parametrize(
     "fields",
     [
-        {"heads": "shared"},
-        {"heads": "epoch"},
-        {"opinions": "shared"},
-        {"heads": "epoch", "absent": "open"},
-        {"heads": "shared", "opinions": "shared"},
+        {"average_heads": "round"},
+        {"average_heads": "epoch"},
+        {"distill_public": "all"},
+        {"average_heads": "epoch", "mask_absent_classes": True},
+        {"average_heads": "round", "distill_public": "all"},
     ],
 )
 def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path):
@@ -893,7 +915,7 @@ def test_what_is_shared_is_so_in_a_whole_run_that_resumes(fields, toys, tmp_path
 
 
 @pytest.mark.parametrize(
-    "what, how", [("heads", "shared"), ("heads", "epoch"), ("opinions", "shared")]
+    "what, how", [("average_heads", "round"), ("average_heads", "epoch"), ("distill_public", "all")]
 )
 def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path, monkeypatch):
     """A shadow would learn from the mean what its client learnt from the labels it is tested on. Who cannot be judged has none after the
@@ -948,7 +970,7 @@ def test_who_is_judged_only_listens(sync, toys, tmp_path):
         clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
         told = toys.execute(
             tmp_path / name,
-            toys.method("fedmuscle", heads="shared", sync=sync, **fields),
+            toys.method("fedmuscle", average_heads="round", sync=sync, **fields),
             clients,
             safeguard=True,
         )
@@ -964,7 +986,10 @@ def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, breaks):
     breaks("align_to_peers", "d")
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     told = toys.execute(
-        tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True
+        tmp_path / "run",
+        toys.method("fedmuscle", average_heads="round", peers=2),
+        clients,
+        safeguard=True,
     )
     assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [
         ("d", "align_to_peers", 2)
@@ -989,13 +1014,16 @@ def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, 
     drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
     monkeypatch.setattr(FederationConfig, "drawn", lambda self, infos, seed, round: drawn[round])
     toys.execute(
-        tmp_path / "run", toys.method("fedmuscle", heads="shared", peers=2), clients, safeguard=True
+        tmp_path / "run",
+        toys.method("fedmuscle", average_heads="round", peers=2),
+        clients,
+        safeguard=True,
     )
     assert heard.keys() == {"d"}
 
 
 def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_path):
-    shared = lambda: toys.method("fedmuscle", heads="shared")
+    shared = lambda: toys.method("fedmuscle", average_heads="round")
     plain, guarded = (
         toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it)
         for it in (False, True)
@@ -1005,12 +1033,12 @@ def test_who_has_no_shadows_is_sent_gradients_with_the_safeguard_too(toys, tmp_p
 
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])
-@pytest.mark.parametrize("what", ["heads", "opinions"])
+@pytest.mark.parametrize("what", [{"average_heads": "round"}, {"distill_public": "all"}])
 def test_what_nobody_leaves_with_is_no_reason_not_to_judge(what, keep, toys, tmp_path):
     """With one round everybody leaves as it was before anything was shared, unless it leaves as aligned."""
     made = toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", **{what: "shared"}, keep=keep),
+        toys.method("fedmuscle", **what, final_model=keep),
         toys.clients(),
         safeguard=True,
         rounds=1,
@@ -1020,17 +1048,19 @@ def test_what_nobody_leaves_with_is_no_reason_not_to_judge(what, keep, toys, tmp
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])
 def test_who_leaves_after_local_epochs_leaves_with_a_head_of_its_own(keep, outcome):
-    left = outcome(heads="shared", keep=keep)
+    left = outcome(average_heads="round", final_model=keep)
     assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (
         keep == "aligned"
     )
 
 
-@pytest.mark.parametrize("what, more", [("heads", 1), ("opinions", 24)])
+@pytest.mark.parametrize(
+    "what, more", [({"average_heads": "round"}, 1), ({"distill_public": "all"}, 24)]
+)
 def test_a_shared_head_is_a_release_a_round_and_an_opinion_one_a_row(what, more, toys, tmp_path):
     told = toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", **{what: "shared"}),
+        toys.method("fedmuscle", **what),
         toys.clients(),
         privacy=Privacy(noise=1.0),
     )
@@ -1039,7 +1069,7 @@ def test_a_shared_head_is_a_release_a_round_and_an_opinion_one_a_row(what, more,
 
 def test_a_client_takes_only_what_it_shares(toys, tmp_path):
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", heads="shared"), toys.clients()
+        tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients()
     )
     fed.begin(1)
     fed.call("train")
@@ -1057,7 +1087,7 @@ def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
     """Where its sibling fails, a client is not given its own head back."""
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", heads="shared"),
+        toys.method("fedmuscle", average_heads="round"),
         toys.clients(2),
         federation=FederationConfig(quorum=0.5),
     )
@@ -1076,3 +1106,18 @@ def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
     monkeypatch.setattr(FedMuscle.Program, "give", give)
     unite(fed)
     assert asked == ["kind_of", "give"] and fed.active == ["a"]
+
+
+def test_an_old_field_name_ends_in_an_error_that_says_the_new_one():
+    with pytest.raises(TypeError, match='"heads" is called "average_heads" now'):
+        FedMuscle(heads="shared")
+    with pytest.raises(Problems, match='"start" is called "projection_init" now'):
+        load("digits", settings=["algorithm.start=joint"])
+    with pytest.raises(UserError, match="algorithm.own is called self_peers now"):
+        load("digits", settings=["own=1"])
+
+
+def test_flower_exchanges_once_per_pass_unless_the_scenario_says_otherwise():
+    assert load("digits", engine="flower")[1].sync == "epoch"
+    assert load("digits", engine="flower", settings=["sync=batch"])[1].sync == "batch"
+    assert load("digits")[1].sync == "batch"

@@ -18,7 +18,7 @@ from .test_public_rivals import unlike
 
 
 def joint(toys, **fields):
-    return toys.method("fedmuscle", start="joint", **fields)
+    return toys.method("fedmuscle", projection_init="shared", **fields)
 
 
 @pytest.mark.parametrize("rows, features", [(40, 7), (7, 40), (5, 5)])
@@ -150,7 +150,10 @@ def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
 def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, toys, tmp_path):
     """The head learns all the same; alone everybody moves as ever."""
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", local=local), toys.clients(), epochs=2
+        tmp_path / "run",
+        toys.method("fedmuscle", backbone_lr_scale=local),
+        toys.clients(),
+        epochs=2,
     )
     fed.begin(1)
     fed.call("kind_of")
@@ -176,7 +179,7 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
     """Of batch norm, with dropout beside it; and alignment finds the encoder as it was, training."""
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", local=0.0),
+        toys.method("fedmuscle", backbone_lr_scale=0.0),
         [toys.client(id, model=toys.noisy) for id in "abc"],
     )
     fed.begin(1)
@@ -194,7 +197,9 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
 
 def test_clients_that_are_nothing_alike_meet(toys, tmp_path):
     """Images, numbers and masks; a dense task by the mean of its map. Where it has no map a sentence says so."""
-    fed = toys.federation(tmp_path / "run", method := joint(toys, local=0.0), unlike(), rounds=1)
+    fed = toys.federation(
+        tmp_path / "run", method := joint(toys, backbone_lr_scale=0.0), unlike(), rounds=1
+    )
     toys.serve(fed, method)
     program = next(program for program in fed.engine.host.programs.values() if program.model.dense)
     assert len(fed.state["met"]) == len(unlike()) and program.seen().shape == (
@@ -218,7 +223,9 @@ def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
         return seen[-1][1]
 
     monkeypatch.setattr(FedMuscle.Program, "fit", watched)
-    told = toys.execute(tmp_path / "run", joint(toys, local=0.5), toys.clients(), safeguard=True)
+    told = toys.execute(
+        tmp_path / "run", joint(toys, backbone_lr_scale=0.5), toys.clients(), safeguard=True
+    )
     fits = {c: {value for id, value in seen if id == c} for c in "abc"}
     assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), (
         "each shadow, and alike"
@@ -234,7 +241,7 @@ def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, t
             raise KeyboardInterrupt
 
     clients = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
-    made = lambda: joint(toys, local=0.1, heads="epoch")
+    made = lambda: joint(toys, backbone_lr_scale=0.1, average_heads="epoch")
     whole = toys.execute(tmp_path / "whole", made(), clients(), alone=True)
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", made(), clients(), alone=True, watch=interrupted)
@@ -242,7 +249,7 @@ def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, t
     assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
     own = toys.execute(
         tmp_path / "own",
-        toys.method("fedmuscle", local=0.1, heads="epoch", projection="always"),
+        toys.method("fedmuscle", backbone_lr_scale=0.1, average_heads="epoch", projection="always"),
         clients(),
         alone=True,
     )
@@ -257,7 +264,7 @@ def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, t
 def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", opinion_rate=0.02, align_rate=0.01),
+        toys.method("fedmuscle", distill_lr=0.02, align_lr=0.01),
         toys.clients(),
     )
     fed.begin(1)
@@ -267,7 +274,7 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
         program.learner().param_groups[0]["lr"] == 0.02
         and program.learner("align").param_groups[0]["lr"] == 0.01
     )
-    program.algorithm = FedMuscle(align_rate=0.01)
+    program.algorithm = FedMuscle(align_lr=0.01)
     program.optimizers.clear()
     assert program.learner().param_groups[0]["lr"] == 0.01
 
@@ -275,21 +282,21 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
 def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
     rows = lambda how: toys.execute(
         tmp_path / how,
-        toys.method("fedmuscle", start=how, projection="always"),
+        toys.method("fedmuscle", projection_init=how, projection="always"),
         toys.clients(),
         privacy=Privacy(noise=1.0),
     )["clients"]["a"]["privacy"]["releases"]
-    assert rows("joint") - rows("own") == 24, "one for each of the public rows"
+    assert rows("shared") - rows("random") == 24, "one for each of the public rows"
 
 
 @pytest.mark.parametrize(
     "fields, sentence",
     [
-        ({"start": "joint", "projection": "never"}, "joint needs projections"),
-        ({"local": 1.5}, "must be from 0 to 1.*got 1.5"),
-        ({"local": -0.1}, "must be from 0 to 1"),
-        ({"local": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
-        ({"opinion_rate": 0}, "must be above 0"),
+        ({"projection_init": "shared", "projection": "never"}, "shared needs projections"),
+        ({"backbone_lr_scale": 1.5}, "must be from 0 to 1.*got 1.5"),
+        ({"backbone_lr_scale": -0.1}, "must be from 0 to 1"),
+        ({"backbone_lr_scale": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
+        ({"distill_lr": 0}, "must be above 0"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):

@@ -92,7 +92,7 @@ def side_of(method, client, toys, **changed):
 
 @pytest.mark.parametrize(
     "name, fields",
-    [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"opinions": "shared"})],
+    [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"distill_public": "all"})],
 )
 def test_unlike_tasks_labels_models_and_samples(name, fields, toys, tmp_path):
     results = toys.execute(
@@ -365,7 +365,7 @@ def test_fedrcl_knows_the_labels_of_every_task(toys):
     "name, field, value",
     [
         ("feddf", "passes", 0),
-        ("feddf", "public_rate", -1.0),
+        ("feddf", "public_lr", -1.0),
         ("cofed", "margin", 1.0),
         ("sage", "threshold", 2.0),
         ("fedhenn", "eta", -1.0),

@@ -204,7 +204,7 @@ def problems(told):
         ),
         ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
         ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
-        ({"algorithm.align_rate": -1}, "algorithm.align_rate", "must be above 0, got -1"),
+        ({"algorithm.align_lr": -1}, "algorithm.align_lr", "must be above 0, got -1"),
         (
             {"algorithm.peers": 3},
             "algorithm.peers",
@@ -509,7 +509,7 @@ def test_list_of_one_kind_tells_what_each_has(command):
         and ["lower_temperature", "0.15", "or", "consistent"] in rows
     )
     assert ["loss", "muscle", "muscle,", "pairwise,", "gramian"] in rows and [
-        "align_rate",
+        "align_lr",
         "null",
     ] in rows
     out = command("list", "datasets")[1]

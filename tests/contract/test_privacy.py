@@ -178,13 +178,13 @@ def compared(monkeypatch):
 
 VARIANTS = {
     "fedmuscle": [
-        {"heads": "shared"},
-        {"opinions": "shared"},
-        {"start": "joint"},
+        {"average_heads": "round"},
+        {"distill_public": "all"},
+        {"projection_init": "shared"},
         {"exchange": "peers"},
         {"exchange": "paper"},
         {"sync": "epoch"},
-        {"heads": "epoch", "local": 0.5},
+        {"average_heads": "epoch", "backbone_lr_scale": 0.5},
     ]
 }
 

@@ -25,7 +25,7 @@ from unalike.losses import anchored_loss, consistent_lower
 from unalike.losses.kernels import alikeness
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.methods.distillation import DistillationProgram, teach
-from unalike.methods.group_averaging import OPEN, GroupAveragingProgram, train_united, unite
+from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
 from unalike.methods.shared_subspace import SharedSubspaceProgram, meet
 from unalike.models.model import Model
 from unalike.training.batch_norm import is_stochastic
@@ -56,6 +56,18 @@ class FedMuscle(Algorithm):
 
     evaluates: ClassVar[bool] = True
     supports_safeguard: ClassVar[bool] = True
+    RENAMED: ClassVar[dict[str, str]] = {
+        "choice": "peer_selection",
+        "own": "self_peers",
+        "heads": "average_heads",
+        "absent": "mask_absent_classes",
+        "opinions": "distill_public",
+        "start": "projection_init",
+        "local": "backbone_lr_scale",
+        "align_rate": "align_lr",
+        "opinion_rate": "distill_lr",
+        "keep": "final_model",
+    }
 
     peers: int = 3  # M
     width: int = 256  # d
@@ -75,54 +87,61 @@ class FedMuscle(Algorithm):
     sync: Literal["batch", "epoch"] = (
         "batch"  # "epoch": one exchange a pass, for slow links; implies "peers"
     )
-    choice: Literal["random", "relevance"] = "random"  # which peers
-    own: int = 0  # how many of the M peers are the client itself; M: nobody has company
+    peer_selection: Literal["random", "relevance"] = "random"  # which peers
+    self_peers: int = 0  # how many of the M peers are the client itself; M: nobody has company
     redraw: Literal["batch", "pass"] = "batch"  # how often peers are drawn
-    heads: Literal["own", "shared", "epoch"] = (
-        "own"  # those of one task and label set go on from their mean, or each epoch
+    average_heads: Literal["never", "round", "epoch"] = (
+        "never"  # those of one task and label set go on from their mean, or each epoch
     )
-    absent: Literal["wrong", "open"] = (
-        "wrong"  # classes one has none of, but one it shares its head with, in its loss
+    mask_absent_classes: bool = (
+        False  # classes absent here but present at a client sharing the head
     )
-    opinions: Literal["own", "shared", "several"] = (
-        "own"  # learn what all make of public rows; several: if a row may have none
+    distill_public: Literal["never", "all", "multilabel"] = (
+        "never"  # learn what all make of public rows; several: if a row may have none
     )
     projection: Literal["auto", "always", "never"] = (
         "auto"  # to the common width; auto: where it differs, or start is joint
     )
-    start: Literal["own", "joint"] = (
-        "own"  # where projections begin; joint: in one space of all, found at once
+    projection_init: Literal["random", "shared"] = (
+        "random"  # where projections begin; joint: in one space of all, found at once
     )
-    local: float = 1.0  # of the heads' rate: how fast local epochs move what heads take
-    align_rate: float | None = None  # None: training.lr, a tenth of it where weights are held
-    opinion_rate: float | None = None  # None: as alignment's
+    backbone_lr_scale: float = 1.0  # of the heads' rate: how fast local epochs move what heads take
+    align_lr: float | None = None  # None: training.lr, a tenth of it where weights are held
+    distill_lr: float | None = None  # None: as alignment's
     decay: bool = False  # both grow gentler from round to round, along a cosine to 0
     optimizers: Literal["one", "two"] = "two"  # one each for task and alignment, or one shared
-    keep: Literal["local", "aligned"] = "local"  # the last round's model that clients leave with
+    final_model: Literal["local", "aligned"] = (
+        "local"  # the last round's model that clients leave with
+    )
+
+    @classmethod
+    def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """With Flower a message takes seconds: one exchange per pass unless the scenario says otherwise."""
+        return {"sync": "epoch", **fields} if engine == "flower" else fields
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         paper, counts = (
             self.exchange == "paper",
             {name: getattr(self, name) for name in ("peers", "width", "passes", "samples")},
         )
-        rates = [(name, given) for name, given in vars(self).items() if name.endswith("_rate")]
+        rates = [(name, given) for name, given in vars(self).items() if name.endswith("_lr")]
         rules = (
             *(
                 (count is not None and count < 1, name, f"must be at least 1, got {count}.")
                 for name, count in counts.items()
             ),
             (
-                not 0 <= self.own <= max(self.peers, 1),
-                "own",
-                f"must be from 0 to algorithm.peers, {self.peers}, got {self.own}.",
+                not 0 <= self.self_peers <= max(self.peers, 1),
+                "self_peers",
+                f"must be from 0 to algorithm.peers, {self.peers}, got {self.self_peers}.",
             ),
             (
-                self.own and self.loss == "gramian",
-                "own",
-                "the Gramian loss sees no volume between a client and itself: leave own at 0.",
+                self.self_peers and self.loss == "gramian",
+                "self_peers",
+                "the Gramian loss sees no volume between a client and itself: leave self_peers at 0.",
             ),
             (
-                clients + self.own <= self.peers,
+                clients + self.self_peers <= self.peers,
                 "peers",
                 f"{self.company()}, the federation has {clients}. Lower algorithm.peers or add clients.",
             ),
@@ -141,24 +160,24 @@ class FedMuscle(Algorithm):
                 for name, rate in rates
             ),
             (
-                not (self.optimizers == "one") <= self.local <= 1,
-                "local",
-                f"must be from 0 to 1, 1 with one optimizer, got {self.local}.",
+                not (self.optimizers == "one") <= self.backbone_lr_scale <= 1,
+                "backbone_lr_scale",
+                f"must be from 0 to 1, 1 with one optimizer, got {self.backbone_lr_scale}.",
             ),
             (
-                self.absent == OPEN and self.heads == "own",
-                "absent",
-                "open is for shared heads: set algorithm.heads to shared or epoch.",
+                self.mask_absent_classes and self.average_heads == "never",
+                "mask_absent_classes",
+                "is for averaged heads: set algorithm.average_heads to round or epoch.",
             ),
             (
-                self.start == "joint" and self.projection == "never",
-                "start",
-                "joint needs projections: leave algorithm.projection at auto.",
+                self.projection_init == "shared" and self.projection == "never",
+                "projection_init",
+                "shared needs projections: leave algorithm.projection at auto.",
             ),
             (
-                self.decay and self.optimizers == "one" and self.align_rate is None,
+                self.decay and self.optimizers == "one" and self.align_lr is None,
                 "decay",
-                "one optimizer leaves no rate of alignment to decay: set algorithm.align_rate, or optimizers two.",
+                "one optimizer leaves no rate of alignment to decay: set algorithm.align_lr, or optimizers two.",
             ),
             (
                 paper and self.drawn(self.peers, self.batch),
@@ -190,7 +209,7 @@ class FedMuscle(Algorithm):
         return problems
 
     def check_round(self, clients: int) -> list[tuple[str, str]]:
-        if clients > self.peers - self.own:
+        if clients > self.peers - self.self_peers:
             return []
         drawn = f"{clients} {'is' if clients == 1 else 'are'} drawn"
         return [
@@ -202,50 +221,53 @@ class FedMuscle(Algorithm):
 
     def privacy_problem(self) -> str | None:
         return (
-            "with absent open, clients tell which labels they have, which nothing protects; set algorithm.absent to wrong"
-            if (self.absent == OPEN)
+            "with mask_absent_classes clients send which labels they have, which nothing protects; set algorithm.mask_absent_classes to false"
+            if (self.mask_absent_classes)
             else super().privacy_problem()
         )
 
     def company(self) -> str:
         return (
             f"{others} peers need {others + 1} clients"
-            if (others := self.peers - self.own) != 1
+            if (others := self.peers - self.self_peers) != 1
             else "1 peer needs 2 clients"
         )
 
     # the server
 
     def serve(self, fed: Federation) -> Iterator[int]:
-        train, spares = "train" if self.local == 1 else "train_gently", self.absent == OPEN
+        train, spares = (
+            "train" if self.backbone_lr_scale == 1 else "train_gently",
+            self.mask_absent_classes,
+        )
         for round in fed.rounds():
-            if self.start == "joint":
+            if self.projection_init == "shared":
                 fed.log_metrics("joint_fit", meet(fed, self.width))
             fed.log_metrics(
                 "train_loss",
                 train_united(fed, train, spares)
-                if self.heads == "epoch"
+                if self.average_heads == "epoch"
                 else dict(fed.call(train)),
             )
             fed.evaluate("after local")
-            if self.keep == "local" and (
+            if self.final_model == "local" and (
                 round == fed.training.rounds or fed.federation.partial
             ):  # who misses the last round leaves, too
                 fed.call("settle")
-            if self.heads != "own":  # who leaves now leaves with its own
+            if self.average_heads != "never":  # who leaves now leaves with its own
                 unite(fed, spares)
             for epoch in range(self.passes):
                 fed.log_metrics(
                     f"{self.loss}_loss",
                     (self.epoch if self.sync == "epoch" else self.batches)(fed, round, epoch),
                 )
-            if self.opinions != "own":
-                fed.log_metrics("public_loss", teach(fed, self.opinions == "several"))
+            if self.distill_public != "never":
+                fed.log_metrics("public_loss", teach(fed, self.distill_public == "multilabel"))
             fed.evaluate("after alignment")
             yield round
 
     def finish(self, fed: Federation) -> None:
-        if self.keep == "local":
+        if self.final_model == "local":
             fed.call("leave", clients=fed.clients, quorum=0)
 
     def batches(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
@@ -313,7 +335,7 @@ class FedMuscle(Algorithm):
     ) -> dict[str, list[str]]:
         """M peers, less `own`, for each client among the others who are here; fewer where fewer are, and who is left alone is left out. Who
         is judged only listens, where the others are enough."""
-        if self.choice == "relevance":
+        if self.peer_selection == "relevance":
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.infos})
             for (a, b), alike in alikeness(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike  # a running mean
@@ -323,12 +345,12 @@ class FedMuscle(Algorithm):
         )  # or shadows hear, from peers, of labels they must not know
         speak = (
             [c for c in views if c not in silent]
-            if len(fed.infos) - len(silent) > self.peers - self.own
+            if len(fed.infos) - len(silent) > self.peers - self.self_peers
             else list(views)
         )
         for client in views:
             others = [c for c in speak if c != client]
-            if self.choice == "relevance":
+            if self.peer_selection == "relevance":
                 order = sorted(others, key=lambda c: -relevance[client][c])
             else:
                 order = [
@@ -338,12 +360,16 @@ class FedMuscle(Algorithm):
                         generator=stream(fed.seed, "peers", round, epoch, batch, client),
                     )
                 ]
-            drawn[client] = order[: self.peers - self.own]
-        return {client: peers for client, peers in drawn.items() if peers or self.own == self.peers}
+            drawn[client] = order[: self.peers - self.self_peers]
+        return {
+            client: peers
+            for client, peers in drawn.items()
+            if peers or self.self_peers == self.peers
+        }
 
     def temperatures(self, fed: Federation, client: str, peers: list[str]) -> dict[str, Value]:
         """Both temperatures for an anchor, its peers and itself as one: numbers, or matrices whose row 0 is the anchor."""
-        order = [list(fed.infos).index(c) for c in (client, *peers, *[client] * self.own)]
+        order = [list(fed.infos).index(c) for c in (client, *peers, *[client] * self.self_peers)]
         pick = lambda given: (
             torch.tensor(given, dtype=torch.float64)[order][:, order].tolist()
             if isinstance(given, list)
@@ -370,7 +396,7 @@ class FedMuscle(Algorithm):
         self, peers: int, batch: int, generator: torch.Generator | None = None
     ) -> Tensor | None:
         """What decides which combinations are drawn for an anchor's rows, (peers, batch, combinations); None: all are summed up."""
-        peers += self.own
+        peers += self.self_peers
         return (
             torch.rand(peers, batch, count, generator=generator)
             if (count := self.drawn(peers, batch))
@@ -389,7 +415,7 @@ class FedMuscle(Algorithm):
         return anchored_loss(
             self.loss,
             z,
-            [*peers, *[z.detach()] * self.own],
+            [*peers, *[z.detach()] * self.self_peers],
             like(z, temperature),
             like(z, lower_temperature),
             draws,
@@ -408,7 +434,11 @@ class FedMuscle(Algorithm):
         sizes = {len(peers) for peers in drawn.values()}
         per_pair = isinstance(self.temperature, list) or isinstance(self.lower_temperature, list)
         estimated = [told for told in draws.values() if told is not None]
-        if not per_pair and len(sizes) == 1 and (max(sizes) + self.own <= STACKED or estimated):
+        if (
+            not per_pair
+            and len(sizes) == 1
+            and (max(sizes) + self.self_peers <= STACKED or estimated)
+        ):
             others = [
                 torch.stack([views[p] for p in column])
                 for column in zip(*drawn.values(), strict=True)
@@ -416,7 +446,9 @@ class FedMuscle(Algorithm):
             settings: dict[str, Any] = self.temperatures(fed, next(iter(drawn)), [])
             anchors = torch.stack([views[c] for c in drawn])  # (clients, B, d)
             decided = [torch.stack(estimated).to(anchors)] if estimated else []
-            each, gradients = stacked(self.loss, self.own, **settings)(anchors, others, *decided)
+            each, gradients = stacked(self.loss, self.self_peers, **settings)(
+                anchors, others, *decided
+            )
             kept = each.to(torch.float64, copy=True)  # the next call overwrites what was played
             return dict(zip(drawn, gradients.unbind(), strict=True)), dict(
                 zip(drawn, kept.unbind(), strict=True)
@@ -440,7 +472,7 @@ class FedMuscle(Algorithm):
         if self.exchange != "paper":
             return {"peers": [views[p] for p in peers], "temperatures": t}
         s, log_alpha = aggregate(
-            [*(views[p] for p in peers), *[z] * self.own],
+            [*(views[p] for p in peers), *[z] * self.self_peers],
             like(z, t["temperature"]),
             like(z, t["lower_temperature"]),
         )
@@ -472,7 +504,7 @@ class FedMuscle(Algorithm):
                 )
             projection = (
                 nn.Identity()
-                if wide == d and how != "always" and self.algorithm.start == "own"
+                if wide == d and how != "always" and self.algorithm.projection_init == "random"
                 else nn.Linear(wide, d)
             )
             return Model(encoder, projection, self.head(d), self.client.task.dense)
@@ -635,8 +667,8 @@ class FedMuscle(Algorithm):
 
         def learner(self, name: str = "public") -> torch.optim.Optimizer:
             """For what is learnt from the public set: as gentle as the round is to be."""
-            how, rate = self.algorithm, self.algorithm.opinion_rate if name == "public" else None
-            rate = rate or how.align_rate
+            how, rate = self.algorithm, self.algorithm.distill_lr if name == "public" else None
+            rate = rate or how.align_lr
             if how.optimizers == "one" and rate is None:
                 return self.optimizer()
             rate = rate or self.training.lr * (
@@ -656,7 +688,7 @@ def stacked(loss: Any, own: int, temperature: float, lower_temperature: float) -
 
     def of(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss, own=own).contrast(
+        contrast = lambda z, peers, *drawn: FedMuscle(loss=loss, self_peers=own).contrast(
             z, peers, temperature, lower_temperature, *drawn
         )
         each = torch.func.vmap(contrast)(anchors, others, *draws)

@@ -310,7 +310,19 @@ class Algorithm:
         "multilabel",
         "segmentation",
     )  # whom it serves
+    # fields that had another name, for the error that names the new one
+    RENAMED: ClassVar[dict[str, str]] = {}
     Program: ClassVar[type[ClientProgram]] = ClientProgram
+
+    def __new__(cls, *args: Any, **fields: Any) -> Self:
+        for name in fields.keys() & cls.RENAMED.keys():
+            raise TypeError(f'{cls.__name__}: "{name}" is called "{cls.RENAMED[name]}" now')
+        return super().__new__(cls)
+
+    @classmethod
+    def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields a scenario gives this method, with defaults that suit an engine added."""
+        return fields
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         """What does not fit this federation: (field, sentence) for each problem."""

@@ -73,7 +73,7 @@ class GroupAveragingProgram(ClientProgram):
     @property
     def spares(self) -> bool:
         """Whether classes that it has none of are no wrong answers to it, where others of its kind have some: its method's choice."""
-        return getattr(self.algorithm, "absent", None) == OPEN
+        return getattr(self.algorithm, "mask_absent_classes", False)
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         return super().error(

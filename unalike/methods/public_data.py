@@ -6,7 +6,7 @@ is averaged to so many cells. A label means the same to all who call it by one n
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ class PublicTrainingProgram(PublicDataProgram):
 
     def learner(self) -> torch.optim.Optimizer:
         """What moves the model there."""
-        return self.optimizer("public", self.algorithm.public_rate)
+        return self.optimizer("public", self.algorithm.public_lr)
 
     def labelled(self, y: Tensor) -> Callable[[Tensor], tuple[Any, Tensor]]:
         """Public rows, and what is said of them in `y`, which has all rows."""
@@ -149,16 +149,18 @@ class PublicTraining(Algorithm):
     """Each round: local epochs on labels, then learning from the public set, but in the last: nobody leaves with a head that has not
     seen its labels since."""
 
+    RENAMED: ClassVar[dict[str, str]] = {"public_rate": "public_lr"}
+
     batch: int = 32  # rows of the public set at a time
     passes: int = 1  # walks through it a round
-    public_rate: float | None = None  # learning rate there, if not training.lr
+    public_lr: float | None = None  # learning rate there, if not training.lr
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         problems = (
             [("passes", f"must be at least 1, got {self.passes}.")] if self.passes < 1 else []
         )
-        if self.public_rate is not None and not self.public_rate > 0:
-            problems.append(("public_rate", f"must be above 0, got {self.public_rate}."))
+        if self.public_lr is not None and not self.public_lr > 0:
+            problems.append(("public_lr", f"must be above 0, got {self.public_lr}."))
         return problems + check_batch(self.batch, public_rows)
 
     def serve(self, fed: Federation) -> Iterator[int]:

@@ -55,7 +55,7 @@ class SharedSubspaceProgram(PublicDataProgram):
     @operation
     def train_gently(self, epoch: int | None = None) -> float:
         """Local epochs that move the representation more slowly than the head, or not at all."""
-        loss = self.task_loss if self.algorithm.local else self.head_loss
+        loss = self.task_loss if self.algorithm.backbone_lr_scale else self.head_loss
         return self.learn(
             None if epoch is None else range(epoch, epoch + 1), self.optimizer(GENTLY), loss
         )
@@ -81,7 +81,7 @@ class SharedSubspaceProgram(PublicDataProgram):
                     "params": [p for p in all["params"] if (id(p) in head) is its],
                     "lr": all["lr"] * share,
                 }
-                for its, share in ((True, 1.0), (False, self.algorithm.local))
+                for its, share in ((True, 1.0), (False, self.algorithm.backbone_lr_scale))
             ]
         return made
 

@@ -114,13 +114,9 @@ def load(
         put(told, setting)
     if isinstance(told.get("engine"), str):
         told["engine"] = {"name": told["engine"]}
-    method = told.get("algorithm")
-    if (
-        engine_name(told.get("engine")) == "flower"
-        and isinstance(method, dict)
-        and method.get("name") == "fedmuscle"
-    ):
-        told["algorithm"] = {"sync": "epoch", **method}  # an exchange takes seconds there
+    method = algorithm_class(told)
+    if method is not None:
+        told["algorithm"] = method.for_engine(engine_name(told.get("engine")), told["algorithm"])
     return read(told, name, rest)
 
 
@@ -152,12 +148,10 @@ def put(told: dict[str, Any], setting: str) -> None:
 
 def room(told: dict[str, Any], key: str) -> str:
     """The part of a scenario that has a bare field."""
-    from unalike.algorithms import ALGORITHMS
     from unalike.core.participation import FederationConfig
     from unalike.training.loop import Training
 
-    named = told.get("algorithm")
-    method = ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
+    method = algorithm_class(told)
     rooms = {
         "algorithm": [f.name for f in fields(method)] if method else [],
         "training": list(Training.model_fields),
@@ -166,6 +160,9 @@ def room(told: dict[str, Any], key: str) -> str:
     if (new := Training.RENAMED.get(key)) is not None:
         other = f", or algorithm.{key}" if key in rooms["algorithm"] else ""
         raise UserError(f"--set {key}: training.{key} is called {new} now; write {new}{other}")
+    if method is not None and key in method.RENAMED:
+        new = method.RENAMED[key]
+        raise UserError(f"--set {key}: algorithm.{key} is called {new} now; write {new}")
     found = [name for name, its in rooms.items() if key in its]
     if len(found) > 1:
         raise UserError(
@@ -181,6 +178,14 @@ def room(told: dict[str, Any], key: str) -> str:
             )
         )
     return found[0]
+
+
+def algorithm_class(told: dict[str, Any]) -> type[Algorithm] | None:
+    """The class of the algorithm that a scenario names; None where it names none that exists."""
+    from unalike.algorithms import ALGORITHMS
+
+    named = told.get("algorithm")
+    return ALGORITHMS.get(str(named.get("name"))) if isinstance(named, dict) else None
 
 
 PARTS = {

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -303,12 +304,19 @@ def _named(
 
 
 def _options(
-    at: str, owner: str, known: Mapping[str, Any], given: Mapping[str, Any]
+    at: str,
+    owner: str,
+    known: Mapping[str, Any],
+    given: Mapping[str, Any],
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """What was given, as the types that are known, and what is wrong with it."""
+    """What was given, as the types that are known, and what is wrong with it; `renamed` has old names and what they are called now."""
     good: dict[str, Any] = {}
     problems: list[Problem] = []
     for key, value in given.items():
+        if key in renamed:
+            problems.append((f"{at}.{key}", f'"{key}" is called "{renamed[key]}" now.'))
+            continue
         if key not in known:
             has = f"It has: {', '.join(known)}." if known else "It has none."
             problems.append(
@@ -381,11 +389,15 @@ def read_algorithm(named: Any) -> tuple[Algorithm | None, list[Problem], set[str
         {str(key): value for key, value in named.items() if key != "name"},
     )
     known = {field.name: field.type for field in dataclasses.fields(made)}
-    good, problems = _options("algorithm", made.__name__, known, fields)
+    good, problems = _options("algorithm", made.__name__, known, fields, made.RENAMED)
     return (
         made(**good),
         problems,
-        {f"algorithm.{closest_name(key, known)}" for key in fields if key not in good},
+        {
+            f"algorithm.{made.RENAMED.get(key) or closest_name(key, known)}"
+            for key in fields
+            if key not in good
+        },
     )
 
 
