@@ -84,7 +84,7 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     fed.drawn = ["a", "b"]
     asked, call = [], fed.call
     fed.call = lambda operation, **about: (
-        asked.append((operation, list(about["each"]))) or call(operation, **about)
+        asked.append((operation, list(about["per_client"]))) or call(operation, **about)
     )
     assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
     space = fed.state["joint"].clone()

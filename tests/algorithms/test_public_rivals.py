@@ -220,7 +220,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
         for name, tensor in before[c].items()
     )
     method.share(fed, 1)
-    teachers = next(about["each"] for operation, about in asked if operation == "distil")
+    teachers = next(about["per_client"] for operation, about in asked if operation == "distil")
     assert set(teachers) == set("abc")  # d has nobody to learn from
     assert next(about["clients"] for operation, about in asked if operation == "opinion") == list(
         "abc"
@@ -256,9 +256,9 @@ def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
         "d": [[1, 0], [0, 0], [0, 0]],
     }
     fed = infos(**{id: ("classification", ("x", "y")) for id in votes})
-    fed.call = lambda name, each=None: (
-        got.update(each) or {}
-        if each
+    fed.call = lambda name, per_client=None: (
+        got.update(per_client) or {}
+        if per_client
         else {c: torch.tensor(v, dtype=torch.int8) for c, v in votes.items()}
     )
     method.share(fed, 1)

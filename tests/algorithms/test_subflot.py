@@ -171,7 +171,7 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     algorithm = SubFLOT(penalty=3.0)
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.messages(fed, ["c"])["c"]
-    fed.call("update", each={"c": sent})
+    fed.call("update", per_client={"c": sent})
     program = fed.engine.host.programs["c"]
     assert program.rho == pytest.approx(0.75)
     x, y = toys.blobs(5, 1)
@@ -204,7 +204,7 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
             tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64
         )
         other.begin(1)
-        ways[level] = other.call("update", each={"c": sent})["c"]["parameters"]
+        ways[level] = other.call("update", per_client={"c": sent})["c"]["parameters"]
     program = fed.engine.host.programs["c"]
     program.take(**sent)
     out, names = (
@@ -249,7 +249,7 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
     for round in (1, 2, 3):
         fed.begin(round)
         sent = algorithm.messages(fed, ["c"])["c"]
-        fed.call("update", each={"c": sent})
+        fed.call("update", per_client={"c": sent})
         places.append(
             where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)]
         )
@@ -408,7 +408,7 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
     fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net, capacity=0.5)])
     message = algorithm.messages(fed, ["a"])["a"]
     message["parameters"]["encoder.norm.running_var"].fill_(1e6)
-    told = fed.call("update", each={"a": message})["a"]["parameters"]
+    told = fed.call("update", per_client={"a": message})["a"]["parameters"]
     program = fed.engine.host.programs["a"]
     given = program.model.encoder.first(
         program.client.to_device(
@@ -424,7 +424,7 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
         < 2
     )
     assert program.model.encoder.norm.momentum == 0.1
-    fed.call("receive", each={"a": message})
+    fed.call("receive", per_client={"a": message})
     assert float(program.model.encoder.norm.running_var.max()) < 1e3, (
         "also of a submodel that is only kept"
     )
@@ -464,7 +464,7 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     )
     algorithm = HeteroFL()
     fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
-    fed.call("update", each=algorithm.messages(fed, ["a", "b"]))
+    fed.call("update", per_client=algorithm.messages(fed, ["a", "b"]))
     program = fed.engine.host.programs["a"]
     assert program.present().tolist() == [1, 1, 0, 0]
     asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
@@ -528,7 +528,9 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
         fed = begun(toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)])
         up = {
             c: reply["parameters"]
-            for c, reply in fed.call("update", each=algorithm.messages(fed, ["a", "b"])).items()
+            for c, reply in fed.call(
+                "update", per_client=algorithm.messages(fed, ["a", "b"])
+            ).items()
         }
         algorithm.absorb(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
         program = fed.engine.host.programs["a"]

@@ -232,14 +232,14 @@ def test_a_call_reaches_everyone_and_replies_keep_the_order_of_the_cards():
 
 def test_what_differs_comes_before_what_is_the_same():
     fed = federation()
-    fed.call("align", each={"c": {"x": 1}, "a": {"x": 2, "y": 5}}, y=0)
+    fed.call("align", per_client={"c": {"x": 1}, "a": {"x": 2, "y": 5}}, y=0)
     assert fed.engine.called == [("c", "align", {"y": 0, "x": 1}), ("a", "align", {"y": 5, "x": 2})]
 
 
 def test_some_are_asked_something_else_in_the_same_call():
     """Of one quorum: that the only one asked so fails is no reason to end."""
     fed = federation(FakeEngine(answer=lambda c, o, b: "!no" if o == "listen" else c))
-    replies = fed.call("align", other={"b": "listen"}, rate=0.5)
+    replies = fed.call("align", per_client_operation={"b": "listen"}, rate=0.5)
     assert fed.engine.called == [
         (c, "listen" if c == "b" else "align", {"rate": 0.5}) for c in "abcd"
     ]
@@ -249,9 +249,9 @@ def test_some_are_asked_something_else_in_the_same_call():
 def test_named_clients_and_nobody_else():
     fed = federation()
     assert list(fed.call("train", clients=["d", "b"])) == ["b", "d"]
-    fed.call("align", clients=["b"], each={"b": {"x": 1}, "c": {"x": 2}})
+    fed.call("align", clients=["b"], per_client={"b": {"x": 1}, "c": {"x": 2}})
     assert fed.engine.called[2:] == [("b", "align", {"x": 1})]
-    assert dict(fed.call("train", clients=[])) == {} == dict(fed.call("train", each={}))
+    assert dict(fed.call("train", clients=[])) == {} == dict(fed.call("train", per_client={}))
 
 
 def test_messages_are_numbered_once_each():
@@ -304,7 +304,7 @@ def test_a_failure_is_named_and_lasts():
     assert fed.active == fed.clients == ["a", "c", "d"]
     fed.call("train")
     fed.call("train", clients=["a", "b"])
-    fed.call("train", each={"b": {}, "c": {}})
+    fed.call("train", per_client={"b": {}, "c": {}})
     assert [c for c, *_ in fed.engine.called].count("b") == 1
 
 
@@ -421,7 +421,7 @@ def test_at_least_one_takes_part_and_only_they_are_called():
     assert len(fed.active) == 1
     assert list(fed.call("train")) == fed.active
     absent = next(c for c in "abcd" if c not in fed.active)
-    assert dict(fed.call("align", each={absent: {}})) == {}
+    assert dict(fed.call("align", per_client={absent: {}})) == {}
     assert list(fed.call("evaluate", clients=fed.clients)) == list("abcd")
 
 

@@ -189,7 +189,7 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
         fed.call(
             "add",
             x=torch.randn(100),
-            each={"a": {"work": 5.0}, "c": {"x": torch.zeros(2, 2, dtype=torch.bool)}},
+            per_client={"a": {"work": 5.0}, "c": {"x": torch.zeros(2, 2, dtype=torch.bool)}},
         )
         fed.call("big", numbers=777)
         totals.append({way: fed.ledger.total(way) for way in ("down", "up")})
@@ -313,7 +313,7 @@ def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
         engine(workers=workers, max_message_bytes=2048), Training(rounds=1), FederationConfig()
     )
     fed.begin(1)
-    replies = fed.call("big", each={c: {"numbers": 5000 if c == "b" else 5} for c in "abcde"})
+    replies = fed.call("big", per_client={c: {"numbers": 5000 if c == "b" else 5} for c in "abcde"})
     assert list(replies) == list("acde")
     assert replies.failures["b"].reason == "the message has 20,480 bytes, over the limit of 2,048"
     assert len(fed.call("ask")) == 4

@@ -165,7 +165,9 @@ class AFMCC(Algorithm):
             "receive",
             clients=fed.clients,
             quorum=0,
-            each={c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()},
+            per_client={
+                c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()
+            },
         )
 
     def evaluate(self, fed: Federation) -> Replies:
@@ -182,7 +184,7 @@ class AFMCC(Algorithm):
                 "appraise",
                 clients=fed.clients,
                 quorum=0,
-                each={
+                per_client={
                     c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()
                 },
             ),

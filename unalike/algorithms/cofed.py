@@ -47,7 +47,7 @@ class CoFED(PublicTraining):
         each: dict[str, dict[str, Value]] = {
             client: {"votes": stands(yes, client) - stands(no, client)} for client in told
         }
-        return dict(fed.call("learn_votes", each=each)) if each else {}
+        return dict(fed.call("learn_votes", per_client=each)) if each else {}
 
     class Program(PublicTrainingProgram):
         algorithm: "CoFED"

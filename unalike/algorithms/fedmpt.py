@@ -101,7 +101,7 @@ class FedMPT(PromptTuning):
                 "explain",
                 clients=[client],
                 quorum=0,
-                each=self.messages(fed, [client]),
+                per_client=self.messages(fed, [client]),
                 sizes={"named": len(self.named)},
             ).values():
                 labels = fed.infos[client].labels

@@ -304,10 +304,10 @@ class FedMuscle(Algorithm):
             told = dict(
                 fed.call(
                     usual,
-                    other=other,
+                    per_client_operation=other,
                     epoch=epoch,
                     batch=batch,
-                    each=each,
+                    per_client=each,
                     sizes={"rows": following},
                 )
             )
@@ -326,7 +326,7 @@ class FedMuscle(Algorithm):
             fed.call(
                 "align_all",
                 epoch=epoch,
-                each={c: self.hear(fed, views, c, peers) for c, peers in drawn.items()},
+                per_client={c: self.hear(fed, views, c, peers) for c, peers in drawn.items()},
             )
         )
 

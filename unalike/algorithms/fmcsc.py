@@ -66,7 +66,9 @@ class FMCSC(Averaging):
                 }
                 for c in fed.active
             }
-            replies = fed.call("update", each={c: {"models": given} for c, given in within.items()})
+            replies = fed.call(
+                "update", per_client={c: {"models": given} for c, given in within.items()}
+            )
             for name in models:
                 told = {c: reply for c, reply in replies.items() if name in reply["models"]}
                 weights = {c: reply["weights"].get(name, 0.0) for c, reply in told.items()}

@@ -40,7 +40,7 @@ class SAGE(PublicTraining):
     def share(self, fed: Federation, round: int) -> dict[str, float | None]:
         told = dict(fed.call("opinion"))
         return (
-            dict(fed.call("match", each={c: {"others": agreed(fed, told, c)} for c in told}))
+            dict(fed.call("match", per_client={c: {"others": agreed(fed, told, c)} for c in told}))
             if told
             else {}
         )

@@ -153,72 +153,100 @@ class Federation:
         self,
         operation: str,
         *,
-        each: Messages | None = None,
+        per_client: Messages | None = None,
         clients: list[str] | None = None,
         quorum: float | None = None,
         sizes: Mapping[str, int] | None = None,
-        other: Mapping[str, str] | None = None,
-        **same: Value,
+        per_client_operation: Mapping[str, str] | None = None,
+        **shared: Value,
     ) -> Replies:
-        """One operation on many clients, an `other` on some: `same` for all, `each` what differs. Replies come in the order of the cards.
+        """Run one operation on many clients and wait for their replies.
 
-        Without `clients` or `each` it goes to everyone who is here. Who fails is named in `failures` and left out; fewer
-        replies than the quorum asks for is an error. `sizes` says how long axes are that the operation declares by a name.
+        Args:
+            operation: name of a method of the program marked `@operation` or `@query`.
+            per_client: arguments that differ, by client. Only clients named here are called,
+                unless `clients` says otherwise.
+            clients: call these, sampled for this round or not; default: the active ones. Clients
+                named so are not subject to simulated dropout.
+            quorum: share of the called clients that must reply; default: the federation's.
+            sizes: lengths of axes that the operation declares by a name (`Shape`).
+            per_client_operation: another operation for some of the clients.
+            shared: arguments that are the same for all.
+
+        Returns: replies by client, in the order of registration. A client that failed is in
+            `failures` instead, and takes no further part in the round or the run.
+
+        Raises:
+            QuorumError: fewer clients replied than the quorum requires.
         """
         if operation in self.unasked:
             return Replies({}, {})
-        chosen = (
-            clients
-            if clients is not None
-            else self.active
-            if each is None
-            else [c for c in each if c in set(self.active)]
-        )
-        chosen = [c for c in chosen if c not in self.quarantined]
-        asked = {c: (other or {}).get(c, operation) for c in chosen}
-        failures = {
-            c: Failure(c, asked[c], self.round, "dropped out", lasting=False)
-            for c in chosen
-            if clients is None and self.federation.drops(c, self.seed, self.round)
-        }
-        chosen = [c for c in chosen if c not in failures]
+        if clients is None and per_client is None:
+            chosen = self.active
+        elif clients is None:
+            active = set(self.active)
+            chosen = [client for client in per_client or {} if client in active]
+        else:
+            chosen = clients
+        requests: dict[str, Ask] = {}
+        failures: dict[str, Failure] = {}
+        for client in chosen:
+            if client in self.quarantined:
+                continue
+            name = (per_client_operation or {}).get(client, operation)
+            if clients is None and self.federation.drops(client, self.seed, self.round):
+                failures[client] = Failure(client, name, self.round, "dropped out", lasting=False)
+            else:
+                requests[client] = (name, {**shared, **(per_client or {}).get(client, {})})
+        measured = operation in MEASUREMENTS
+        deadline = None if measured else self.federation.deadline
         start = self.engine.now
-        replies: dict[str, Value] = {}
-        awaited = self._send(
-            {c: (asked[c], {**same, **(each or {}).get(c, {})}) for c in chosen},
-            {c: self.round for c in chosen},
-        )
-        limit = (
-            math.inf
-            if operation in MEASUREMENTS or self.federation.deadline is None
-            else self.federation.deadline
-        )
-        while awaited and (arrivals := self.engine.receive(awaited, start + limit)):
-            for arrival in arrivals:
-                awaited.discard(arrival.reply["number"])
-                got = self._open(arrival, sizes=sizes)
-                if isinstance(got, Failure):
-                    failures[arrival.client] = got
-                else:
-                    replies[arrival.client] = got
-        for number in awaited:
-            sent = self.overdue[number] = self.in_flight.pop(number)
-            reason = (
-                f"late: the deadline is {limit:g} s"
-                if math.isfinite(limit)
-                else "the engine lost what it was asked"
-            )
-            failures[sent.client] = Failure(
-                sent.client, sent.operation, sent.round, reason, lasting=False
-            )
-        self.engine.rewind_clock(start + (0.0 if operation in MEASUREMENTS else limit))
+        replies = self._exchange(requests, deadline, sizes, failures)
+        if measured:
+            self.engine.rewind_clock(start)
+        elif deadline is not None:
+            self.engine.rewind_clock(start + deadline)
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
             self._fail(failure)
-        self._settle(
-            operation, len(replies), failures, self.federation.quorum if quorum is None else quorum
-        )
+        required = self.federation.quorum if quorum is None else quorum
+        self._check_quorum(operation, len(replies), failures, required)
         return Replies({c: replies[c] for c in self.infos if c in replies}, failures)
+
+    def _exchange(
+        self,
+        requests: dict[str, Ask],
+        deadline: float | None,
+        sizes: Mapping[str, int] | None,
+        failures: dict[str, Failure],
+    ) -> dict[str, Value]:
+        """Send requests and wait for the replies, at most until the deadline.
+
+        Returns: replies by client. Clients without one are added to `failures`.
+        """
+        limit = math.inf if deadline is None else deadline
+        until = self.engine.now + limit
+        replies: dict[str, Value] = {}
+        awaited = self._send(requests, {client: self.round for client in requests})
+        while awaited and (arrivals := self.engine.receive(awaited, until)):
+            for arrival in arrivals:
+                awaited.discard(arrival.reply["number"])
+                reply = self._open(arrival, sizes=sizes)
+                if isinstance(reply, Failure):
+                    failures[arrival.client] = reply
+                else:
+                    replies[arrival.client] = reply
+        if deadline is None:
+            reason = "the engine lost what it was asked"
+        else:
+            reason = f"late: the deadline is {deadline:g} s"
+        for number in awaited:
+            sent = self.in_flight.pop(number)
+            self.overdue[number] = sent
+            failures[sent.client] = Failure(
+                sent.client, sent.operation, sent.round, reason, lasting=False
+            )
+        return replies
 
     def relay(self, operation: str, clients: list[str]) -> Value:
         """The operation on one client after another: each gets as `given` what the one before gave back, the first nothing."""
@@ -228,10 +256,12 @@ class Federation:
             replies = self.call(operation, clients=[client], quorum=0, given=given)
             given = replies.get(client, given)
             failures |= replies.failures
-        self._settle(operation, len(clients) - len(failures), failures, self.federation.quorum)
+        self._check_quorum(
+            operation, len(clients) - len(failures), failures, self.federation.quorum
+        )
         return given
 
-    def _settle(
+    def _check_quorum(
         self, operation: str, there: int, failures: dict[str, Failure], quorum: float
     ) -> None:
         asked = there + len(failures)
@@ -300,7 +330,7 @@ class Federation:
             onward = {c: onward[c] for c in got if c in onward and c not in failures}
             self._send(onward, {c: self.visits[c] + 1 for c in onward})
             for client in (c for c in got if c not in onward):
-                self._ended(client)
+                self._finish_visit(client)
             if len(self.clients) < (
                 needed := math.ceil(self.federation.quorum * len(self.infos) - 1e-9)
             ):
@@ -347,12 +377,12 @@ class Federation:
                 continue
             if self.federation.drops(client, self.seed, number):
                 self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
-                self._ended(client)
+                self._finish_visit(client)
             else:
                 asks[client] = invite(client)
         return asks, {c: self.visits[c] + 1 for c in asks}
 
-    def _ended(self, client: str) -> None:
+    def _finish_visit(self, client: str) -> None:
         self.visits[client] += 1
         self.waiting.append(client)
         self.absent.discard(client)
@@ -455,13 +485,15 @@ class Federation:
                 lasting=True,
             )
         reply = arrival.reply["body"]
-        if wrong := self._strange(sent, reply, sizes):
+        if wrong := self._reply_problem(sent, reply, sizes):
             return fail(wrong)
         if (path := find_nonfinite(reply)) is not None:
             return fail(f"its reply holds NaN or infinity ({path})")
         return reply
 
-    def _strange(self, sent: Sent, reply: Value, sizes: Mapping[str, int] | None) -> str | None:
+    def _reply_problem(
+        self, sent: Sent, reply: Value, sizes: Mapping[str, int] | None
+    ) -> str | None:
         """What is wrong with a reply, by what its operation declares and what was sent with it."""
         if self.declared is None:
             return None

@@ -152,7 +152,7 @@ class Averaging(Algorithm):
             self.register_clients(fed)
             group = fed.state["group"]
             sent = self.messages(fed, fed.active)
-            replies = fed.call("update", each=sent)
+            replies = fed.call("update", per_client=sent)
             for client in [
                 c for c, reply in replies.items() if reply["samples"] != fed.infos[c].samples
             ]:
@@ -208,7 +208,11 @@ class Averaging(Algorithm):
             for c in there
         )
         ask = lambda clients: fed.call(
-            "appraise", clients=clients, quorum=0, common=common, each=self.messages(fed, clients)
+            "appraise",
+            clients=clients,
+            quorum=0,
+            common=common,
+            per_client=self.messages(fed, clients),
         )
         if not common:
             return score_federation(fed, ask(there))
@@ -230,7 +234,7 @@ class Averaging(Algorithm):
     def finish(self, fed: Federation) -> None:
         """Everyone leaves with the final model."""
         there = [c for c in fed.clients if c in fed.state["group"]]
-        fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
+        fed.call("receive", clients=there, quorum=0, per_client=self.messages(fed, there))
 
 
 def word(parameters: Parameters) -> str:

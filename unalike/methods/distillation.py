@@ -40,4 +40,4 @@ def teach(fed: Federation, several: bool = False) -> dict[str, float | None]:
         c: {"teacher": agreed(fed, told, c)} for c in told if len(owners(fed, told, c)) > 1
     }
     unjudge(fed.state, each)
-    return dict(fed.call("distil", each=each)) if each else {}
+    return dict(fed.call("distil", per_client=each)) if each else {}

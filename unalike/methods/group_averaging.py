@@ -136,7 +136,7 @@ def unite(fed: Federation, spares: bool = False) -> None:
                 )
         if each:
             unjudge(fed.state, each)
-            fed.call("take", clients=[c for c in each if c in fed.active], each=each)
+            fed.call("take", clients=[c for c in each if c in fed.active], per_client=each)
 
 
 def classifies(task: str) -> bool:

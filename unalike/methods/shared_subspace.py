@@ -99,14 +99,16 @@ def meet(fed: Federation, width: int) -> dict[str, float]:
     if new and "joint" not in fed.state:
         outlines = [
             told.to("cpu", torch.float64)
-            for told in dict(fed.call("outline", each={c: {} for c in new}, quorum=0)).values()
+            for told in dict(
+                fed.call("outline", per_client={c: {} for c in new}, quorum=0)
+            ).values()
         ]
         if not outlines:
             return {}
         joint = principal(torch.cat(outlines, 1), width)
         fed.state["joint"] = (joint / length(joint)).to(torch.float32)
     told = (
-        dict(fed.call("fit", each={c: {"target": fed.state["joint"]} for c in new}, quorum=0))
+        dict(fed.call("fit", per_client={c: {"target": fed.state["joint"]} for c in new}, quorum=0))
         if new
         else {}
     )

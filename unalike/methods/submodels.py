@@ -424,7 +424,7 @@ class SubmodelMethod(Averaging):
         found = fed.call(
             "excited",
             clients=clients,
-            each={c: {"parameters": self.model(fed, c)} for c in clients},
+            per_client={c: {"parameters": self.model(fed, c)} for c in clients},
         )
         for client in [
             c
@@ -446,7 +446,7 @@ class SubmodelMethod(Averaging):
         trained = set(fed.state.get("trained", []))
         new = [c for c in fed.clients if c in fed.state["group"] and c not in trained]
         old = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
-        first = fed.call("appraise", clients=new, quorum=0, each=self.messages(fed, new))
+        first = fed.call("appraise", clients=new, quorum=0, per_client=self.messages(fed, new))
         found = {**old, **first}
         return Replies(
             {c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures}
@@ -459,7 +459,7 @@ class SubmodelMethod(Averaging):
             for c in fed.clients
             if c in fed.state["group"] and c not in fed.state.get("trained", [])
         ]
-        fed.call("receive", clients=there, quorum=0, each=self.messages(fed, there))
+        fed.call("receive", clients=there, quorum=0, per_client=self.messages(fed, there))
 
 
 def mean_of_held(

@@ -302,7 +302,7 @@ class Run:
                 "safeguard",
                 clients=fed.clients,
                 quorum=0,
-                each={c: {"rounds": attended[c]} for c in fed.clients},
+                per_client={c: {"rounds": attended[c]} for c in fed.clients},
             )
             guarded = fed.call("evaluate", clients=fed.clients, quorum=0)
         finish_tasks(fed)

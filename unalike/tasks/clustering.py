@@ -164,7 +164,7 @@ class Clustering(Task):
         clients = [client for client in fed.clients if client in centres]
         if clients:
             messages = {client: {"centres": centres[client]} for client in clients}
-            fed.call("grouped", clients=clients, quorum=0, each=messages)
+            fed.call("grouped", clients=clients, quorum=0, per_client=messages)
 
     def deployable(
         self, program: ProgramLike, exported: Mapping[str, Tensor] | None = None
