@@ -17,7 +17,7 @@ from unalike.algorithms.fedmpt import FedMPT
 from unalike.core.client import Client
 from unalike.data import Tensors
 from unalike.models import build_encoder
-from unalike.models.prompts import START
+from unalike.models.prompts import INITIAL_WORDS
 from unalike.report import Run
 from unalike.tasks import MultiLabel
 from unalike.training.loop import Training, apply_gradients, step
@@ -314,7 +314,7 @@ def shaped(folder: Path, small: bool) -> None:
     known = [
         "<|begin|>",
         "<|end|>",
-        *dict.fromkeys(" ".join((START, *LABELS, *FedMPT().named)).split()),
+        *dict.fromkeys(" ".join((INITIAL_WORDS, *LABELS, *FedMPT().named)).split()),
     ]
     words = known + [f"word{i}" for i in range(len(known), 100 if small else 49408)]
     size = (

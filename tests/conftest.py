@@ -18,7 +18,7 @@ from unalike.engines.store import Store
 from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
-from unalike.models.vlm import VisionLanguage
+from unalike.models.vlm import VisionLanguageModel
 from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Clustering, MultiLabel
@@ -94,7 +94,7 @@ class Seeing(nn.Module):
         return self.grid(x).mean((-2, -1))
 
 
-class Telling(VisionLanguage):
+class Telling(VisionLanguageModel):
     """A model that sees and reads, of one linear step each: an image's patches are its six numbers and noise, a label's word its centre."""
 
     width, word, context, scale, places, begin, end = 8, 6, 40, 20.0, (2, 2), (), ()

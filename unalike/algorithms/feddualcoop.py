@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.prompts import Prompts, tokens
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import Prompts, initial_tokens
+from unalike.models.vlm import VisionLanguageModel
 
 SCALE = 20.0  # of cosines, whatever the model's own is
 
@@ -32,21 +32,21 @@ class FedDualCoOp(PromptTuning):
     def by_label(self) -> bool:
         return self.own
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return Dual(self, model, labels)
 
 
 class Dual(nn.Module):
     """Evidence for minus evidence against, from the patches that speak for."""
 
-    def __init__(self, how: FedDualCoOp, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: FedDualCoOp, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         self.how, self.labels = how, len(labels)
         rows: list[list[str | int]] = [[how.tokens, label] for label in labels]
         self.texts = Prompts(model, rows * 2)
-        self.tokens = tokens(model, 2, len(labels) if how.own else 1, how.tokens)
+        self.tokens = initial_tokens(model, 2, len(labels) if how.own else 1, how.tokens)
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         learnt = self.tokens.expand(-1, self.labels, -1, -1).flatten(0, 1)
         texts = normalize(model.read(*self.texts(learnt)), dim=-1)
         there, absent = (SCALE * normalize(patches, dim=-1) @ texts.mT).chunk(

@@ -20,9 +20,9 @@ from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
 from unalike.methods.averaging import Parameters
 from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
-from unalike.models.conditions import SHIPPED, read
-from unalike.models.prompts import Prompts, Verdict, tokens, zero_linear
-from unalike.models.vlm import VisionLanguage
+from unalike.models.conditions import SHIPPED, read_conditions
+from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
+from unalike.models.vlm import VisionLanguageModel
 
 SHOWN = 256  # test images that pictures are made of
 
@@ -88,9 +88,13 @@ class FedMPT(PromptTuning):
     @property
     def named(self) -> tuple[str, ...]:
         """The conditions by name."""
-        return read(self.conditions) if isinstance(self.conditions, str) else tuple(self.conditions)
+        return (
+            read_conditions(self.conditions)
+            if isinstance(self.conditions, str)
+            else tuple(self.conditions)
+        )
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> "Conditioned":
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> "Conditioned":
         return Conditioned(self, model, labels)
 
     def evaluate(self, fed: Federation) -> Replies:
@@ -140,7 +144,7 @@ class FedMPT(PromptTuning):
 class Conditioned(nn.Module):
     """Logits (n, labels) from patches (n, places, width): one guess a condition, weighed by the gate."""
 
-    def __init__(self, how: FedMPT, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: FedMPT, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         self.how, self.labels, self.conditions = how, len(labels), how.named
         count = len(self.conditions)
@@ -152,12 +156,12 @@ class Conditioned(nn.Module):
                 for label in labels
             ]
             self.condition_tokens = (
-                tokens(model, count, how.condition_tokens) if how.condition_tokens else None
+                initial_tokens(model, count, how.condition_tokens) if how.condition_tokens else None
             )
         else:
             rows = [[how.class_tokens, label] for label in labels]
         self.texts = Prompts(model, rows)
-        self.class_tokens = tokens(model, how.class_tokens)
+        self.class_tokens = initial_tokens(model, how.class_tokens)
         if how.adapters:
             self.down, self.up = low_rank(count, model.width, how.rank)
         if how.gate:
@@ -165,9 +169,9 @@ class Conditioned(nn.Module):
                 nn.Linear(model.width, how.rank, bias=False), zero_linear(how.rank, count)
             )
         self.dropout = nn.Dropout(how.dropout)
-        self.verdict = Verdict()
+        self.verdict = ScoresToLogits()
 
-    def read(self, model: VisionLanguage) -> Tensor:
+    def read(self, model: VisionLanguageModel) -> Tensor:
         """Unit vectors of the labels under each condition (conditions or 1, labels, width)."""
         learnt: Tensor = self.class_tokens
         if self.how.prompts:
@@ -177,7 +181,7 @@ class Conditioned(nn.Module):
             learnt = learnt.repeat_interleave(self.labels, 0)
         return normalize(model.read(*self.texts(learnt)), dim=-1).unflatten(0, (-1, self.labels))
 
-    def similarity(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def similarity(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         """scale x cosine of each patch, the whole as the last, and label under each condition (n, conditions or 1, places, labels)."""
         f = torch.cat([patches, whole[:, None]], 1) if self.how.whole else patches
         f = normalize(f, dim=-1)[:, None]  # (n, 1, places, width)
@@ -200,7 +204,9 @@ class Conditioned(nn.Module):
             return patches.new_full((len(patches), count), 1 / count)
         return self.route(normalize(patches, dim=-1).mean(1)).softmax(-1)
 
-    def explain(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> dict[str, Tensor]:
+    def explain(
+        self, model: VisionLanguageModel, patches: Tensor, whole: Tensor
+    ) -> dict[str, Tensor]:
         """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels); what
         is missing there to 1 is the whole's."""
         fired = self.fired(patches)
@@ -212,7 +218,7 @@ class Conditioned(nn.Module):
             "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places),
         }
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         similarity = self.similarity(model, patches, whole)
         psi = (self.plan(similarity) * similarity).sum(-2)  # (n, conditions or 1, labels)
         return self.verdict((self.fired(patches)[..., None] * psi).sum(1))

@@ -22,7 +22,7 @@ from unalike.core.operations import operation, sends
 from unalike.core.safeguard import UNJUDGED
 from unalike.core.signatures import Shape
 from unalike.losses import anchored_loss, consistent_lower
-from unalike.losses.kernels import alikeness
+from unalike.losses.kernels import pairwise_cka
 from unalike.losses.muscle import COLDEST, aggregate, muscle_from_aggregate, positive_rows
 from unalike.methods.distillation import DistillationProgram, teach
 from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
@@ -337,7 +337,7 @@ class FedMuscle(Algorithm):
         is judged only listens, where the others are enough."""
         if self.peer_selection == "relevance":
             relevance = fed.state.setdefault("relevance", {c: {} for c in fed.infos})
-            for (a, b), alike in alikeness(views).items():
+            for (a, b), alike in pairwise_cka(views).items():
                 relevance[a][b] = 0.9 * relevance[a].get(b, alike) + 0.1 * alike  # a running mean
         drawn, silent = (
             {},

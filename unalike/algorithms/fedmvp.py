@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.methods.prompt_tuning import Querying
-from unalike.models.prompts import START, Verdict, zero_linear
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import INITIAL_WORDS, ScoresToLogits, zero_linear
+from unalike.models.vlm import VisionLanguageModel
 
 
 class Former(nn.Module):
@@ -17,12 +17,12 @@ class Former(nn.Module):
 
     texts: Tensor
 
-    def __init__(self, how: Querying, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: Querying, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         width = model.width
         self.register_buffer(
             "texts",
-            normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1),
+            normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1),
             persistent=False,
         )
         self.queries = nn.Parameter(torch.randn(how.tokens, width) / width**0.5)
@@ -31,9 +31,9 @@ class Former(nn.Module):
         self.mix = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, width)
         )
-        self.verdict = Verdict()
+        self.verdict = ScoresToLogits()
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         places, texts = normalize(patches, dim=-1), self.texts.expand(len(patches), -1, -1)
         found = self.queries.expand(len(patches), -1, -1)
         found = found + self.look(found, places, places, need_weights=False)[0]

@@ -8,8 +8,8 @@ from torch.nn.functional import normalize
 
 from unalike.losses.transport import sinkhorn
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.prompts import START, Verdict, zero_linear
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import INITIAL_WORDS, ScoresToLogits, zero_linear
+from unalike.models.vlm import VisionLanguageModel
 
 
 @dataclass
@@ -34,7 +34,7 @@ class FedRAM(PromptTuning):
             self.knowledge < 0
         )
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return Matched(self, model, labels)
 
 
@@ -43,18 +43,18 @@ class Matched(nn.Module):
 
     texts: Tensor
 
-    def __init__(self, how: FedRAM, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: FedRAM, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         self.how = how
         self.register_buffer(
             "texts",
-            normalize(model.texts([f"{START} {label}" for label in labels]), dim=-1),
+            normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1),
             persistent=False,
         )
         self.eye, self.words = adapter(model.width, how.rank), adapter(model.width, how.rank)
-        self.verdict = Verdict()
+        self.verdict = ScoresToLogits()
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         places = normalize(patches, dim=-1)
         cosine = (
             normalize(places + self.eye(places), dim=-1)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from unalike.methods.prompt_tuning import Querying
-from unalike.models.prompts import Prompts, Verdict, tokens, zero_linear
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
+from unalike.models.vlm import VisionLanguageModel
 
 
 class Writer(nn.Module):
@@ -16,7 +16,7 @@ class Writer(nn.Module):
 
     names: Tensor
 
-    def __init__(self, how: Querying, model: VisionLanguage, labels: Sequence[str]):
+    def __init__(self, how: Querying, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         width = model.width
         self.texts = Prompts(model, [[how.tokens, label] for label in labels])
@@ -24,16 +24,16 @@ class Writer(nn.Module):
             "names", nn.functional.normalize(model.texts(labels), dim=-1), persistent=False
         )
         self.start, self.queries = (
-            tokens(model, how.tokens),
+            initial_tokens(model, how.tokens),
             nn.Parameter(torch.randn(how.tokens, width) / width**0.5),
         )
         self.attention = nn.MultiheadAttention(width, how.heads, batch_first=True)
         self.write = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, model.word)
         )
-        self.verdict = Verdict()
+        self.verdict = ScoresToLogits()
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         found = (
             self.queries
             + self.attention(self.queries, self.names, self.names, need_weights=False)[0]

@@ -247,7 +247,7 @@ class Views(nn.Module):
 
     def codes(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
         """(n, width) of every view of the federation."""
-        self.auto.take(x)
+        self.auto.check_inputs(x)
         like = next(iter(x.values()))
         layers: dict[str, Any] = dict(self.auto.encoders.items())
         return {

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.vlm import VisionLanguage
+from unalike.models.vlm import VisionLanguageModel
 
 
 @dataclass
@@ -17,12 +17,12 @@ class LinearProbe(PromptTuning):
     def by_label(self) -> bool:
         return True
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return Probe(model.width, len(labels))
 
 
 class Probe(nn.Linear):
     """On vectors of length sqrt(width), whose entries are about 1."""
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(normalize(whole, dim=-1) * self.in_features**0.5)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.prompts import Prompts, Verdict, tokens
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens
+from unalike.models.vlm import VisionLanguageModel
 
 
 @dataclass
@@ -19,17 +19,17 @@ class PromptFL(PromptTuning):
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         return [] if self.tokens > 0 else [("tokens", f"must be above 0, got {self.tokens}.")]
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return Context(model, labels, self.tokens)
 
 
 class Context(nn.Module):
     """Learnt tokens before each label; the whole image against what that reads."""
 
-    def __init__(self, model: VisionLanguage, labels: Sequence[str], count: int):
+    def __init__(self, model: VisionLanguageModel, labels: Sequence[str], count: int):
         super().__init__()
         self.texts = Prompts(model, [[count, label] for label in labels])
-        self.tokens, self.verdict = tokens(model, count), Verdict()
+        self.tokens, self.verdict = initial_tokens(model, count), ScoresToLogits()
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         return self.verdict(model.similarity(whole, model.read(*self.texts(self.tokens))))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from unalike.methods.prompt_tuning import PromptTuning
-from unalike.models.prompts import Verdict
-from unalike.models.vlm import VisionLanguage
+from unalike.models.prompts import ScoresToLogits
+from unalike.models.vlm import VisionLanguageModel
 
 
 @dataclass
@@ -24,7 +24,7 @@ class ZeroShot(PromptTuning):
             else [("template", f'says with {{}} where the label goes, got "{self.template}".')]
         )
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return Told(model.texts([self.template.format(label) for label in labels]))
 
 
@@ -36,7 +36,7 @@ class Told(nn.Module):
     def __init__(self, texts: Tensor):
         super().__init__()
         self.register_buffer("texts", texts, persistent=False)
-        self.verdict = Verdict()
+        self.verdict = ScoresToLogits()
 
-    def forward(self, model: VisionLanguage, patches: Tensor, whole: Tensor) -> Tensor:
+    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         return self.verdict(model.similarity(whole, self.texts))

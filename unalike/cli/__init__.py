@@ -417,7 +417,7 @@ def conditions(
 ) -> None:
     """Ask a language model under which conditions classes go together (FedMPT has a list of its own for want of one)."""
     from unalike.base.errors import UserError
-    from unalike.models.conditions import query_conditions, write
+    from unalike.models.conditions import query_conditions, write_conditions
 
     if out is not None and not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to: make it first")
@@ -430,7 +430,7 @@ def conditions(
         watch=lambda line: typer.echo(line, err=True),
     )
     if out is not None:
-        write(out, made)
+        write_conditions(out, made)
     for name in made["conditions"]:
         typer.echo(name)
 

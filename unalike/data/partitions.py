@@ -237,7 +237,7 @@ def withhold(shares: np.ndarray, missing: int, draws: np.random.Generator) -> np
     return np.where(gone, -np.inf, left / left.sum(1, keepdims=True))
 
 
-def alike(y: Tensor, own: Tensor, generator: Generator) -> Tensor:
+def match_label_proportions(y: Tensor, own: Tensor, generator: Generator) -> Tensor:
     """The most rows, shuffled, whose classes y come in the proportions of a client's `own`: it is tested on what it meets.
 
     >>> sorted(alike(torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 2, 2]), torch.Generator()).tolist())

@@ -6,7 +6,7 @@ from itertools import permutations
 from torch import Tensor
 
 
-def alikeness(views: Mapping[str, Tensor]) -> dict[tuple[str, str], float]:
+def pairwise_cka(views: Mapping[str, Tensor]) -> dict[tuple[str, str], float]:
     """How alike each two see the same rows, (n, d) each: linear CKA, both ways round."""
     grams = {name: z @ z.mT for name, z in views.items()}
     return {(a, b): float(cka(grams[a], grams[b])) for a, b in permutations(views, 2)}

@@ -17,8 +17,8 @@ from unalike.core.federation import Replies
 from unalike.core.operations import query, sends
 from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
-from unalike.models.prompts import Prompted
-from unalike.models.vlm import SPELLED, VisionLanguage
+from unalike.models.prompts import PromptedModel
+from unalike.models.vlm import READABLE_NAMES, VisionLanguageModel
 from unalike.training.batching import batches
 
 LARGEST = 8 * 2**30  # bytes of what was seen that a client keeps; beyond, it looks again each time
@@ -28,14 +28,14 @@ class PromptTuningProgram(AveragingProgram):
     """What it has seen of its images stays in memory, never in the state: the frozen half says the same each time."""
 
     algorithm: "PromptTuning"
-    model: Prompted
+    model: PromptedModel
 
-    def build(self, encoder: nn.Module) -> Prompted:
+    def build(self, encoder: nn.Module) -> PromptedModel:
         how, labels = (
             self.algorithm,
-            [SPELLED.get(label, label) for label in self.client.task.labels],
+            [READABLE_NAMES.get(label, label) for label in self.client.task.labels],
         )
-        if not isinstance(encoder, VisionLanguage):
+        if not isinstance(encoder, VisionLanguageModel):
             raise ValueError(
                 f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
                 f"{type(encoder).__name__} does not"
@@ -43,7 +43,7 @@ class PromptTuningProgram(AveragingProgram):
         encoder.tokens(
             labels
         )  # a label without a word is told, though a template around it has some
-        return Prompted(encoder, how.head(encoder, labels))
+        return PromptedModel(encoder, how.head(encoder, labels))
 
     def held(self, part: str) -> Samples | None:
         if not hasattr(self, "looked"):
@@ -72,7 +72,7 @@ class PromptTuning(Averaging):
 
     mean: Literal["uniform", "samples"] = "samples"  # how clients count in the average
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         raise NotImplementedError(
             f"{type(self).__name__} does not say what learns: write head(model, labels)"
         )
@@ -100,7 +100,7 @@ class Querying(PromptTuning):
             if not getattr(self, name) > 0
         ]
 
-    def head(self, model: VisionLanguage, labels: Sequence[str]) -> nn.Module:
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         if model.width % self.heads:
             raise ValueError(
                 f"{type(self).__name__} shares {model.width} channels among its heads: {self.heads} do not divide them"
@@ -108,7 +108,7 @@ class Querying(PromptTuning):
         return type(self).Head(self, model, labels)
 
 
-def seen(model: Prompted, data: Samples, client: Client) -> Samples:
+def seen(model: PromptedModel, data: Samples, client: Client) -> Samples:
     """The same samples with what the frozen half sees in place of images; the images themselves where that would be too much to keep."""
     parts, labels = [], []
     for few in batches(len(data), 128):

@@ -88,7 +88,7 @@ class SharedSubspaceProgram(PublicDataProgram):
     def seen(self) -> Tensor:
         """What the projection takes of every public row, one vector each, (|D|, features) in float64."""
         return self.look(
-            lambda z: ((z.mean((-2, -1)) if self.model.dense else z).double(),), self.model.taken
+            lambda z: ((z.mean((-2, -1)) if self.model.dense else z).double(),), self.model.encode
         )[0]
 
 

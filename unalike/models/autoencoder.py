@@ -48,10 +48,10 @@ class Autoencoder(nn.Module):
 
     def codes(self, x: dict[str, Tensor] | Tensor) -> dict[str, Tensor]:
         """(n, width) of each modality there is."""
-        self.take(x)
+        self.check_inputs(x)
         return {name: self.encoders[name](rows.flatten(1)) for name, rows in modalities(x).items()}
 
-    def take(self, x: dict[str, Tensor] | Tensor) -> None:
+    def check_inputs(self, x: dict[str, Tensor] | Tensor) -> None:
         """Raises ValueError where it was not made for such rows."""
         self.check(modalities(x))
         for name, rows in modalities(x).items():

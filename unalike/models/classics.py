@@ -59,7 +59,7 @@ class ResNet18(nn.Module):
         self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch", size: Size | None = None
     ):
         super().__init__()
-        shape, self.size, self.fixed = (
+        shape, self.size, self.has_fixed_trunk = (
             (shape[0], size, size) if size and len(shape) == 3 else shape,
             size,
             size is not None,

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from unalike.models.hub import input_size, load_pretrained, preprocess
-from unalike.models.vlm import VisionLanguage
+from unalike.models.vlm import VisionLanguageModel
 
 
-class Clip(VisionLanguage):
+class Clip(VisionLanguageModel):
     """CLIP by its name on the Hugging Face hub, or its folder. Needs `pip install unalike[hub]`.
 
     Its places are the last tokens, normed and projected as the class token is.

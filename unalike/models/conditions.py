@@ -204,14 +204,14 @@ def parse_list(summary: str, count: int, model: str) -> list[str]:
     return good[:count]
 
 
-def write(path: Path, made: dict[str, Any]) -> None:
+def write_conditions(path: Path, made: dict[str, Any]) -> None:
     import yaml
 
     told = yaml.safe_dump(made, sort_keys=False, allow_unicode=True, width=120)
     path.write_text(f"# Conditions for FedMPT, made by `unalike conditions`\n{told}")
 
 
-def read(path: str | Path) -> tuple[str, ...]:
+def read_conditions(path: str | Path) -> tuple[str, ...]:
     """The conditions of a file that `write` made, or anyone with a list `conditions:`."""
     import yaml
 

@@ -17,7 +17,7 @@ class Frozen(nn.Module):
         self.register_load_state_dict_post_hook(_not_missed)
 
     @property
-    def fixed(self) -> bool:
+    def has_fixed_trunk(self) -> bool:
         """Whether weights are held; then the output of a trunk, where there is one, never changes."""
         return bool(self.held)
 

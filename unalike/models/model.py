@@ -19,7 +19,7 @@ class Model(nn.Module):
         super().__init__()
         self.encoder, self.projection, self.head, self.dense = encoder, projection, head, dense
 
-    def taken(self, x: Tensor | dict) -> Tensor:
+    def encode(self, x: Tensor | dict) -> Tensor:
         """What the projection takes: the encoder's vector of each sample, or its map (n, width, h, w)."""
         if not self.dense:
             return self.encoder(x)
@@ -35,7 +35,7 @@ class Model(nn.Module):
         return grid(x)
 
     def features(self, x: Tensor | dict) -> Tensor:
-        taken = self.taken(x)
+        taken = self.encode(x)
         return (
             self.projection(taken.movedim(1, -1)).movedim(-1, 1)
             if self.dense
@@ -71,11 +71,11 @@ def find_trunk(encoder: nn.Module) -> Callable[[Any], Any] | None:
     """The `trunk` of an encoder whose output can be kept instead of the input, or None.
 
     Any encoder may have one, frozen or not: `trunk(x)` is what lies before the first weight that
-    learns, `fixed` says that its output never changes, and `forward` takes that as well as the input.
+    learns, `has_fixed_trunk` says that its output never changes, and `forward` takes that as well as the input.
     An encoder with only one of the two has none.
 
     >>> find_trunk(nn.Linear(2, 2)) is None
     True
     """
     trunk = getattr(encoder, "trunk", None)
-    return trunk if callable(trunk) and getattr(encoder, "fixed", False) is True else None
+    return trunk if callable(trunk) and getattr(encoder, "has_fixed_trunk", False) is True else None

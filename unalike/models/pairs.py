@@ -22,7 +22,7 @@ class GRU(nn.Module):
     What comes after a text changes nothing. With `length` texts are cut to so many words, and all batches are as long: a GPU records them.
     """
 
-    fixed = True  # nothing learns before words have numbers
+    has_fixed_trunk = True  # nothing learns before words have numbers
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Pair(nn.Module):
             for name, told in zip(self.names, (image, text), strict=True)
         ]
         self.width, self.parts = width, nn.ModuleList(parts)
-        self.fixed = any(find_trunk(part) is not None for part in parts)
+        self.has_fixed_trunk = any(find_trunk(part) is not None for part in parts)
         self.joint = nn.ModuleList(
             nn.Linear(int(getattr(part, "width", 0)), width) for part in parts
         )

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from unalike.models.model import Model
-from unalike.models.vlm import VisionLanguage
+from unalike.models.vlm import VisionLanguageModel
 
-START = "a photo of a"  # what learnt tokens say before they learn
+INITIAL_WORDS = "a photo of a"  # what learnt tokens say before they learn
 NOISE = 0.02
 
 
@@ -24,7 +24,7 @@ class Prompts(nn.Module):
     mask: Tensor
     at: Tensor
 
-    def __init__(self, model: VisionLanguage, rows: Sequence[Sequence[str | int]]):
+    def __init__(self, model: VisionLanguageModel, rows: Sequence[Sequence[str | int]]):
         super().__init__()
         told = {
             text: model.tokens([text])[0] for row in rows for text in row if isinstance(text, str)
@@ -68,10 +68,10 @@ class Prompts(nn.Module):
         ), self.mask
 
 
-def tokens(model: VisionLanguage, *shape: int) -> nn.Parameter:
+def initial_tokens(model: VisionLanguageModel, *shape: int) -> nn.Parameter:
     """Learnt tokens (*shape, word) that begin as the words "a photo of a", again and again, and a little noise."""
     with torch.no_grad():
-        words = model.embed(model.tokens([START])[0])[0]  # (4 or so, word)
+        words = model.embed(model.tokens([INITIAL_WORDS])[0])[0]  # (4 or so, word)
         begun = words[torch.arange(shape[-1], device=words.device) % len(words)].expand(*shape, -1)
         return nn.Parameter(begun + NOISE * words.std() * torch.randn(begun.shape).to(words))
 
@@ -84,7 +84,7 @@ def zero_linear(before: int, after: int) -> nn.Linear:
     return made
 
 
-class Verdict(nn.Module):
+class ScoresToLogits(nn.Module):
     """From scores to logits: a gain and a bias, learnt, after the scores of an image are brought to mean 0 and spread 1.
 
     Similarities of any model are far from 0 and near each other; this makes an image's labels comparable, and leaves two numbers to learn
@@ -103,20 +103,20 @@ class Verdict(nn.Module):
         return self.gain * scores + self.bias
 
 
-class Prompted(Model):
+class PromptedModel(Model):
     """A frozen model that sees and reads, and a head that learns: `head(model, patches, whole)` gives logits (n, labels).
 
     Takes images, or what was seen of them ("patches", "whole"). The frozen half is neither saved nor sent nor counted as learnt.
     """
 
-    encoder: VisionLanguage
+    encoder: VisionLanguageModel
 
-    def __init__(self, encoder: VisionLanguage, head: nn.Module):
+    def __init__(self, encoder: VisionLanguageModel, head: nn.Module):
         nn.Module.__init__(self)
         self.__dict__["encoder"] = encoder  # past torch's books: no part of the state
         self.projection, self.head, self.dense = nn.Identity(), head, False
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Prompted":
+    def _apply(self, fn: Any, recurse: bool = True) -> "PromptedModel":
         self.encoder._apply(fn)
         return super()._apply(fn, recurse)
 

@@ -7,12 +7,12 @@ from torch import nn
 
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
-from unalike.models.vlm import Towers, stored
+from unalike.models.vlm import DualEncoder, stored
 
 SHIPPED = Path(__file__).parent / "weights" / "vlm-small.safetensors"
 
 
-class SmallVLM(Towers):
+class SmallVLM(DualEncoder):
     """EfficientNet-lite0 and MiniLM-L6 with published weights, and two linear layers into one space that `unalike train-vlm` made.
 
     Images are enlarged to `size`, a 32nd of it places a side; the whole is the mean of its places. `weights` is "shipped" or a file of

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from unalike.models.vlm import Towers, stored
+from unalike.models.vlm import DualEncoder, stored
 
 SHIPPED, SCALE = Path(__file__).parent / "weights" / "vlm-tiny.safetensors", 20.0
 PAD, BEGIN, END, STRANGE = range(
@@ -85,7 +85,7 @@ class Eye(nn.Module):
         return self.layers(x.mean(1, keepdim=True))
 
 
-class TinyVLM(Towers):
+class TinyVLM(DualEncoder):
     """A model of 0.1 million parameters that sees and reads scenes of handwritten digits, made by `unalike train-vlm tiny`.
 
     `weights` is "shipped", "none" for random ones, or a file.

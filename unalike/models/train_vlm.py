@@ -23,7 +23,7 @@ from unalike.data.pairs import flickr8k_pairs
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
 from unalike.models.tiny_vlm import DIGITS, TinyVLM
-from unalike.models.vlm import SPELLED, Towers, VisionLanguage
+from unalike.models.vlm import READABLE_NAMES, DualEncoder, VisionLanguageModel
 from unalike.tasks import MultiLabel
 from unalike.training.batching import batches
 
@@ -42,19 +42,21 @@ def train_small(
     """The two layers of vlm-small, from Flickr8k's training part; and how good they are: retrieval, and VOC 2012 without its labels."""
     pairs, began = flickr8k_pairs(folder), time.monotonic()
     eye, reader = EfficientNetLite(pairs.images.shape[1:], size=size), MiniLM()
-    images = looked(eye.to(device), pairs.images, device)
+    images = encode_images(eye.to(device), pairs.images, device)
     if len({len(its) for its in pairs.captions}) != 1:
         raise UserError("flickr8k_96_jpeg.npz needs as many captions for each image")
     flat = [text for its in pairs.captions for text in its]
-    captions = told(reader.to(device), flat, device).unflatten(0, (len(pairs.captions), -1))
+    captions = encode_texts(reader.to(device), flat, device).unflatten(0, (len(pairs.captions), -1))
     train = pairs.rows(0)
     started = time.monotonic()
     seen, read, scale = align(images[train], captions[train], seed=seed)
     aligned = time.monotonic() - started
-    model = Towers(eye, reader, seen.to(device), read.to(device), pairs.images.shape[1:], scale)
+    model = DualEncoder(
+        eye, reader, seen.to(device), read.to(device), pairs.images.shape[1:], scale
+    )
     voc = load_dataset("voc2012", folder)
     result = {
-        part: recalls(seen(images[rows]), read(captions[rows]))
+        part: recall_at_k(seen(images[rows]), read(captions[rows]))
         for part, rows in (("validation", pairs.rows(1)), ("test", pairs.rows(2)))
     } | {"voc2012": zero_shot(model, voc, voc.test, device)}
     if out is not None:
@@ -88,12 +90,12 @@ def train_tiny(
         )
         for _ in range(steps):
             images, there = compose(*digits[0], len(DIGITS), batch, 3, draws)
-            captions, meant = captioned(there, draws)
+            captions, meant = caption_scenes(there, draws)
             fits = (
                 meant @ there.T == meant.sum(1, keepdim=True)
             ).float()  # caption i says nothing false of image j
             likeness = model.similarity(model.texts(captions), model(images.float() / 255))
-            loss = matched(likeness, fits)
+            loss = matching_loss(likeness, fits)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -112,11 +114,11 @@ def train_tiny(
     }
 
 
-def captioned(there: Tensor, draws: torch.Generator) -> tuple[list[str], Tensor]:
+def caption_scenes(there: Tensor, draws: torch.Generator) -> tuple[list[str], Tensor]:
     """For each scene a sentence about some of the digits that are there (n, 10), and which it names (n, 10)."""
     named = there * (torch.rand(there.shape, generator=draws) < 0.7)
     named = torch.where(named.any(1, keepdim=True), named, there)
-    told = []
+    encode_texts = []
     for row, form in zip(named, torch.randint(len(FORMS), (len(there),), generator=draws).tolist()):
         names = [
             f"a {DIGITS[i]}"
@@ -124,8 +126,8 @@ def captioned(there: Tensor, draws: torch.Generator) -> tuple[list[str], Tensor]
             .flatten()[torch.randperm(int(row.sum()), generator=draws)]
             .tolist()
         ]
-        told.append(FORMS[form].format(" and ".join(names)))
-    return told, named
+        encode_texts.append(FORMS[form].format(" and ".join(names)))
+    return encode_texts, named
 
 
 def align(
@@ -188,17 +190,17 @@ def align(
 def contrast(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
     """Row i of either should find row i of the other, by scale x cosine."""
     likeness = scale * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).mT
-    return matched(likeness, torch.eye(len(likeness), device=likeness.device))
+    return matching_loss(likeness, torch.eye(len(likeness), device=likeness.device))
 
 
-def matched(likeness: Tensor, fits: Tensor) -> Tensor:
+def matching_loss(likeness: Tensor, fits: Tensor) -> Tensor:
     """Cross entropy both ways, (n, m) each: all that fit a row, or a column, share its probability; each has one that fits."""
     ways = ((likeness, fits), (likeness.mT, fits.mT))
     costs = [F.cross_entropy(given, truth / truth.sum(1, keepdim=True)) for given, truth in ways]
     return (costs[0] + costs[1]) / 2
 
 
-def recalls(images: Tensor, captions: Tensor) -> dict[str, dict[str, float]]:
+def recall_at_k(images: Tensor, captions: Tensor) -> dict[str, dict[str, float]]:
     """How often the right one is among the first 1, 5, 10, in percent: images (n, d), their captions (n, k, d).
 
     >>> recalls(torch.eye(3), torch.eye(3)[:, None])["text to image"]["R@1"]
@@ -221,20 +223,22 @@ def recalls(images: Tensor, captions: Tensor) -> dict[str, dict[str, float]]:
 
 
 def zero_shot(
-    model: VisionLanguage, table: Any, rows: Tensor, device: str, template: str = TEMPLATE
+    model: VisionLanguageModel, table: Any, rows: Tensor, device: str, template: str = TEMPLATE
 ) -> dict[str, float]:
     """What a multi-label table's names alone say of its rows: softmax over classes of the similarity of image and name."""
     task, y = table.tasks["objects"], table.targets["objects"][rows]
     model.to(device)
     with torch.no_grad():
-        names = model.texts([template.format(SPELLED.get(label, label)) for label in task.labels])
-        scores = model.similarity(looked(model, table.x[rows], device), names).log_softmax(1)
+        names = model.texts(
+            [template.format(READABLE_NAMES.get(label, label)) for label in task.labels]
+        )
+        scores = model.similarity(encode_images(model, table.x[rows], device), names).log_softmax(1)
     meter = task.meter()
     meter.add(scores, y)
     return {"mAP": meter.result()["mAP"]}
 
 
-def looked(eye: nn.Module, images: Tensor, device: str, batch: int = 64) -> Tensor:
+def encode_images(eye: nn.Module, images: Tensor, device: str, batch: int = 64) -> Tensor:
     """What an encoder says of images (n, ...) kept as bytes, (n, width), on the device."""
     eye.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     found = []
@@ -253,7 +257,7 @@ def looked(eye: nn.Module, images: Tensor, device: str, batch: int = 64) -> Tens
     return torch.cat(found)
 
 
-def told(reader: Any, texts: Sequence[str], device: str, batch: int = 256) -> Tensor:
+def encode_texts(reader: Any, texts: Sequence[str], device: str, batch: int = 256) -> Tensor:
     """What a reader says of texts, (n, width), on the device; texts of one length go together."""
     ids = [[*reader.begin, *reader.split(text), *reader.end][: reader.context] for text in texts]
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 Part = tuple[Tensor, Tensor]  # embeddings (n, L, word), and which of them are there (n, L)
 
 # labels of VOC in words that models have read
-SPELLED = {
+READABLE_NAMES = {
     "aeroplane": "airplane",
     "diningtable": "dining table",
     "pottedplant": "potted plant",
@@ -20,7 +20,7 @@ SPELLED = {
 }
 
 
-class VisionLanguage(nn.Module):
+class VisionLanguageModel(nn.Module):
     """Images in [0, 1] and texts to vectors (n, `width`); similarity is `scale` times their cosine. All of it is frozen.
 
     A text is tokens between those of `begin` and `end`, at most `context` in all, each a vector of width `word`; `read` takes vectors, so
@@ -121,12 +121,12 @@ class VisionLanguage(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def train(self, mode: bool = True) -> "VisionLanguage":
+    def train(self, mode: bool = True) -> "VisionLanguageModel":
         """Stays as it was trained: nothing here learns, statistics of batches neither."""
         return super().train(False)
 
 
-class Towers(VisionLanguage):
+class DualEncoder(VisionLanguageModel):
     """An encoder of images with a feature map and a reader of texts, each with a projection into the joint space.
 
     A reader has `width`, `word`, `context`, `begin`, `end`, `split(text)`, `embed(ids)` and `read(embeddings, mask)`.

@@ -12,7 +12,7 @@ from unalike.base.errors import Problem, Problems, describe_error, unknown_name
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.data import PARTITIONS, Table, Tensors, load_dataset
-from unalike.data.partitions import alike
+from unalike.data.partitions import match_label_proportions
 from unalike.data.samples import concat, drop_modalities, map_modalities, merge
 from unalike.engines import engine_class
 from unalike.models import build_encoder
@@ -444,7 +444,13 @@ def _client(
     elif (how := (group.data or scenario.data).partition).name != "iid" and y.dim() == 1:
         dealt = table.targets.get(how.options.get("by", target), y)
         tested = Tensors(
-            x, y, test[alike(dealt[test], dealt[rows], stream(scenario.seed, "test rows", id))]
+            x,
+            y,
+            test[
+                match_label_proportions(
+                    dealt[test], dealt[rows], stream(scenario.seed, "test rows", id)
+                )
+            ],
         )
     else:
         tested = Tensors(x, y, test)
