@@ -138,7 +138,6 @@ def several(id, rows=20, model=None, noisy=False, **about):
 
 def toys_for(method):
     """The same toys for methods that serve other tasks than classification."""
-    tasks = method.tasks
     if issubclass(method, PromptTuning):
         telling = lambda id, model=None, **about: several(id, model=Telling, **about)
         return {
@@ -148,7 +147,7 @@ def toys_for(method):
                 telling("abcdefgh"[i], **about) for i in range(count)
             ],
         }
-    if tasks[0] == "multilabel":
+    if not method.serves(Classification) and method.serves(MultiLabel):
         return {
             "client": several,
             "noisy": partial(Seeing, noisy=True),
@@ -156,7 +155,7 @@ def toys_for(method):
                 several("abcdefgh"[i], noisy=i == 2, **about) for i in range(count)
             ],
         }
-    if tasks[0] != "clustering":
+    if method.serves(Classification):
         return {}
     auto = lambda: Autoencoder((6,), (8,), 4)
 

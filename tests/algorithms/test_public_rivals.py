@@ -349,18 +349,6 @@ def test_fedrcl_contrasts_at_several_depths(toys):
     )
 
 
-def test_fedrcl_knows_the_labels_of_every_task(toys):
-    ann, _, cid, dot, _ = (side_of("fedrcl", client, toys) for client in unlike())
-    assert ann.sets(torch.tensor([2, 0]), torch.zeros(2, 3)).tolist() == [
-        [False, False, True],
-        [True, False, False],
-    ]
-    assert cid.sets(torch.tensor([[1.0, -1.0]]), torch.zeros(1, 2)).tolist() == [[True, False]]
-    assert dot.sets(torch.tensor([[[0, 0], [255, 0]]]), torch.zeros(1, 2, 1, 1)).tolist() == [
-        [True, False]
-    ]
-
-
 @pytest.mark.parametrize(
     "name, field, value",
     [

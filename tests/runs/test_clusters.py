@@ -11,7 +11,7 @@ from unalike.algorithms import ALGORITHMS
 from unalike.models import Autoencoder
 from unalike.tasks import clustering_scores
 
-METHODS = [name for name, method in ALGORITHMS.items() if "clustering" in method.tasks]
+METHODS = [name for name, method in ALGORITHMS.items() if method.serves(Clustering)]
 WHOLE = {"left": (3,), "right": (3,)}
 
 

@@ -304,3 +304,33 @@ def test_labels_that_fit_pass(name):
 )
 def test_where_a_metric_has_no_value_is_said(task, y, said):
     assert task.unmeasured(y) == said
+
+
+def test_every_task_that_classifies_says_which_classes_occur_in_a_sample():
+    single, several, pixels = Classification(3), MultiLabel(2), Segmentation(2)
+    assert single.label_matrix(torch.tensor([2, 0])).tolist() == [
+        [False, False, True],
+        [True, False, False],
+    ]
+    assert several.label_matrix(torch.tensor([[1.0, -1.0]])).tolist() == [[True, False]]
+    assert pixels.label_matrix(torch.tensor([[[0, 0], [255, 0]]])).tolist() == [[True, False]]
+
+
+def test_traits_tell_tasks_apart():
+    assert Classification.traits() == ("labelled", "classifies", "single_label")
+    assert MultiLabel.traits() == ("labelled", "classifies", "multilabel")
+    assert Segmentation.traits() == ("labelled", "classifies", "dense")
+    assert TASKS["retrieval"].traits() == ("labelled", "paired")
+    assert TASKS["clustering"].traits() == ()
+
+
+def test_probabilities_add_up_to_one_over_classes_unless_a_sample_may_have_several():
+    output = torch.tensor([[0.0, 0.0, torch.log(torch.tensor(2.0))]])
+    assert Classification(3).probabilities(output).tolist() == [[0.25, 0.25, 0.5]]
+    assert MultiLabel(3).probabilities(output)[0, :2].tolist() == [0.5, 0.5]
+    assert Segmentation(3).probabilities(output[..., None, None]).sum(1).item() == 1
+
+
+def test_unknown_pixels_have_the_number_that_the_task_ignores():
+    assert Segmentation(2, ignore=7).unknown_label == 7
+    assert Classification(2).unknown_label == -1

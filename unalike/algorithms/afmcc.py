@@ -25,6 +25,7 @@ from unalike.data.modalities import MARK, modalities
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
 from unalike.models.autoencoder import Autoencoder, fuse
 from unalike.models.model import Model
+from unalike.tasks import Task
 from unalike.training.batching import pad_and_mask
 from unalike.training.cuda_graphs import RecordedSteps
 from unalike.training.loop import Diverged
@@ -56,7 +57,6 @@ class AFMCC(Algorithm):
 
     asynchronous: ClassVar[bool] = True
     requires_identical_models: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = ("clustering",)
 
     alpha: Weight = 0.01  # weight of the contrast
     beta: Weight = 0.01  # weight of the constraint
@@ -80,6 +80,10 @@ class AFMCC(Algorithm):
     starts: Annotated[int, Field(ge=1)] = 100  # of k-means, when the server measures
 
     # the server
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return not task.labelled
 
     def serve(self, fed: Federation) -> Iterator[int]:
         self.begin(fed)

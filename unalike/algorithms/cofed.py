@@ -15,6 +15,7 @@ from unalike.core.federation import Federation
 from unalike.core.operations import operation, query
 from unalike.core.signatures import Shape
 from unalike.methods.public_data import CELLS, PublicTraining, PublicTrainingProgram, agreed
+from unalike.tasks import Task
 
 Votes = (
     Annotated[Tensor, Shape("public_rows", "labels", whole=True)]
@@ -28,6 +29,10 @@ class CoFED(PublicTraining):
 
     margin: float = 0.3  # by which a guess must be ahead to be told
     majority: float = 0.3  # share of a label's owners that must say so
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.classifies
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         shares = {"margin": self.margin, "majority": self.majority}

@@ -8,7 +8,7 @@ place (FedMuscle, appendix M). Without a server's model, what all told stands fo
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from unalike.base.message import Value
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
@@ -24,7 +23,7 @@ from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
 from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
 from unalike.models.model import Model
-from unalike.tasks import Retrieval
+from unalike.tasks import Retrieval, Task
 
 Views = dict[str, Tensor]  # representations (n, d) of the same rows by kind: image, text, other
 View = Annotated[Tensor, Shape("public_rows", "width")]
@@ -44,8 +43,6 @@ class Told(TypedDict, total=False):
 class CreamFL(PublicTraining):
     """Defaults are the authors'; width, batch, temperatures of the Muscle loss are FedMuscle's."""
 
-    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "retrieval")
-
     width: int = 256  # d
     contrast: Literal["cream", "muscle", "none"] = "cream"  # none: nobody learns from anybody
     temperature: float = 0.5  # of the clients' contrast
@@ -54,6 +51,10 @@ class CreamFL(PublicTraining):
     peers: int = 3  # muscle: whose representations each of the server's is drawn to
     upper: float = 0.2  # muscle: tau^(N)
     lower: float = 0.15  # muscle: tau^(N-1)
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.labelled
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         above = {
@@ -106,7 +107,7 @@ class CreamFL(PublicTraining):
             yield round
 
     def client_problem(self, client: Client) -> str | None:
-        if client.task.name == "retrieval" and not isinstance(client.train.shape, dict):
+        if client.task.paired and not isinstance(client.train.shape, dict):
             return "retrieval is between an image and its text, it holds one of them: give it both, by name"
         return super().client_problem(client)
 

@@ -6,7 +6,7 @@ drawn to the mean of all. docs/rivals.md says what is ours in it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from unalike.methods.public_data import PublicDataProgram, check_batch
 @dataclass
 class FedHeNN(Algorithm):
     """Local loss + eta sqrt(round) (1 - CKA(mean kernel, own kernel))."""
+
+    needs_public: ClassVar[bool] = True
 
     batch: int = 128  # public rows that are compared, others each round
     eta: float = 0.01  # of the distance in the first round

@@ -56,6 +56,7 @@ class FedMuscle(Algorithm):
 
     evaluates: ClassVar[bool] = True
     supports_safeguard: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = True
     RENAMED: ClassVar[dict[str, str]] = {
         "choice": "peer_selection",
         "own": "self_peers",

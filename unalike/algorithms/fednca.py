@@ -6,7 +6,7 @@ several labels has no one place to be drawn to.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from unalike.core.operations import graph_safe, operation, sends
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
 from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
 from unalike.models.model import Model
-from unalike.tasks import MultiLabel
+from unalike.tasks import MultiLabel, Task
 
 LOOKED_AT = 256  # rows of a client whose features are measured after a round
 NOTED = {
@@ -34,8 +34,6 @@ class Collapsing(Update):
 class FedNCA(Averaging):
     """Its ablation: ETF alone is disentangle=false, rejection=0, prototype=0; each can be switched by itself."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("multilabel",)
-
     rejection: float = 0.01  # weight of the loss on features of absent classes
     margin: float = 0.3  # probability below which an absent class is let be
     prototype: float = 1.0  # weight of the contrast with the prototypes
@@ -45,6 +43,10 @@ class FedNCA(Averaging):
     scale: float = 10.0  # of the logits, where learning begins
     etf: Literal["frozen", "trainable"] = "frozen"
     mean: Literal["uniform", "samples"] = "uniform"  # how clients count in the average
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.multilabel
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         positive = {"temperature": self.temperature, "scale": self.scale, "heads": self.heads}

@@ -5,23 +5,20 @@ holds off those of a class that are almost one. docs/rivals.md says what is ours
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unalike.core.algorithm import Algorithm
 from unalike.core.operations import operation, sends
 from unalike.losses.contrastive import relaxed_contrast
 from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
-from unalike.tasks import Classification, MultiLabel
+from unalike.tasks import Task
 
 
 @dataclass
 class FedRCL(Averaging):
     """Local loss + weight * the mean over depths of the relaxed contrast."""
-
-    tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
 
     temperature: float = 0.05
     limit: float = 0.7  # cosine from which two of a class are too alike
@@ -29,6 +26,10 @@ class FedRCL(Averaging):
     depths: int = (
         5  # layers at which samples are compared, spread over the encoder, its end among them
     )
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.classifies
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         problems = (
@@ -70,7 +71,7 @@ class FedRCL(Averaging):
                 for hook in hooks:
                     hook.remove()
             output = self.model.head(features)
-            labels = self.sets(y, output)
+            labels = self.client.task.label_matrix(y)
             contrasts = [
                 relaxed_contrast(pooled(z), labels, how.temperature, how.limit)
                 for z in seen
@@ -89,17 +90,6 @@ class FedRCL(Averaging):
                 len(inside) - 1,
             }
             return [inside[place] for place in sorted(places)]
-
-        def sets(self, y: Tensor, output: Tensor) -> Tensor:
-            """(n, labels) of truth values: which labels each sample has; of a dense task, which there are in it."""
-            task, classes = self.client.task, torch.arange(output.shape[1], device=y.device)
-            if isinstance(task, MultiLabel):
-                return y > 0
-            return (
-                y[:, None] == classes
-                if isinstance(task, Classification)
-                else (y.flatten(1)[:, :, None] == classes).any(1)
-            )
 
 
 def pooled(z: Tensor) -> Tensor:

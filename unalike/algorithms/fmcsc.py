@@ -24,6 +24,7 @@ from unalike.losses.contrastive import nt_xent
 from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.model import Model
+from unalike.tasks import Task
 
 HIDDEN = 256  # between codes and features
 
@@ -43,7 +44,6 @@ class Taught(TypedDict):
 class FMCSC(Averaging):
     """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch=256; AFMCC's Table 3c adds constraint=0.01."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("clustering",)
     requires_identical_models: ClassVar[bool] = True
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
@@ -52,6 +52,10 @@ class FMCSC(Averaging):
     bins: Annotated[int, Field(ge=1)] = 10  # of the histogram that tells mutual information
     constraint: Annotated[float, Field(ge=0)] = 0.0  # weight of AFMCC's class-correlation loss
     flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # its lambda
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return not task.labelled
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():

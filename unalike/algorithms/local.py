@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from unalike.core.algorithm import Algorithm
 from unalike.core.federation import Federation
+from unalike.tasks import Task
 
 
 @dataclass
@@ -13,7 +14,10 @@ class Local(Algorithm):
     """Each client trains on its own data; nothing but the order to do so travels."""
 
     supports_safeguard: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return not task.paired
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():

@@ -13,6 +13,7 @@ from torch import Tensor
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
 from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
+from unalike.tasks import Task
 
 
 @dataclass
@@ -22,6 +23,10 @@ class PseudoLabel(PublicTraining):
     supports_safeguard: ClassVar[bool] = True
 
     steps: int = 5  # in which the trusted share grows: 20 % each
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.classifies
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         few = [("steps", f"must be at least 1, got {self.steps}.")] if self.steps < 1 else []

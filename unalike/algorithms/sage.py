@@ -14,6 +14,7 @@ from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.data.augmentation import augment
 from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingProgram, agreed
+from unalike.tasks import Task
 
 
 @dataclass
@@ -25,6 +26,10 @@ class SAGE(PublicTraining):
     )
     kappa: float = math.log(2) / 0.05
     flips: bool = True  # images may be mirrored
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.classifies
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         problems = (

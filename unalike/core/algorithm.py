@@ -21,7 +21,7 @@ from unalike.data.modalities import with_masks
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.flops import count_flops
 from unalike.models.model import Model, find_trunk, width_of
-from unalike.tasks.task import UNKNOWN
+from unalike.tasks.task import UNKNOWN, Task
 from unalike.training.batching import batches
 from unalike.training.cuda_graphs import GraphedStep
 from unalike.training.loop import Training, build_optimizer, train
@@ -305,11 +305,7 @@ class Algorithm:
     requires_identical_models: ClassVar[bool] = (
         False  # whole models of all clients are mixed: they must have the same parameters
     )
-    tasks: ClassVar[tuple[str, ...]] = (
-        "classification",
-        "multilabel",
-        "segmentation",
-    )  # whom it serves
+    needs_public: ClassVar[bool] = False  # clients must hold a public set
     # fields that had another name, for the error that names the new one
     RENAMED: ClassVar[dict[str, str]] = {}
     Program: ClassVar[type[ClientProgram]] = ClientProgram
@@ -323,6 +319,14 @@ class Algorithm:
     def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields a scenario gives this method, with defaults that suit an engine added."""
         return fields
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        """Whether clients with this task can take part, judged by the task's traits.
+
+        By default every task that is learnt from labels of single inputs.
+        """
+        return task.labelled and not task.paired
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         """What does not fit this federation: (field, sentence) for each problem."""

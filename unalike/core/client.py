@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 # What a client's constructor takes for its data, and turns into Samples.
 Data = Samples | Dataset | tuple[Inputs, Tensor | None]
-VERSION = 2  # of the protocol between server and client; a client of another version is refused
+VERSION = 3  # of the protocol between server and client; a client of another version is refused
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,14 @@ class ClientInfo:
         ""  # of one row: sets of different kind (images, their captions) cannot be compared
     )
     tested_on: str = "own"  # "common" where the scenario has a test set for everyone
+    traits: tuple[str, ...] = ("labelled",)  # of its task, see `unalike.tasks.task.TRAITS`
+    higher_is_better: bool = True  # of its metric
+    unit: str = "%"  # of its metric
     version: int = VERSION
+
+    def has(self, trait: str) -> bool:
+        """Whether the client's task has a trait, e.g. "labelled" or "multilabel"."""
+        return trait in self.traits
 
     def as_dict(self) -> dict:
         return {
@@ -237,6 +244,9 @@ class Client:
             task=self.task.name,
             metric=self.task.metric,
             labels=self.task.labels,
+            traits=self.task.traits(),
+            higher_is_better=self.task.higher_is_better,
+            unit=self.task.unit,
             samples=len(self.train),
             capacity=self.capacity,
             modalities=tuple(name for name in shape if not name.endswith(MARK))

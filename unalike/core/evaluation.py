@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def scored_at_server(fed: "Federation") -> bool:
     """Whether no client can score itself: then the server scores the features of all of them."""
-    return not any(find_task(info.task).labelled for info in fed.infos.values())
+    return not any(info.has("labelled") for info in fed.infos.values())
 
 
 def score_federation(fed: "Federation", replies: "Replies", **options: Any) -> "Replies":

@@ -14,7 +14,7 @@ from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
-from unalike.tasks import find_task
+from unalike.tasks import Task
 
 Parameters = dict[str, Tensor]
 Present = Annotated[Tensor, Shape("labels")]  # 1 for a label that a client has samples of
@@ -119,8 +119,11 @@ class Averaging(Algorithm):
     """FedAvg's loop. Clients whose shared parameters have the same shape and meaning average with each other, others keep to themselves."""
 
     personalised: ClassVar[bool] = False
-    tasks: ClassVar[tuple[str, ...]] = (*Algorithm.tasks, "clustering")
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return not task.paired
 
     def shares(self, name: str) -> bool:
         """Whether the parameter of that name travels."""
@@ -195,7 +198,7 @@ class Averaging(Algorithm):
         info = fed.infos[client]
         return (
             f"{shape} {digest((info.task, info.labels))}"
-            if self.by_label() and find_task(info.task).labelled
+            if self.by_label() and info.has("labelled")
             else shape
         )
 
@@ -204,8 +207,7 @@ class Averaging(Algorithm):
         group: dict[str, Any] = fed.state["group"]
         there = [c for c in fed.clients if c in group]
         common = all(
-            fed.infos[c].tested_on == "common" and find_task(fed.infos[c].task).labelled
-            for c in there
+            fed.infos[c].tested_on == "common" and fed.infos[c].has("labelled") for c in there
         )
         ask = lambda clients: fed.call(
             "appraise",

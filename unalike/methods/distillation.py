@@ -7,7 +7,6 @@ from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.public_data import Opinion, PublicTrainingProgram, agreed, owners
-from unalike.tasks import MultiLabel
 
 
 class DistillationProgram(PublicTrainingProgram):
@@ -18,7 +17,10 @@ class DistillationProgram(PublicTrainingProgram):
     def opinion(self) -> Opinion:
         """Logits of all public rows; those of classes begin where their mean is 0, so that they can be compared."""
         (logits,) = self.look(lambda output: (self.cells(output),))
-        return logits if self.several else logits - logits.mean(1, keepdim=True)
+        task = self.client.task
+        if not task.classifies or task.multilabel:
+            return logits
+        return logits - logits.mean(1, keepdim=True)
 
     @operation
     def distil(self, teacher: Tensor) -> float | None:
@@ -33,7 +35,7 @@ class DistillationProgram(PublicTrainingProgram):
 def teach(fed: Federation, several: bool = False) -> dict[str, float | None]:
     """Those who have labels in common learn what their owners think of the public set, nobody else is asked; each one's loss. If `several`,
     only those whose samples may have any number of labels: they can say that there is none, where others must name one."""
-    able = [c for c in fed.active if not several or fed.infos[c].task == MultiLabel.name]
+    able = [c for c in fed.active if not several or fed.infos[c].has("multilabel")]
     asked = [c for c in able if len(owners(fed, able, c)) > 1]
     told = dict(fed.call("opinion", clients=asked)) if asked else {}
     each: dict[str, dict[str, Value]] = {

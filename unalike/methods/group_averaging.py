@@ -13,7 +13,6 @@ from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.averaging import Parameters, Present, digest, mean_states, presence, word
-from unalike.tasks import Classification
 
 OPEN = "open"  # what a method's `absent` is where classes are left open, and what a side remembers them by
 
@@ -78,7 +77,7 @@ class GroupAveragingProgram(ClientProgram):
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         return super().error(
             output.masked_fill(self.open, -torch.inf)
-            if self.spares and classifies(self.client.task.name)
+            if self.spares and self.client.task.single_label
             else output,
             y,
         )
@@ -127,7 +126,7 @@ def unite(fed: Federation, spares: bool = False) -> None:
             c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means
         }
         if spares:
-            have = presence(fed, [c for c in each if classifies(fed.infos[c].task)])
+            have = presence(fed, [c for c in each if fed.infos[c].has("single_label")])
             for c in have.keys() & each.keys():
                 each[c]["had"] = (
                     torch.stack([have[other] for other in have if kinds[other] == kinds[c]])
@@ -137,10 +136,6 @@ def unite(fed: Federation, spares: bool = False) -> None:
         if each:
             unjudge(fed.state, each)
             fed.call("take", clients=[c for c in each if c in fed.active], per_client=each)
-
-
-def classifies(task: str) -> bool:
-    return task == Classification.name
 
 
 def train_united(fed: Federation, how: str = "train", spares: bool = False) -> dict[str, float]:

@@ -19,6 +19,7 @@ from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.prompts import PromptedModel
 from unalike.models.vlm import READABLE_NAMES, VisionLanguageModel
+from unalike.tasks import Task
 from unalike.training.batching import batches
 
 LARGEST = 8 * 2**30  # bytes of what was seen that a client keeps; beyond, it looks again each time
@@ -67,10 +68,13 @@ class PromptTuningProgram(AveragingProgram):
 class PromptTuning(Averaging):
     """Both encoders frozen; the mean of what the clients learnt goes out again."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("multilabel",)
     Program: ClassVar[type[AveragingProgram]] = PromptTuningProgram
 
     mean: Literal["uniform", "samples"] = "samples"  # how clients count in the average
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.multilabel
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         raise NotImplementedError(

@@ -18,7 +18,6 @@ from unalike.core.federation import Federation
 from unalike.core.signatures import Shape
 from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
-from unalike.tasks import MultiLabel, Segmentation
 from unalike.training.loop import train
 
 CELLS = 8  # rows and columns of a dense opinion
@@ -26,7 +25,6 @@ Opinion = (
     Annotated[Tensor, Shape("public_rows", "labels")]
     | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
 )
-UNKNOWN = -1  # a label that nobody vouches for; dense tasks have a number of their own
 
 
 class PublicDataProgram(ClientProgram):
@@ -116,7 +114,7 @@ class PublicTrainingProgram(PublicDataProgram):
     @property
     def several(self) -> bool:
         """Whether a sample may have any number of labels."""
-        return isinstance(self.client.task, MultiLabel)
+        return self.client.task.multilabel
 
     def cells(self, output: Tensor) -> Tensor:
         return adaptive_avg_pool2d(output, CELLS) if self.client.task.dense else output
@@ -126,7 +124,7 @@ class PublicTrainingProgram(PublicDataProgram):
         return self.blank(len(self.public), len(task.labels), *[CELLS, CELLS] if task.dense else [])
 
     def probabilities(self, output: Tensor) -> Tensor:
-        return output.sigmoid() if self.several else output.softmax(1)
+        return self.client.task.probabilities(output)
 
     def guess(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest labels, as the task takes them, and how likely each is."""
@@ -138,7 +136,7 @@ class PublicTrainingProgram(PublicDataProgram):
     def only(self, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Labels of which only some are vouched for, and the rows that have any."""
         task = self.client.task
-        y = y.masked_fill(~known, task.ignore if isinstance(task, Segmentation) else UNKNOWN)
+        y = y.masked_fill(~known, task.unknown_label)
         return y, known.flatten(1).any(1).nonzero()[:, 0] if known.dim() > 1 else known.nonzero()[
             :, 0
         ]
@@ -149,6 +147,7 @@ class PublicTraining(Algorithm):
     """Each round: local epochs on labels, then learning from the public set, but in the last: nobody leaves with a head that has not
     seen its labels since."""
 
+    needs_public: ClassVar[bool] = True
     RENAMED: ClassVar[dict[str, str]] = {"public_rate": "public_lr"}
 
     batch: int = 32  # rows of the public set at a time

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError
 from unalike.base.message import Value
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientProgram, State, measure
+from unalike.core.algorithm import ClientProgram, State, measure
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation, query, sends
@@ -45,6 +45,7 @@ from unalike.models.submodels import (
     narrow_model,
     reindex_groups,
 )
+from unalike.tasks import Task
 from unalike.training.batch_norm import recompute_statistics, tracking_batch_norms
 from unalike.training.batching import batches
 from unalike.training.loop import Training
@@ -107,7 +108,7 @@ class SubmodelProgram(AveragingProgram):
         }
         self.memory["units"] = self.everything = [width.units for width in self.widths]
         self.costs: dict[tuple[int, ...], int] = {}
-        self.blind = algorithm.masked and client.task.name == "classification"  # to labels it lacks
+        self.blind = algorithm.masked and client.task.single_label  # to labels it lacks
         self.see(self.model)
         self.made(self.units(self.ratio()))  # what cannot be, is told before anything runs
 
@@ -309,7 +310,6 @@ class SubmodelMethod(Averaging):
     """
 
     personalised: ClassVar[bool] = True
-    tasks: ClassVar[tuple[str, ...]] = Algorithm.tasks
     Program: ClassVar[type[ClientProgram]] = SubmodelProgram
 
     budget: Literal["width", "memory", "flops"] = (
@@ -319,6 +319,10 @@ class SubmodelMethod(Averaging):
     masked: bool = (
         False  # where clients classify, what a model says of a label its client lacks is 0
     )
+
+    @classmethod
+    def serves(cls, task: Task | type[Task]) -> bool:
+        return task.labelled and not task.paired
 
     def privacy_problem(self) -> str | None:
         return (
@@ -383,7 +387,7 @@ class SubmodelMethod(Averaging):
     def ask(self, fed: Federation, clients: list[str]) -> None:
         """Which labels these clients have, where it matters."""
         if self.masked:
-            presence(fed, [c for c in clients if fed.infos[c].task == "classification"])
+            presence(fed, [c for c in clients if fed.infos[c].has("single_label")])
 
     def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
         """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import stack
-from torch.nn.functional import one_hot
 
 from unalike.base.errors import Problems, UserError
 from unalike.core.algorithm import Algorithm
@@ -207,19 +206,16 @@ def held_labels(clients: list[Client]) -> dict[str, Any] | None:
     if not clients:  # between organisations they are elsewhere
         return None
     task, counts, pairs = clients[0].task, {}, {}
-    if task.name not in ("classification", "multilabel") or any(
-        c.task.labels != task.labels for c in clients
-    ):
+    countable = task.classifies and not task.dense
+    if not countable or any(c.task.labels != task.labels for c in clients):
         return None
     for client in clients:
         if not isinstance(client.train, Tensors) or client.train.y is None:
             return None
         y = client.train.y[client.train.index]
-        marks = (
-            (y == 1).long() if task.name == "multilabel" else one_hot(y.long(), len(task.labels))
-        )
+        marks = task.label_matrix(y).long()
         counts[client.id] = marks.sum(0).tolist()
-        if task.name == "multilabel":
+        if task.multilabel:
             pairs[client.id] = marks.mT @ marks
     together = stack(list(pairs.values())).sum(0).tolist() if pairs else None
     return {

@@ -15,6 +15,7 @@ from unalike.core.privacy import Privacy, uncounted
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
 from unalike.scenarios import Scenario, build
+from unalike.tasks import TASKS
 from unalike.training.loop import Training
 
 
@@ -59,7 +60,7 @@ def compatibility_problems(
         if c.privacy is not None and (why := c.privacy.unmet(privacy))
     ]
     problems = unsuited(algorithm, clients, safeguard, problems)
-    served = [client for client in clients if client.task.name in algorithm.tasks]
+    served = [client for client in clients if algorithm.serves(client.task)]
     refused = {
         client.id: why
         for client in served
@@ -109,9 +110,10 @@ def unsuited(
     strange = {
         client.task.name: client.id
         for client in reversed(clients)
-        if client.task.name not in algorithm.tasks
+        if not algorithm.serves(client.task)
     }
-    does = f"{type(algorithm).__name__} does {', '.join(algorithm.tasks)}"
+    served = [name for name, task in TASKS.items() if algorithm.serves(task)]
+    does = f"{type(algorithm).__name__} does {', '.join(served)}"
     return [
         *problems,
         *between,
@@ -141,8 +143,6 @@ def tried(
     problems: list[Problem] = []
     kinds: set[Any] = set()
     first: tuple[str, Any] | None = None  # a client, and the names and shapes of its parameters
-    rows = min((len(client.public) for client in clients if client.public is not None), default=0)
-    needs_public = algorithm.check(len(clients), 0) != algorithm.check(len(clients), rows)
     for client in clients:
         made = client.model
         kind = (
@@ -160,7 +160,7 @@ def tried(
             here = replace(client, device="cpu")  # CUDA is left alone: workers fork later
             program = algorithm.Program(here, algorithm, training, seed)
             with scope(seed, "fit", client.id), torch.no_grad():
-                take(program, here, needs_public)
+                take(program, here, algorithm.needs_public)
             first = first or (client.id, tensor_spec(program.model.state_dict()))
             if (
                 algorithm.requires_identical_models
@@ -184,7 +184,7 @@ def take(program: ClientProgram, client: Client, public: bool) -> None:
     """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
     x, y = client.train.rows(torch.arange(min(2, len(client.train))))
     program.model.train()
-    if client.task.name == "clustering" or y is None:  # the method brings its own loss
+    if not client.task.labelled or y is None:  # the method brings its own loss
         program.model(client.to_device(x))
     else:
         client.task.check(y)

@@ -23,13 +23,13 @@ def explain(
     """
     program = finished(run, client)
     given, model, method = program.client, cast(Any, program.model), cast(Any, program.algorithm)
-    if given.task.name not in ("multilabel", "classification"):
+    if not given.task.classifies or given.task.dense:
         raise UserError(f"explain tells labels of images; {given.id} does {given.task.name}")
     x, there = picture(image, given)
     with torch.no_grad():
         out = model.eval()(x)[0]
         why = model.explain(x) if hasattr(model, "explain") else {}
-    sure = out.sigmoid() if given.task.name == "multilabel" else out.softmax(-1)
+    sure = given.task.probabilities(out[None])[0]
     best = sure.argsort(descending=True)[:top].tolist()
     told: dict[str, Any] = {
         "image": image,
@@ -70,9 +70,8 @@ def picture(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
             )
         x, y = tested.labelled_batch(torch.tensor([int(image)]))
         assert isinstance(x, Tensor)
-        return client.to_device(x), (
-            y[0] == 1
-        ).nonzero().flatten().tolist() if client.task.name == "multilabel" else y.tolist()
+        (present,) = client.task.label_matrix(y)
+        return client.to_device(x), present.nonzero().flatten().tolist()
     if not Path(image).is_file():
         raise UserError(f"there is no image {image}: name a file, or the number of a test image")
     from PIL import Image

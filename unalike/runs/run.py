@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unalike.base.errors import Problems, UserError
+from unalike.base.errors import Problem, Problems, UserError
 from unalike.base.ledger import Ledger
 from unalike.base.message import MAX_BYTES
 from unalike.core.algorithm import Algorithm, ClientProgram
@@ -108,20 +108,20 @@ class Run:
             infos if infos is not None else {c.id: c.info() for c in clients}
         )  # given where the clients are not here
         public = [info.public_rows for info in self.infos.values() if info.public is not None]
-        unfit = lambda rows: [
-            (f"algorithm.{field}", sentence)
-            for field, sentence in algorithm.check(len(self.infos), rows)
-            or algorithm.check_round(federation.places(len(self.infos)))
-        ]
-        problems = unfit(min(public, default=0)) if self.infos else []
-        if self.infos and not public and problems != (others := unfit(sys.maxsize)):
-            problems = [
-                *others,
-                (
-                    "public",
-                    f"{method} needs a public set, unlabelled rows that every client may read: pass public=.",
-                ),
-            ]
+        without_public = algorithm.needs_public and not public
+        problems: list[Problem] = []
+        if self.infos:
+            # Without a public set its size cannot be wrong: that it is missing is reported below.
+            rows = sys.maxsize if without_public else min(public, default=0)
+            misfits = algorithm.check(len(self.infos), rows)
+            misfits = misfits or algorithm.check_round(federation.places(len(self.infos)))
+            problems += [(f"algorithm.{field}", sentence) for field, sentence in misfits]
+        if self.infos and without_public:
+            sentence = (
+                f"{method} needs a public set, unlabelled rows that every client may read: "
+                "pass public=."
+            )
+            problems.append(("public", sentence))
         fits = compatibility_problems(
             algorithm, clients, training, seed, safeguard, privacy, not problems
         )

@@ -323,7 +323,7 @@ def _fits(
     else:
         options, wrong = task_options(f"{at}.task", table.tasks[target], group.task)
         problems += wrong
-        if group.masked and table.tasks[target].name != "multilabel":
+        if group.masked and not table.tasks[target].multilabel:
             problems.append(
                 (
                     f"{at}.masked",

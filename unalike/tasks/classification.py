@@ -16,6 +16,8 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
+    classifies: ClassVar[bool] = True
+    single_label: ClassVar[bool] = True
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Cross entropy, mean over the known labels; 0 where none is known.
@@ -28,6 +30,12 @@ class Classification(Task):
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
         return -(teacher.softmax(-1) * output.log_softmax(-1)).sum(-1).mean()
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        return output.softmax(1)
+
+    def label_matrix(self, y: Tensor) -> Tensor:
+        return y[:, None] == torch.arange(len(self.labels), device=y.device)
 
     def meter(self) -> "ClassificationMeter":
         return ClassificationMeter()

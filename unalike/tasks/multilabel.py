@@ -29,6 +29,8 @@ class MultiLabel(Task):
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
+    classifies: ClassVar[bool] = True
+    multilabel: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -51,6 +53,12 @@ class MultiLabel(Task):
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(output, teacher.sigmoid())
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        return output.sigmoid()
+
+    def label_matrix(self, y: Tensor) -> Tensor:
+        return y > 0
 
     def meter(self) -> "MultiLabelMeter":
         return MultiLabelMeter()

@@ -22,6 +22,7 @@ class Retrieval(Task):
 
     name: ClassVar[str] = "retrieval"
     metric: ClassVar[str] = "recall"
+    paired: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()

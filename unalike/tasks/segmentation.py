@@ -21,6 +21,7 @@ class Segmentation(Task):
 
     name: ClassVar[str] = "segmentation"
     metric: ClassVar[str] = "miou"
+    classifies: ClassVar[bool] = True
     dense: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -47,6 +48,17 @@ class Segmentation(Task):
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
         return -(teacher.softmax(1) * stretch(output, teacher).log_softmax(1)).sum(1).mean()
+
+    @property
+    def unknown_label(self) -> int:
+        return self.ignore
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        return output.softmax(1)
+
+    def label_matrix(self, y: Tensor) -> Tensor:
+        classes = torch.arange(len(self.labels), device=y.device)
+        return (y.flatten(1)[:, :, None] == classes).any(1)
 
     def meter(self) -> "SegmentationMeter":
         return SegmentationMeter(len(self.labels), self.ignore)

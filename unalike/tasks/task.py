@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+TRAITS = ("labelled", "classifies", "single_label", "multilabel", "dense", "paired")
 UNKNOWN = -1  # a label that is not known; counts for nothing in losses and metrics
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
 
@@ -89,10 +90,24 @@ class Task:
 
     # Traits, which decide which methods can serve the task.
     labelled: ClassVar[bool] = True  # False: labels are used for scoring only, never for training
+    classifies: ClassVar[bool] = False  # `labels` are classes, with a score each on output axis 1
+    single_label: ClassVar[bool] = False  # a sample has exactly one class
+    multilabel: ClassVar[bool] = False  # a sample has any number of classes
     dense: ClassVar[bool] = False  # the head takes a feature map (B, width, h, w)
+    paired: ClassVar[bool] = False  # a sample is a pair, and the output one vector for each half
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.labels))
+
+    @classmethod
+    def traits(cls) -> tuple[str, ...]:
+        """Return the names of the traits that this task has, as a client announces them."""
+        return tuple(name for name in TRAITS if getattr(cls, name))
+
+    @property
+    def unknown_label(self) -> int:
+        """The label of a sample, or pixel, that counts for nothing."""
+        return UNKNOWN
 
     # Model and losses
 
@@ -126,6 +141,16 @@ class Task:
         Gradients flow into both; detach the teacher to keep it fixed.
         """
         raise NotImplementedError
+
+    # What outputs and labels say; for tasks that classify
+
+    def probabilities(self, output: Tensor) -> Tensor:
+        """Return the probability of each class, in the shape of the output (B, classes, ...)."""
+        raise NotImplementedError(f"{self.name} has no classes, so no probabilities of them")
+
+    def label_matrix(self, y: Tensor) -> Tensor:
+        """Return which classes occur in each sample, (n, classes) bool."""
+        raise NotImplementedError(f"{self.name} has no classes, so no sample has any")
 
     # Checks, before a run
 
