@@ -298,7 +298,7 @@ def bench_fedmpt_step(study: Study) -> dict:
     return {name: median(times) for name, times in told.items()} | {
         "batch": BATCH,
         "labels": len(LABELS),
-        "conditions": len(method.named),
+        "conditions": len(method.condition_names),
         "step_ms_bar": 40.0,
         "parameters": counts["parameters"],
         "trainable": counts["trainable"],
@@ -314,7 +314,7 @@ def shaped(folder: Path, small: bool) -> None:
     known = [
         "<|begin|>",
         "<|end|>",
-        *dict.fromkeys(" ".join((INITIAL_WORDS, *LABELS, *FedMPT().named)).split()),
+        *dict.fromkeys(" ".join((INITIAL_WORDS, *LABELS, *FedMPT().condition_names)).split()),
     ]
     words = known + [f"word{i}" for i in range(len(known), 100 if small else 49408)]
     size = (

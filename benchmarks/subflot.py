@@ -12,8 +12,8 @@ from torch import nn
 from benchmarks.fednca import wait
 from benchmarks.study import Row, Study, averages, benchmark
 from unalike.algorithms.subflot import SubFLOT
+from unalike.base.types import Parameters
 from unalike.matching import Matcher
-from unalike.methods.averaging import Parameters
 from unalike.methods.submodels import mean_of_held
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.classics import ResNet18

@@ -95,7 +95,7 @@ def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
     gradients = {}
     for mu in (0.0, 0.3):
         program = FedProx.Program(toys.client("a"), FedProx(mu=mu), toys.training(), 0)
-        program.start = {
+        program.round_start = {
             name: tensor.clone() for name, tensor in program.model.state_dict().items()
         }
         with torch.no_grad():

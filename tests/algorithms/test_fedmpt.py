@@ -135,9 +135,9 @@ def test_only_what_is_learnt_travels_and_is_kept(toys, tmp_path):
 
 def test_clients_count_the_same_and_in_rivals_by_their_samples():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
-    assert FedMPT().weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS["promptfl"]().weights(
-        replies
-    ) == {"a": 10.0, "b": 30.0}
+    assert FedMPT().client_weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS[
+        "promptfl"
+    ]().client_weights(replies) == {"a": 10.0, "b": 30.0}
 
 
 def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_pat
         40,
         1,
     ]  # two to see that it fits, to train, to test, one to count operations
-    monkeypatch.setattr(prompting, "LARGEST", 0)
+    monkeypatch.setattr(prompting, "MAX_CACHE_BYTES", 0)
     toys.execute(tmp_path / "again", FedMPT(conditions=TWO), clients(), rounds=3)
     assert (
         sum(rows) > 200
@@ -173,24 +173,37 @@ def test_rows_without_any_label_are_borne(program):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"conditions": ()}, "must name one condition or more"),
         ({"conditions": ("pose", "pose")}, "must differ, got more than once: pose"),
         ({"conditions": "nowhere.yaml"}, "there is no file nowhere.yaml; a single condition"),
-        ({"temperature": 0.0}, "must be above 0"),
-        ({"condition_tokens": -1}, "must be at least 0"),
     ],
 )
-def test_fields_that_make_no_sense_are_told(fields, told):
-    assert any(told in said for _, said in FedMPT(**fields).check(3, 0))
+def test_conditions_that_cannot_be_used_are_refused(fields, message):
+    assert any(message in sentence for _, sentence in FedMPT(**fields).check(3, 0))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("temperature=0", "must be above 0, got 0"),
+        ("condition_tokens=-1", "must be at least 0, got -1"),
+        ("dropout=1", "must be below 1, got 1"),
+        ("mean=median", "must be 'samples' or 'uniform'"),
+    ],
+)
+def test_fields_out_of_range_are_refused(setting, message):
+    with pytest.raises(Problems, match=f"algorithm.{setting.split('=')[0]} .*{message}"):
+        load("fedmpt-digits", settings=[f"algorithm.{setting}"])
 
 
 def test_conditions_from_a_file(tmp_path):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({"conditions": ["weather", "pose"]}))
-    assert FedMPT(conditions=str(tmp_path / "c.yaml")).named == ("weather", "pose") and not FedMPT(
-        conditions=("pose",)
-    ).check(3, 0)
+    assert FedMPT(conditions=str(tmp_path / "c.yaml")).condition_names == (
+        "weather",
+        "pose",
+    ) and not FedMPT(conditions=("pose",)).check(3, 0)
 
 
 @pytest.mark.parametrize("name", ["fedmpt", "promptfl", "zeroshot"])
@@ -200,7 +213,7 @@ def test_labels_that_cannot_be_read_and_models_that_cannot_read(toys, program, n
     with pytest.raises(UserError, match=r"' ' has no word|has no word this model can read"):
         toys.execute(tmp_path / "blank", method, [replace(program(method).client, task=blank)])
     mute = toys.toys_for(ALGORITHMS["fednca"])["client"]("a")
-    with pytest.raises(UserError, match="needs a model that sees and reads, such as clip"):
+    with pytest.raises(UserError, match="needs a vision-language model, such as clip"):
         toys.execute(tmp_path / "mute", method, [mute])
 
 

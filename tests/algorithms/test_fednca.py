@@ -15,6 +15,7 @@ from unalike.losses import prototype_contrast, rejection, simplex_etf
 from unalike.models import CNN, MLP
 from unalike.report import curves as records
 from unalike.report import read
+from unalike.scenarios import load
 from unalike.tasks import MultiLabel
 from unalike.training.loop import Training
 
@@ -123,9 +124,9 @@ def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys,
 
 def test_clients_count_the_same_unless_told_otherwise():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
-    assert FedNCA().weights(replies) == {"a": 1, "b": 1} and FedNCA(mean="samples").weights(
-        replies
-    ) == {"a": 10, "b": 30}
+    assert FedNCA().client_weights(replies) == {"a": 1, "b": 1} and FedNCA(
+        mean="samples"
+    ).client_weights(replies) == {"a": 10, "b": 30}
 
 
 def test_without_disentanglement_one_feature_stands_for_every_class_and_any_encoder_will_do():
@@ -182,7 +183,6 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
             {"model": partial(CNN, (1, 8, 8), (4,), 18)},
             "18 channels among its heads: 4 do not divide them, heads=3 would",
         ),
-        (FedNCA(margin=1.5), {}, "margin .*is a probability, from 0 to below 1, got 1.5"),
         (
             FedNCA(),
             {"model": partial(MLP, (1, 8, 8))},
@@ -193,12 +193,24 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
             {"task": MultiLabel(1), "train": (data()[0], data()[1][:, :1])},
             "2 classes or more, got 1",
         ),
-        (FedNCA(temperature=0.0, rejection=-1.0), {}, "temperature .*above 0, got 0"),
     ],
 )
 def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, tmp_path):
     with pytest.raises(Problems, match=said):
         toys.execute(tmp_path / "run", method, [client(**({"test": None} | about))])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("margin=1.5", "must be below 1, got 1.5"),
+        ("temperature=0", "must be above 0, got 0"),
+        ("rejection=-1", "must be at least 0, got -1"),
+    ],
+)
+def test_fields_out_of_range_are_refused(setting, message):
+    with pytest.raises(Problems, match=f"algorithm.{setting.split('=')[0]} .*{message}"):
+        load("fednca-digits", settings=[f"algorithm.{setting}"])
 
 
 def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):

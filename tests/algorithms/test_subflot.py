@@ -64,7 +64,7 @@ def largest(one, other):
 def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(toys, tmp_path):
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    sent = algorithm.messages(fed, fed.active)
+    sent = algorithm.build_messages(fed, fed.active)
     whole = algorithm.model(fed, "a")
     for client, ratio in CAPACITIES.items():
         widths = algorithm.widths(fed, client)
@@ -96,11 +96,11 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
     assert largest(mixed, whole) > 0.01
     fed.archive["a"] = mixed
     fed.state |= {"merged": 0, "uploads": {"a": {"units": [w.units for w in widths], "round": 0}}}
-    assert largest(algorithm.messages(fed, ["a"])["a"]["parameters"], mixed) < 1e-6
+    assert largest(algorithm.build_messages(fed, ["a"])["a"]["parameters"], mixed) < 1e-6
     half = replace(algorithm, alpha=0.25)
     fed.scratch.clear()
     fed.archive["a"] = {name: tensor + 0.001 for name, tensor in mixed.items()}
-    sent = half.messages(fed, ["a"])["a"]["parameters"]
+    sent = half.build_messages(fed, ["a"])["a"]["parameters"]
     expected = {
         n: 0.25 * t + 0.75 * (t + 0.001) if t.is_floating_point() else t for n, t in mixed.items()
     }
@@ -111,7 +111,7 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
 def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_path, model):
     algorithm = SubFLOT(solver="auto")
     fed = begun(toys, tmp_path, algorithm, clients(toys, model))
-    sent = algorithm.messages(fed, ["b"])["b"]
+    sent = algorithm.build_messages(fed, ["b"])["b"]
     program = fed.engine.host.programs["b"]
     torch.manual_seed(0)
     small = program.made(sent["units"])
@@ -122,7 +122,7 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
         }
     )
     whole = copy.deepcopy(fed.engine.host.programs["a"].model)
-    algorithm.absorb(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
+    algorithm.aggregate(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
     whole.load_state_dict(algorithm.model(fed, "a"))
     x = torch.randn(5, 6, dtype=torch.float64)
     torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
@@ -137,13 +137,14 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
         fed.state["group"]["b"],
     )
     sent = {
-        c: message["parameters"] for c, message in algorithm.messages(fed, ["a", "b", "c"]).items()
+        c: message["parameters"]
+        for c, message in algorithm.build_messages(fed, ["a", "b", "c"]).items()
     }
-    algorithm.absorb(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
+    algorithm.aggregate(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
     assert largest(algorithm.model(fed, "a"), before) < 1e-12
     fed.begin(2)
     moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
-    algorithm.absorb(fed, group, {"c": moved}, {"c": 1.0})
+    algorithm.aggregate(fed, group, {"c": moved}, {"c": 1.0})
     change = (
         algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]
     ).abs()
@@ -170,7 +171,7 @@ def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(t
 def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     algorithm = SubFLOT(penalty=3.0)
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    sent = algorithm.messages(fed, ["c"])["c"]
+    sent = algorithm.build_messages(fed, ["c"])["c"]
     fed.call("update", per_client={"c": sent})
     program = fed.engine.host.programs["c"]
     assert program.rho == pytest.approx(0.75)
@@ -196,7 +197,7 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
 def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     """It computes the same meanwhile and keeps its weights; of one Adam step, columns four times as strong make twice as much."""
     fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
-    sent = SubFLOT().messages(fed, ["c"])["c"]
+    sent = SubFLOT().build_messages(fed, ["c"])["c"]
     x, _ = toys.blobs(5, 1)
     ways = {}
     for level in (True, False):
@@ -248,7 +249,7 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
     program.tape = lambda loss: seen.append((loss.graph_safe, where())) or tape(loss)
     for round in (1, 2, 3):
         fed.begin(round)
-        sent = algorithm.messages(fed, ["c"])["c"]
+        sent = algorithm.build_messages(fed, ["c"])["c"]
         fed.call("update", per_client={"c": sent})
         places.append(
             where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)]
@@ -358,10 +359,10 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
 
     algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    sent = algorithm.messages(fed, ["c"])["c"]["parameters"]
+    sent = algorithm.build_messages(fed, ["c"])["c"]["parameters"]
     monkeypatch.setattr(algorithm, "carried", carried)
     with pytest.raises(Seen) as seen:
-        algorithm.absorb(
+        algorithm.aggregate(
             fed,
             fed.state["group"]["c"],
             {"c": {name: tensor.to("meta") for name, tensor in sent.items()}},
@@ -388,12 +389,12 @@ def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, 
     algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
-    sent = algorithm.messages(fed, ["b", "c"])
+    sent = algorithm.build_messages(fed, ["b", "c"])
     filled = {
         c: {n: torch.full_like(t, value) for n, t in sent[c]["parameters"].items()}
         for c, value in (("b", 1), ("c", 4))
     }
-    algorithm.absorb(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
+    algorithm.aggregate(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
     after = algorithm.model(fed, "a")["encoder.first.weight"]
     assert (
         (after[:2] == 2).all()
@@ -406,7 +407,7 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
     """However far off those were that came down."""
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net, capacity=0.5)])
-    message = algorithm.messages(fed, ["a"])["a"]
+    message = algorithm.build_messages(fed, ["a"])["a"]
     message["parameters"]["encoder.norm.running_var"].fill_(1e6)
     told = fed.call("update", per_client={"a": message})["a"]["parameters"]
     program = fed.engine.host.programs["a"]
@@ -464,7 +465,7 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     )
     algorithm = HeteroFL()
     fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
-    fed.call("update", per_client=algorithm.messages(fed, ["a", "b"]))
+    fed.call("update", per_client=algorithm.build_messages(fed, ["a", "b"]))
     program = fed.engine.host.programs["a"]
     assert program.present().tolist() == [1, 1, 0, 0]
     asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
@@ -509,7 +510,7 @@ def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(
         c: {n: torch.full_like(t, value) for n, t in before.items()}
         for c, value in (("a", 1), ("b", 3))
     }
-    algorithm.absorb(fed, fed.state["group"]["a"], ups, {"a": 1.0, "b": 1.0})
+    algorithm.aggregate(fed, fed.state["group"]["a"], ups, {"a": 1.0, "b": 1.0})
     after, last = algorithm.model(fed, "a"), "head.2.weight"
     assert [float(row.mean()) for row in after[last][:3]] == pytest.approx(
         [1, 2, 3]
@@ -529,10 +530,10 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
         up = {
             c: reply["parameters"]
             for c, reply in fed.call(
-                "update", per_client=algorithm.messages(fed, ["a", "b"])
+                "update", per_client=algorithm.build_messages(fed, ["a", "b"])
             ).items()
         }
-        algorithm.absorb(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
+        algorithm.aggregate(fed, fed.state["group"]["a"], up, {"a": 1.0, "b": 1.0})
         program = fed.engine.host.programs["a"]
         assert list(fed.state.get("present", {})) == (["a", "b"] if masked else [])
         assert bool(program.model(x.double())[:, 2:].any()) is not masked

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.randomness import stream
+from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Ask, Federation, Replies
@@ -31,7 +32,6 @@ from unalike.training.cuda_graphs import RecordedSteps
 from unalike.training.loop import Diverged
 from unalike.training.stacked import Stack
 
-Parameters = dict[str, Tensor]
 Weight = Annotated[float, Field(ge=0)]
 RECORDS = 4  # that a client keeps: which others it comes together with may vary
 
@@ -209,7 +209,9 @@ class AFMCC(Algorithm):
 
     class Program(ClientProgram):
         algorithm: "AFMCC"
-        passing = False  # the model is the server's to keep, and comes again with the next message
+        transient = (
+            False  # the model is the server's to keep, and comes again with the next message
+        )
 
         def __init__(self, *about: Any):
             super().__init__(*about)
@@ -221,7 +223,7 @@ class AFMCC(Algorithm):
         @sends("parameters")
         def pretrain(self) -> Parameters:
             """Five steps on each fusion set in turn; fewer where they would not reach them all."""
-            self.passing = True
+            self.transient = True
             steps = self.algorithm.pretraining
             return descend(
                 [self],
@@ -269,7 +271,7 @@ class AFMCC(Algorithm):
         def visit(programs: "list[AFMCC.Program]", parameters: list[Parameters]) -> list[Visited]:
             """Train from the mixture."""
             for program in programs:
-                program.passing = True
+                program.transient = True
             turns = programs[0].algorithm.steps
             return [
                 {"parameters": after}
@@ -295,7 +297,7 @@ class AFMCC(Algorithm):
         @operation
         def receive(self, parameters: Parameters) -> None:
             self.model.load_state_dict(parameters)
-            self.passing = False
+            self.transient = False
 
         @query
         def appraise(self, parameters: Parameters) -> Embedded:
@@ -314,7 +316,7 @@ class AFMCC(Algorithm):
             return told
 
         def state(self) -> State | None:
-            return None if self.passing else super().state()
+            return None if self.transient else super().state()
 
         def subsets(self) -> list[tuple[str, ...]]:
             names = self.client.info().modalities

@@ -1,4 +1,12 @@
-"""FedAvg (McMahan 2017): train from the shared parameters, average what comes back by number of samples."""
+"""FedAvg: federated averaging.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, https://arxiv.org/abs/1602.05629.
+
+Clients train the shared model for their local epochs; the server averages the results by number
+of samples. Clients of different architectures are averaged with those of the same architecture
+only. Nothing of the paper is left out.
+"""
 
 from dataclasses import dataclass
 
@@ -7,4 +15,4 @@ from unalike.methods.averaging import Averaging
 
 @dataclass
 class FedAvg(Averaging):
-    """The plain average; all of it is `Averaging`."""
+    """Algorithm 1 of the paper; all of it is in `Averaging`."""

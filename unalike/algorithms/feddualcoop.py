@@ -1,8 +1,18 @@
-"""Fed-DualCoOp: DualCoOp (Sun 2022), a learnt context for "there" and one for "not there" of every label, averaged like FedAvg."""
+"""Fed-DualCoOp: DualCoOp with federated averaging.
+
+Sun et al., "DualCoOp: Fast Adaptation to Multi-Label Recognition with Limited Annotations",
+NeurIPS 2022, https://arxiv.org/abs/2206.09541.
+
+Every label has two learnt prompts, one for "present" and one for "absent". A label's logit is the
+difference of their similarities to the patches, weighted towards patches where "present" is most
+similar; clients train the prompts and the server averages them as FedAvg does. Left out: DualCoOp
+takes CLIP's last attention layer away to get patch features, ours are the model's own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -10,46 +20,37 @@ from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import Prompts, initial_tokens
 from unalike.models.vlm import VisionLanguageModel
 
-SCALE = 20.0  # of cosines, whatever the model's own is
+SCALE = 20.0  # of cosines, instead of the model's own
 
 
 @dataclass
 class FedDualCoOp(PromptTuning):
-    """Patches are weighed by how much they speak for the label. Left out: the attention layer of CLIP that DualCoOp takes out to get
-    patches; here they are the model's own."""
+    """Averages a pair of learnt prompts per label."""
 
-    tokens: int = 16
-    own: bool = True  # each label has contexts of its own
-    gain: float = 5.0  # of the logits
+    tokens: PositiveInt = 16  # of each prompt's context
+    own: bool = True  # a context per label; false: one for all labels
+    gain: PositiveFloat = 5.0  # of the logits
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [
-            (name, f"must be above 0, got {getattr(self, name):g}.")
-            for name in ("tokens", "gain")
-            if not getattr(self, name) > 0
-        ]
-
-    def by_label(self) -> bool:
+    def requires_same_labels(self) -> bool:
         return self.own
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        return Dual(self, model, labels)
+        return DualPrompts(self, model, labels)
 
 
-class Dual(nn.Module):
-    """Evidence for minus evidence against, from the patches that speak for."""
+class DualPrompts(nn.Module):
+    """Logits from the similarities of patches with a positive and a negative prompt per label."""
 
-    def __init__(self, how: FedDualCoOp, model: VisionLanguageModel, labels: Sequence[str]):
+    def __init__(self, method: FedDualCoOp, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
-        self.how, self.labels = how, len(labels)
-        rows: list[list[str | int]] = [[how.tokens, label] for label in labels]
-        self.texts = Prompts(model, rows * 2)
-        self.tokens = initial_tokens(model, 2, len(labels) if how.own else 1, how.tokens)
+        self.method, self.labels = method, len(labels)
+        rows: list[list[str | int]] = [[method.tokens, label] for label in labels]
+        self.texts = Prompts(model, rows * 2)  # positive prompts first, then negative ones
+        self.tokens = initial_tokens(model, 2, len(labels) if method.own else 1, method.tokens)
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        learnt = self.tokens.expand(-1, self.labels, -1, -1).flatten(0, 1)
-        texts = normalize(model.read(*self.texts(learnt)), dim=-1)
-        there, absent = (SCALE * normalize(patches, dim=-1) @ texts.mT).chunk(
-            2, -1
-        )  # (n, places, labels) each
-        return self.how.gain * (there.softmax(1) * (there - absent)).sum(1)
+        context = self.tokens.expand(-1, self.labels, -1, -1).flatten(0, 1)
+        texts = normalize(model.read(*self.texts(context)), dim=-1)  # (2 labels, width)
+        similarity = SCALE * normalize(patches, dim=-1) @ texts.mT
+        positive, negative = similarity.chunk(2, -1)  # (n, places, labels) each
+        return self.method.gain * (positive.softmax(1) * (positive - negative)).sum(1)

@@ -1,7 +1,15 @@
-"""FedMPT (2026): several labels told by prompts under conditions, matched with image patches by transport, weighed by a gate, averaged.
+"""FedMPT: federated multi-label prompt tuning of vision-language models.
 
-Each condition ("background", "pose") has learnt tokens before it and a low-rank adapter of the patches; what goes with what under a
-condition is general, what goes together in one client's images is not.
+"FedMPT: Federated Multi-Label Prompt Tuning of Vision-Language Models", 2026.
+
+Labels that occur together at one client need not do so at another, but what goes together under a
+condition ("background", "pose") is general. So there is a prompt "[tokens] condition [tokens]
+label" for every condition and label, and a low-rank adapter of the patches for every condition.
+Optimal transport matches patches with labels under each condition, a gate weights the conditions,
+and the server averages prompts, adapters and gate with equal weights (eq. 13).
+
+docs/fedmpt.md says where we read the paper in one of several ways, and what is ours: dropout in
+the adapters, the whole image as one more patch, and a learnt gain and bias of the scores.
 """
 
 from collections.abc import Sequence
@@ -9,172 +17,164 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.base.errors import UserError
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import query
 from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
-from unalike.methods.averaging import Parameters
 from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
 from unalike.models.conditions import SHIPPED, read_conditions
 from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
 from unalike.models.vlm import VisionLanguageModel
 
-SHOWN = 256  # test images that pictures are made of
+EXPLAINED_IMAGES = 256  # test images behind the figures of `explain`
 
 
-class Explained(TypedDict):
-    """What pictures are made of."""
+class Explanation(TypedDict):
+    """Data of two figures: gate weights by label, and a transport plan as a map."""
 
-    fired: Annotated[Tensor, Shape("labels", "named")]
+    fired: Annotated[Tensor, Shape("labels", "condition_names")]
     places: Annotated[Tensor, Shape(None, None)]
 
 
 @dataclass
 class FedMPT(PromptTuning):
-    """Its ablation: prompts, adapters, transport and gate can each be switched off (Table 4)."""
+    """Averages prompts, adapters and a gate; each can be switched off (ablation of Table 4)."""
 
-    mean: Literal["uniform", "samples"] = "uniform"  # eq. 13
-    conditions: tuple[str, ...] | str = (
-        SHIPPED  # their names, or a file that `unalike conditions` wrote
-    )
-    condition_tokens: int = 4  # learnt, before the condition; each has its own
-    class_tokens: int = 4  # learnt, before the class; shared
-    rank: int = 32  # D_s, of adapters and gate
-    dropout: Annotated[float, Field(ge=0, lt=1)] = (
-        0.3  # share of an adapter's inner numbers left out in training
-    )
-    whole: bool = True  # the image as a whole counts as one more patch
-    temperature: float = 4.0  # tau, on similarities of scale x cosine
-    scale: float = 20.0
-    entropy: float = 0.02  # lambda
-    steps: int = 10  # of Sinkhorn
-    prompts: bool = True  # no: one prompt without conditions
+    mean: Literal["samples", "uniform"] = "uniform"  # eq. 13
+    # Names of conditions, or a file that `unalike conditions` wrote.
+    conditions: tuple[str, ...] | str = SHIPPED
+    condition_tokens: NonNegativeInt = 4  # learnt tokens before the condition, one set for each
+    class_tokens: PositiveInt = 4  # learnt tokens before the label, the same for all
+    rank: PositiveInt = 32  # D_s, inner width of adapters and gate
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # inside the adapters
+    whole: bool = True  # the image feature counts as one more patch
+    temperature: PositiveFloat = 4.0  # tau
+    scale: PositiveFloat = 20.0  # of cosines
+    entropy: PositiveFloat = 0.02  # lambda, weight of the plan's entropy
+    steps: PositiveInt = 10  # Sinkhorn iterations
+    prompts: bool = True  # false: one prompt without conditions
     adapters: bool = True
-    transport: bool = True  # no: patches are weighed by how much they stand out for a label
-    gate: bool = True  # no: all conditions count the same
+    transport: bool = True  # false: a softmax over patches instead of a transport plan
+    gate: bool = True  # false: all conditions have the same weight
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        positive = {
-            name: getattr(self, name)
-            for name in ("class_tokens", "rank", "temperature", "scale", "entropy", "steps")
-        }
-        problems = [
-            (name, f"must be above 0, got {value:g}.")
-            for name, value in positive.items()
-            if not value > 0
-        ]
-        if self.condition_tokens < 0:
-            problems.append(
-                ("condition_tokens", f"must be at least 0, got {self.condition_tokens}.")
-            )
         try:
-            names = self.named
+            names = self.condition_names
         except UserError as error:
-            return [*problems, ("conditions", f"{error}.")]
+            return [("conditions", f"{error}.")]
         if not names:
-            problems.append(
-                ("conditions", "must name one condition or more; prompts=false does without.")
-            )
-        twice = sorted({one for one in names if names.count(one) > 1})
-        return problems + [
-            ("conditions", f"must differ, got more than once: {', '.join(twice)}.")
-        ] * bool(twice)
+            return [("conditions", "must name one condition or more; prompts=false does without.")]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            return [("conditions", f"must differ, got more than once: {', '.join(repeated)}.")]
+        return []
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """The conditions by name."""
+    def condition_names(self) -> tuple[str, ...]:
+        """The conditions; raises a UserError if their file cannot be read."""
         return (
             read_conditions(self.conditions)
             if isinstance(self.conditions, str)
             else tuple(self.conditions)
         )
 
-    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> "Conditioned":
-        return Conditioned(self, model, labels)
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> "ConditionalPrompts":
+        return ConditionalPrompts(self, model, labels)
 
     def evaluate(self, fed: Federation) -> Replies:
-        """And two pictures from one client's test images: which conditions fire for which label, and where the surest label was seen."""
+        """Metrics of the shared model; logs two figures made by the first client."""
         replies = super().evaluate(fed)
-        for client in [c for c in fed.clients if c in fed.state["group"]][:1]:
-            for told in fed.call(
-                "explain",
-                clients=[client],
-                quorum=0,
-                per_client=self.messages(fed, [client]),
-                sizes={"named": len(self.named)},
-            ).values():
-                labels = fed.infos[client].labels
-                fed.log_figure(
-                    "conditions by label",
-                    matrix=told["fired"],
-                    rows=list(labels),
-                    columns=list(self.named),
-                )
-                fed.log_figure("places of the surest label", matrix=told["places"])
+        first = self.members(fed)[:1]
+        names = list(self.condition_names)
+        explanations = fed.call(
+            "explain",
+            clients=first,
+            quorum=0,
+            per_client=self.build_messages(fed, first),
+            sizes={"condition_names": len(names)},
+        )
+        for client, explanation in explanations.items():
+            labels = list(fed.infos[client].labels)
+            fed.log_figure(
+                "conditions by label", matrix=explanation["fired"], rows=labels, columns=names
+            )
+            fed.log_figure("places of the surest label", matrix=explanation["places"])
         return replies
 
     class Program(PromptTuningProgram):
         @query
-        def explain(self, parameters: Parameters) -> Explained:
-            """Of the first test images: the mean weight of each condition by label (labels, conditions), and the plan of the label that is
-            surest, as a map (rows, columns)."""
+        def explain(self, parameters: Parameters) -> Explanation:
+            """Explain predictions for the first test images under these parameters.
+
+            Returns: `fired`, the mean gate weight of each condition over images that have the label
+            (labels, conditions); `places`, the transport plan of the most confident prediction as a
+            map (rows, columns).
+            """
             data = self.held("common" if self.client.common is not None else "test")
             if data is None or not len(data):
-                raise ValueError("there are no test images to explain")
+                raise ValueError("expected test images to explain, the client has none")
             own = {name: tensor.clone() for name, tensor in self.shared().items()}
             self.model.load_state_dict(parameters, strict=False)
-            x, y = data.labelled_batch(torch.arange(min(len(data), SHOWN)))
+            x, y = data.labelled_batch(torch.arange(min(len(data), EXPLAINED_IMAGES)))
             with torch.no_grad():
-                x, model = self.client.to_device(x), self.model.eval()
-                logits, told = model(x), model.explain(x)
+                x = self.client.to_device(x)
+                model = self.model.eval()
+                logits, reasons = model(x), model.explain(x)
             self.model.load_state_dict(own, strict=False)
             image, label = divmod(int(logits.argmax()), logits.shape[1])
-            there = (self.client.to_device(y) == 1).to(logits.dtype)
+            present = (self.client.to_device(y) == 1).to(logits.dtype)  # (n, labels)
+            images_per_label = present.sum(0)[:, None].clamp(min=1)
             return {
-                "fired": there.mT @ told["fired"] / there.sum(0)[:, None].clamp(min=1),
-                "places": told["plan"][image, ..., label],
+                "fired": present.mT @ reasons["fired"] / images_per_label,
+                "places": reasons["plan"][image, ..., label],
             }
 
 
-class Conditioned(nn.Module):
-    """Logits (n, labels) from patches (n, places, width): one guess a condition, weighed by the gate."""
+class ConditionalPrompts(nn.Module):
+    """The head: logits (n, labels) from patches (n, places, width), eq. 6 to 11."""
 
-    def __init__(self, how: FedMPT, model: VisionLanguageModel, labels: Sequence[str]):
+    def __init__(self, method: FedMPT, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
-        self.how, self.labels, self.conditions = how, len(labels), how.named
+        self.method, self.labels = method, len(labels)
+        self.conditions = method.condition_names
         count = len(self.conditions)
-        rows: list[list[str | int]]
-        if how.prompts:
-            rows = [
-                [how.condition_tokens, condition, how.class_tokens, label]
-                for condition in self.conditions
-                for label in labels
-            ]
+        rows: list[list[str | int]] = []
+        if method.prompts:
+            for condition in self.conditions:
+                for label in labels:
+                    rows.append([method.condition_tokens, condition, method.class_tokens, label])
             self.condition_tokens = (
-                initial_tokens(model, count, how.condition_tokens) if how.condition_tokens else None
+                initial_tokens(model, count, method.condition_tokens)
+                if method.condition_tokens
+                else None
             )
         else:
-            rows = [[how.class_tokens, label] for label in labels]
+            rows += [[method.class_tokens, label] for label in labels]
         self.texts = Prompts(model, rows)
-        self.class_tokens = initial_tokens(model, how.class_tokens)
-        if how.adapters:
-            self.down, self.up = low_rank(count, model.width, how.rank)
-        if how.gate:
-            self.route = nn.Sequential(
-                nn.Linear(model.width, how.rank, bias=False), zero_linear(how.rank, count)
+        self.class_tokens = initial_tokens(model, method.class_tokens)
+        if method.adapters:
+            # One low-rank adapter per condition; as in LoRA its output is zero before training.
+            self.down = nn.Parameter(
+                torch.randn(count, model.width, method.rank) / model.width**0.5
             )
-        self.dropout = nn.Dropout(how.dropout)
+            self.up = nn.Parameter(torch.zeros(count, method.rank, model.width))
+        if method.gate:
+            self.route = nn.Sequential(
+                nn.Linear(model.width, method.rank, bias=False), zero_linear(method.rank, count)
+            )
+        self.dropout = nn.Dropout(method.dropout)
         self.verdict = ScoresToLogits()
 
-    def read(self, model: VisionLanguageModel) -> Tensor:
-        """Unit vectors of the labels under each condition (conditions or 1, labels, width)."""
+    def encode_texts(self, model: VisionLanguageModel) -> Tensor:
+        """Unit text features of the labels under each condition, (conditions or 1, labels, width)."""
         learnt: Tensor = self.class_tokens
-        if self.how.prompts:
+        if self.method.prompts:
             learnt = learnt.expand(len(self.conditions), -1, -1)
             if self.condition_tokens is not None:
                 learnt = torch.cat([self.condition_tokens, learnt], 1)
@@ -182,50 +182,47 @@ class Conditioned(nn.Module):
         return normalize(model.read(*self.texts(learnt)), dim=-1).unflatten(0, (-1, self.labels))
 
     def similarity(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        """scale x cosine of each patch, the whole as the last, and label under each condition (n, conditions or 1, places, labels)."""
-        f = torch.cat([patches, whole[:, None]], 1) if self.how.whole else patches
+        """S: scaled cosines of patches and labels, (n, conditions or 1, places, labels).
+
+        With `whole`, the image feature is the last place.
+        """
+        f = torch.cat([patches, whole[:, None]], 1) if self.method.whole else patches
         f = normalize(f, dim=-1)[:, None]  # (n, 1, places, width)
-        if self.how.adapters:
+        if self.method.adapters:
             f = normalize(f + self.dropout(f @ self.down) @ self.up, dim=-1)
-        return self.how.scale * f @ self.read(model).mT
+        return self.method.scale * f @ self.encode_texts(model).mT
 
     def plan(self, similarity: Tensor) -> Tensor:
-        """What each patch has to do with each label, like `similarity`; sums to 1 over patches."""
-        if self.how.transport:
-            return self.labels * transport(
-                similarity, self.how.temperature, self.how.entropy, self.how.steps
-            )
-        return (similarity / self.how.temperature).softmax(-2)
+        """P: weight of each patch for each label, same shape as S, sums to 1 over patches."""
+        method = self.method
+        if not method.transport:
+            return (similarity / method.temperature).softmax(-2)
+        plan = transport(similarity, method.temperature, method.entropy, method.steps)
+        return self.labels * plan
 
-    def fired(self, patches: Tensor) -> Tensor:
-        """How much each condition counts for each image (n, conditions)."""
-        count = len(self.conditions)
-        if not self.how.gate:
+    def gate_weights(self, patches: Tensor) -> Tensor:
+        """Weight of each condition for each image, (n, conditions), sums to 1."""
+        if not self.method.gate:
+            count = len(self.conditions)
             return patches.new_full((len(patches), count), 1 / count)
         return self.route(normalize(patches, dim=-1).mean(1)).softmax(-1)
 
     def explain(
         self, model: VisionLanguageModel, patches: Tensor, whole: Tensor
     ) -> dict[str, Tensor]:
-        """How much each condition counts (n, conditions), and what each place has to do with each label (n, rows, columns, labels); what
-        is missing there to 1 is the whole's."""
-        fired = self.fired(patches)
-        plan = self.plan(self.similarity(model, patches, whole))[
-            ..., : patches.shape[1], :
-        ]  # (n, conditions or 1, places, labels)
-        return {
-            "fired": fired,
-            "plan": (fired[..., None, None] * plan).sum(1).unflatten(1, model.places),
-        }
+        """Where a prediction comes from.
+
+        Returns: `fired`, the gate weights (n, conditions); `plan`, the gated plan over the image's
+        patches (n, rows, columns, labels). What the plan lacks to a sum of 1 belongs to the image
+        feature.
+        """
+        fired = self.gate_weights(patches)
+        plan = self.plan(self.similarity(model, patches, whole))
+        plan = plan[..., : patches.shape[1], :]  # (n, conditions or 1, places, labels)
+        gated = (fired[..., None, None] * plan).sum(1)
+        return {"fired": fired, "plan": gated.unflatten(1, model.places)}
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         similarity = self.similarity(model, patches, whole)
         psi = (self.plan(similarity) * similarity).sum(-2)  # (n, conditions or 1, labels)
-        return self.verdict((self.fired(patches)[..., None] * psi).sum(1))
-
-
-def low_rank(count: int, width: int, rank: int) -> tuple[nn.Parameter, nn.Parameter]:
-    """Maps down to `rank` and up again, one a condition, that change nothing at first (LoRA's start)."""
-    return nn.Parameter(torch.randn(count, width, rank) / width**0.5), nn.Parameter(
-        torch.zeros(count, rank, width)
-    )
+        return self.verdict((self.gate_weights(patches)[..., None] * psi).sum(1))

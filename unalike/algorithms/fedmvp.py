@@ -1,4 +1,14 @@
-"""FedMVP (Singha 2025): tokens made from an image's patches and the words for the labels, added to what is seen; averaged like FedAvg."""
+"""FedMVP: federated multimodal visual prompt tuning.
+
+Singha et al., "FedMVP: Federated Multimodal Visual Prompt Tuning for Vision-Language Models",
+ICCV 2025, https://arxiv.org/abs/2504.20860.
+
+A PromptFormer combines an image's patches and the label texts by cross-attention into visual
+prompts. Clients train it on a frozen vision-language model, and the server averages it as FedAvg
+does. Left out: the paper puts the prompts into the layers of a ViT, we add them to the output of
+the image encoder, which may be of any kind and runs once per image; its texts are attributes from
+a language model, ours the labels; its consistency loss.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,45 +17,44 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import Querying
+from unalike.methods.prompt_tuning import AttentionPromptTuning
 from unalike.models.prompts import INITIAL_WORDS, ScoresToLogits, zero_linear
 from unalike.models.vlm import VisionLanguageModel
 
 
-class Former(nn.Module):
-    """The whole image, moved by what its queries found, against fixed vectors of the labels."""
+class PromptFormer(nn.Module):
+    """Moves the image feature by learnt queries that attend to patches, then to label texts."""
 
-    texts: Tensor
+    texts: Tensor  # text features of the labels, (labels, width)
 
-    def __init__(self, how: Querying, model: VisionLanguageModel, labels: Sequence[str]):
+    def __init__(
+        self, method: AttentionPromptTuning, model: VisionLanguageModel, labels: Sequence[str]
+    ):
         super().__init__()
         width = model.width
-        self.register_buffer(
-            "texts",
-            normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1),
-            persistent=False,
-        )
-        self.queries = nn.Parameter(torch.randn(how.tokens, width) / width**0.5)
-        self.look = nn.MultiheadAttention(width, how.heads, batch_first=True)
-        self.recall = nn.MultiheadAttention(width, how.heads, batch_first=True)
+        texts = normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1)
+        self.register_buffer("texts", texts, persistent=False)
+        self.queries = nn.Parameter(torch.randn(method.tokens, width) / width**0.5)
+        self.look = nn.MultiheadAttention(width, method.heads, batch_first=True)
+        self.recall = nn.MultiheadAttention(width, method.heads, batch_first=True)
+        # The last layer starts at zero: training begins with the frozen model's prediction.
         self.mix = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, width)
         )
         self.verdict = ScoresToLogits()
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        places, texts = normalize(patches, dim=-1), self.texts.expand(len(patches), -1, -1)
-        found = self.queries.expand(len(patches), -1, -1)
-        found = found + self.look(found, places, places, need_weights=False)[0]
-        found = found + self.recall(found, texts, texts, need_weights=False)[0]
-        return self.verdict(
-            model.similarity(normalize(whole, dim=-1) + self.mix(found).mean(1), self.texts)
-        )
+        patches = normalize(patches, dim=-1)
+        texts = self.texts.expand(len(patches), -1, -1)
+        prompts = self.queries.expand(len(patches), -1, -1)  # (n, tokens, width)
+        prompts = prompts + self.look(prompts, patches, patches, need_weights=False)[0]
+        prompts = prompts + self.recall(prompts, texts, texts, need_weights=False)[0]
+        image = normalize(whole, dim=-1) + self.mix(prompts).mean(1)
+        return self.verdict(model.similarity(image, self.texts))
 
 
 @dataclass
-class FedMVP(Querying):
-    """Its PromptFormer: learnt queries look at patches, then at texts. Left out: its tokens go into the layers of a ViT, ours, since the
-    eye may be any and is looked through once, to what it gives; its texts are attributes from an LLM, ours the labels."""
+class FedMVP(AttentionPromptTuning):
+    """Averages a PromptFormer."""
 
-    Head = Former
+    Head = PromptFormer

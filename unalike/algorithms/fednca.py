@@ -1,131 +1,122 @@
-"""FedNCA (neural collapse for several labels): one feature a class, drawn to prototypes that everyone shares, averaged like FedAvg.
+"""FedNCA: multi-label federated learning with a shared neural-collapse geometry.
 
-Prototypes are a simplex, as far apart as can be and the same for all clients, so that clients with unlike labels do not pull classes to
-unlike places. Each class asks the encoder's feature map for its own feature (attention, the prototypes as queries), since an image with
-several labels has no one place to be drawn to.
+Peng et al., "Neural Collapse-Inspired Multi-Label Federated Learning under Label-Distribution
+Skew", 2025, https://arxiv.org/abs/2509.12544 (FedNCA-ML).
+
+All clients share fixed class prototypes, a simplex of unit vectors as far apart as possible (ETF),
+so that clients with different labels do not pull a class to different places. An image with
+several labels has no single feature to align, so attention with the prototypes as queries extracts
+one feature per class from the encoder's feature map. Clients minimise the task loss and two
+regularisers on these features, and the server averages as FedAvg does.
+
+Written from the abstract and the losses of the paper; docs/fednca.md says what we filled in.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import graph_safe, operation, sends
 from unalike.losses.collapse import collapse, prototype_contrast, rejection, simplex_etf
-from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
+from unalike.methods.averaging import Averaging, AveragingProgram, Update
 from unalike.models.model import Model
 from unalike.tasks import MultiLabel, Task
 
-LOOKED_AT = 256  # rows of a client whose features are measured after a round
-NOTED = {
-    "spread": "variance within / between",
-    "alignment": "cosine to prototypes",
-}  # the curves of neural collapse in the report
+MEASURED_ROWS = 256  # training rows of a client whose features are measured after a round
+# Measures of neural collapse, and what the report calls their curves.
+CURVES = {"spread": "variance within / between", "alignment": "cosine to prototypes"}
 
 
-class Collapsing(Update):
+class CollapseUpdate(Update):
+    """An update, with measures of neural collapse."""
+
     collapse: dict[str, float]
 
 
 @dataclass
 class FedNCA(Averaging):
-    """Its ablation: ETF alone is disentangle=false, rejection=0, prototype=0; each can be switched by itself."""
+    """FedAvg with class-wise features, fixed prototypes and two regularisers.
 
-    rejection: float = 0.01  # weight of the loss on features of absent classes
-    margin: float = 0.3  # probability below which an absent class is let be
-    prototype: float = 1.0  # weight of the contrast with the prototypes
-    temperature: float = 0.07  # of that contrast
-    disentangle: bool = True  # no: the mean feature stands for every class
-    heads: int = 4  # of the attention
-    scale: float = 10.0  # of the logits, where learning begins
+    Ablation: the ETF classifier alone is disentangle=false, rejection=0, prototype=0.
+    """
+
+    rejection: NonNegativeFloat = 0.01  # weight of the loss on features of absent classes
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.3  # probability up to which that loss is 0
+    prototype: NonNegativeFloat = 1.0  # weight of the contrast with the prototypes
+    temperature: PositiveFloat = 0.07  # of that contrast
+    disentangle: bool = True  # false: one mean feature for all classes
+    heads: PositiveInt = 4  # of the attention
+    scale: PositiveFloat = 10.0  # initial scale of the logits
     etf: Literal["frozen", "trainable"] = "frozen"
-    mean: Literal["uniform", "samples"] = "uniform"  # how clients count in the average
+    mean: Literal["samples", "uniform"] = "uniform"
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.multilabel
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        positive = {"temperature": self.temperature, "scale": self.scale, "heads": self.heads}
-        problems = [
-            (name, f"must be above 0, got {value:g}.")
-            for name, value in positive.items()
-            if not value > 0
-        ]
-        if not 0 <= self.margin < 1:
-            problems.append(
-                ("margin", f"is a probability, from 0 to below 1, got {self.margin:g}.")
-            )
-        return problems + [
-            (name, f"must be at least 0, got {getattr(self, name):g}.")
-            for name in ("rejection", "prototype")
-            if not getattr(self, name) >= 0
-        ]
-
-    def weights(self, replies: Replies) -> dict[str, float]:
-        return super().weights(replies) if self.mean == "samples" else dict.fromkeys(replies, 1.0)
-
-    def note(self, fed: Federation, replies: Replies) -> None:
-        super().note(fed, replies)
-        for name, said in NOTED.items():
-            if told := {
+    def log_round(self, fed: Federation, replies: Replies) -> None:
+        super().log_round(fed, replies)
+        for name, title in CURVES.items():
+            values = {
                 client: reply["collapse"][name]
                 for client, reply in replies.items()
                 if name in (reply["collapse"] or {})
-            }:
-                fed.log_metrics(said, told)
+            }
+            if values:
+                fed.log_metrics(title, values)
 
     class Program(AveragingProgram):
         algorithm: "FedNCA"
 
         def build(self, encoder: nn.Module) -> Model:
-            how, classes = self.algorithm, len(self.client.task.labels)
-            sees = callable(getattr(encoder, "grid", None))
-            if how.disentangle and not sees:
+            method = self.algorithm
+            has_grid = callable(getattr(encoder, "grid", None))
+            if method.disentangle and not has_grid:
                 raise ValueError(
-                    f"FedNCA asks the feature map for each class: it needs an encoder with grid(x), {type(encoder).__name__} "
-                    "has none; disentangle=false does without"
+                    "FedNCA extracts class features from a feature map: it needs an encoder with "
+                    f"grid(x), {type(encoder).__name__} has none; disentangle=false does without"
                 )
             head = ClassHead(
-                classes,
-                self.encoder_width(encoder),
-                how.heads if how.disentangle else 0,
-                how.scale,
-                how.etf == "trainable",
+                classes=len(self.client.task.labels),
+                width=self.encoder_width(encoder),
+                heads=method.heads if method.disentangle else 0,
+                scale=method.scale,
+                trainable=method.etf == "trainable",
             )
-            return Model(encoder, nn.Identity(), head, dense=sees)
+            return Model(encoder, nn.Identity(), head, dense=has_grid)
 
         @graph_safe
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            """Sums over a sample's classes, means over the batch."""
-            how, task, head = self.algorithm, self.client.task, self.model.head
-            assert isinstance(task, MultiLabel) and isinstance(
-                head, ClassHead
-            )  # as `tasks` and build() say
+            """Task loss and both regularisers: sums over classes, means over the batch."""
+            method, task, head = self.algorithm, self.client.task, self.model.head
+            # `serves` and build() ensure both.
+            assert isinstance(task, MultiLabel) and isinstance(head, ClassHead)
             f = head.features(self.model.features(x))
             logits = head.logits(f)
             loss = task.costs(logits.diagonal(dim1=-2, dim2=-1), y).sum(-1).mean()
-            if how.rejection:
-                loss = loss + how.rejection * rejection(logits, y, how.margin)
-            if how.prototype:
-                loss = loss + how.prototype * prototype_contrast(
-                    f, head.prototypes, y, how.temperature
-                )
+            if method.rejection:
+                loss = loss + method.rejection * rejection(logits, y, method.margin)
+            if method.prototype:
+                contrast = prototype_contrast(f, head.prototypes, y, method.temperature)
+                loss = loss + method.prototype * contrast
             return loss
 
         @operation
         @sends(parameters="parameters", samples="open")
-        def update(self, parameters: Parameters) -> Collapsing:
-            return super().update(parameters) | {"collapse": self.collapsed()}
+        def update(self, parameters: Parameters) -> CollapseUpdate:
+            return super().update(parameters) | {"collapse": self.measure_collapse()}
 
-        def collapsed(self) -> dict[str, float]:
-            """How near to neural collapse the features of some of its rows are."""
+        def measure_collapse(self) -> dict[str, float]:
+            """How near the features of the first training rows are to neural collapse."""
             head, data = self.model.head, self.client.train
             assert isinstance(head, ClassHead)
-            x, y = data.labelled_batch(torch.arange(min(len(data), LOOKED_AT)))
+            x, y = data.labelled_batch(torch.arange(min(len(data), MEASURED_ROWS)))
             self.model.eval()
             with torch.no_grad():
                 f = head.features(self.model.features(self.client.to_device(x)))
@@ -134,51 +125,60 @@ class FedNCA(Averaging):
 
 
 class ClassHead(nn.Module):
-    """One feature a class from a feature map, compared with prototypes: (B, width, h, w) or (B, width) to logits (B, classes)."""
+    """One feature per class, compared with the prototypes.
+
+    Takes a feature map (B, width, h, w) or features (B, width), gives logits (B, classes).
+
+    Args:
+        heads: attention heads; 0 uses the mean feature for every class.
+        scale: initial scale of the logits.
+        trainable: whether the prototypes are learnt.
+    """
+
+    prototypes: Tensor  # w, (classes, width)
 
     def __init__(self, classes: int, width: int, heads: int, scale: float, trainable: bool):
         super().__init__()
-        self.heads, etf = heads, simplex_etf(classes, width).float()
+        self.heads = heads
+        etf = simplex_etf(classes, width).float()
         if heads and width % heads:
-            fit = max(count for count in range(1, heads) if width % count == 0)
+            divisor = max(count for count in range(1, heads) if width % count == 0)
             raise ValueError(
-                f"the attention shares {width} channels among its heads: {heads} do not divide them, heads={fit} would"
+                f"the attention splits {width} channels among its heads: {heads} do not divide "
+                f"them, heads={divisor} would"
             )
         if trainable:
             self.prototypes = nn.Parameter(etf)
         else:
-            self.register_buffer(
-                "prototypes", etf, persistent=False
-            )  # everyone can make it: it neither travels nor changes
+            # Not persistent: every client can compute it, so it is neither saved nor sent.
+            self.register_buffer("prototypes", etf, persistent=False)
         if heads:
-            self.queries, self.keys_values, self.out = (
-                nn.Linear(width, width),
-                nn.Linear(width, 2 * width),
-                nn.Linear(width, width),
-            )
-        self.scale, self.bias = (
-            nn.Parameter(torch.tensor(float(scale))),
-            nn.Parameter(torch.zeros(classes)),
-        )
+            self.queries = nn.Linear(width, width)
+            self.keys_values = nn.Linear(width, 2 * width)
+            self.out = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.tensor(float(scale)))
+        self.bias = nn.Parameter(torch.zeros(classes))
 
-    prototypes: Tensor
-
-    def features(self, seen: Tensor) -> Tensor:
-        """(B, classes, width)."""
-        tokens = seen.flatten(2).mT if seen.ndim == 4 else seen[:, None]  # (B, tokens, width)
+    def features(self, grid: Tensor) -> Tensor:
+        """f: one feature per class, (B, classes, width)."""
+        tokens = grid.flatten(2).mT if grid.ndim == 4 else grid[:, None]  # (B, tokens, width)
         if not self.heads:
             return tokens.mean(1, keepdim=True).expand(-1, len(self.prototypes), -1)
-        split = lambda rows: rows.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
         keys, values = self.keys_values(tokens).chunk(2, -1)
-        queries = split(self.queries(self.prototypes)).expand(len(tokens), -1, -1, -1)
-        found = scaled_dot_product_attention(
-            queries, split(keys), split(values)
-        )  # (B, heads, classes, width / heads)
-        return self.out(found.transpose(1, 2).flatten(2))
+        queries = self.split_heads(self.queries(self.prototypes)).expand(len(tokens), -1, -1, -1)
+        # (B, heads, classes, width / heads)
+        attended = scaled_dot_product_attention(
+            queries, self.split_heads(keys), self.split_heads(values)
+        )
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+    def split_heads(self, rows: Tensor) -> Tensor:
+        """(..., n, width) to (..., heads, n, width / heads)."""
+        return rows.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
 
     def logits(self, f: Tensor) -> Tensor:
-        """(B, classes, classes): how much the feature for class k looks like class j."""
+        """(B, classes, classes): entry (b, k, j) compares the feature for class k with class j."""
         return self.scale * (f @ self.prototypes.mT) + self.bias
 
-    def forward(self, seen: Tensor) -> Tensor:
-        return self.scale * (self.features(seen) * self.prototypes).sum(-1) + self.bias
+    def forward(self, grid: Tensor) -> Tensor:
+        return self.scale * (self.features(grid) * self.prototypes).sum(-1) + self.bias

@@ -1,8 +1,19 @@
-"""Fed-RAM: RAM (Tan 2025), patches recovered by an adapter and matched with labels by transport that heeds the frozen model; averaged."""
+"""Fed-RAM: RAM (Recover And Match) with federated averaging.
+
+Tan et al., "Recover and Match: Open-Vocabulary Multi-Label Recognition through
+Knowledge-Constrained Optimal Transport", CVPR 2025, https://arxiv.org/abs/2503.15337.
+
+An adapter recovers local features of the patches; optimal transport, guided by the frozen model's
+similarities, matches patches with labels. A label's logit is the similarity under that plan;
+clients train the adapters and the server averages them as FedAvg does. Left out: RAM's adapter sits
+beside the last layers of a ViT and uses their attention, ours works on the encoder's output; its
+texts come from many templates, ours from one with an adapter of its own.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -11,68 +22,51 @@ from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models.prompts import INITIAL_WORDS, ScoresToLogits, zero_linear
 from unalike.models.vlm import VisionLanguageModel
 
+SCALE = 20.0  # of cosines, instead of the model's own
+
 
 @dataclass
 class FedRAM(PromptTuning):
-    """Left out: its adapter sits beside the last layers of a ViT and sees neighbours by their attention, ours is on what the eye gives; its
-    texts are of many templates, ours of one, with an adapter of their own."""
+    """Averages adapters of patches and texts."""
 
-    rank: int = 64
-    entropy: float = 0.1
-    knowledge: float = 0.5  # how much the plan heeds where the frozen model would look
-    temperature: float = 1.0  # of that, on similarities of 20 x cosine
-    steps: int = 10
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        positive = ("rank", "entropy", "temperature", "steps")
-        problems = [
-            (name, f"must be above 0, got {getattr(self, name):g}.")
-            for name in positive
-            if not getattr(self, name) > 0
-        ]
-        return problems + [("knowledge", f"must be at least 0, got {self.knowledge:g}.")] * (
-            self.knowledge < 0
-        )
+    rank: PositiveInt = 64  # inner width of the adapters
+    entropy: PositiveFloat = 0.1  # weight of the plan's entropy
+    knowledge: NonNegativeFloat = 0.5  # weight of the frozen model's matching in the plan
+    temperature: PositiveFloat = 1.0  # of the frozen model's matching
+    steps: PositiveInt = 10  # Sinkhorn iterations
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        return Matched(self, model, labels)
+        return PatchTextMatching(self, model, labels)
 
 
-class Matched(nn.Module):
-    """Similarities of adapted patches and texts, weighed by the plan between them."""
+class PatchTextMatching(nn.Module):
+    """Similarities of adapted patches and texts, weighted by the transport plan between them."""
 
-    texts: Tensor
+    texts: Tensor  # text features of the labels, (labels, width)
 
-    def __init__(self, how: FedRAM, model: VisionLanguageModel, labels: Sequence[str]):
+    def __init__(self, method: FedRAM, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
-        self.how = how
-        self.register_buffer(
-            "texts",
-            normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1),
-            persistent=False,
-        )
-        self.eye, self.words = adapter(model.width, how.rank), adapter(model.width, how.rank)
+        self.method = method
+        texts = normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1)
+        self.register_buffer("texts", texts, persistent=False)
+        self.eye = adapter(model.width, method.rank)
+        self.words = adapter(model.width, method.rank)
         self.verdict = ScoresToLogits()
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        places = normalize(patches, dim=-1)
-        cosine = (
-            normalize(places + self.eye(places), dim=-1)
-            @ normalize(self.texts + self.words(self.texts), dim=-1).mT
-        )
-        frozen = (20 * places @ self.texts.mT / self.how.temperature).log_softmax(
-            1
-        )  # (n, places, labels)
-        even = cosine.new_full(cosine.shape[:-1], 1 / cosine.shape[-2])
-        plan = sinkhorn(
-            1 - cosine - self.how.entropy * self.how.knowledge * frozen,
-            even,
-            self.how.entropy,
-            self.how.steps,
-        )
-        return self.verdict(20 * cosine.shape[-1] * (plan * cosine).sum(-2))
+        method = self.method
+        patches = normalize(patches, dim=-1)
+        adapted_patches = normalize(patches + self.eye(patches), dim=-1)
+        adapted_texts = normalize(self.texts + self.words(self.texts), dim=-1)
+        cosine = adapted_patches @ adapted_texts.mT  # (n, places, labels)
+        frozen = (SCALE * patches @ self.texts.mT / method.temperature).log_softmax(1)
+        cost = 1 - cosine - method.entropy * method.knowledge * frozen
+        uniform = cosine.new_full(cosine.shape[:-1], 1 / cosine.shape[-2])
+        plan = sinkhorn(cost, uniform, method.entropy, method.steps)
+        labels = cosine.shape[-1]
+        return self.verdict(SCALE * labels * (plan * cosine).sum(-2))
 
 
 def adapter(width: int, rank: int) -> nn.Sequential:
-    """Down, on, up; changes nothing at first."""
+    """A bottleneck of inner width `rank` whose output is zero before training."""
     return nn.Sequential(nn.Linear(width, rank), nn.GELU(), zero_linear(rank, width))

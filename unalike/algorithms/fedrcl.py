@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike.base.types import Parameters
 from unalike.core.operations import operation, sends
 from unalike.losses.contrastive import relaxed_contrast
-from unalike.methods.averaging import Averaging, AveragingProgram, Parameters, Update
+from unalike.methods.averaging import Averaging, AveragingProgram, Update
 from unalike.tasks import Task
 
 
@@ -44,7 +45,7 @@ class FedRCL(Averaging):
     def shares(self, name: str) -> bool:
         return name.startswith("encoder.")
 
-    def by_label(self) -> bool:
+    def requires_same_labels(self) -> bool:
         return False
 
     class Program(AveragingProgram):
@@ -55,7 +56,7 @@ class FedRCL(Averaging):
         def update(self, parameters: Parameters) -> Update:
             """As in averaging, but with an optimizer that is kept: most have nobody to be averaged with."""
             self.receive(parameters)
-            self.passing = True
+            self.transient = True
             loss = self.learn()
             return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 

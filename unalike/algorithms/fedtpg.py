@@ -1,50 +1,54 @@
-"""FedTPG (Qiu 2024): a small network writes the context from the class names, and the network is averaged like FedAvg."""
+"""FedTPG: federated text-driven prompt generation.
+
+Qiu et al., "Federated Text-driven Prompt Generation for Vision-Language Models", ICLR 2024,
+https://arxiv.org/abs/2310.06123.
+
+A small network generates the context tokens of the prompts from the class names. Clients train the
+network on a frozen vision-language model, and the server averages it as FedAvg does. Left out:
+classes that differ from client to client; here all clients have the same ones.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import Querying
+from unalike.methods.prompt_tuning import AttentionPromptTuning
 from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
 from unalike.models.vlm import VisionLanguageModel
 
 
-class Writer(nn.Module):
-    """Context tokens from the class names by one layer of attention and two linear ones; the whole image against what that reads."""
+class PromptGenerator(nn.Module):
+    """Generates context tokens by cross-attention of learnt queries to the class names."""
 
-    names: Tensor
+    names: Tensor  # text features of the class names, (labels, width)
 
-    def __init__(self, how: Querying, model: VisionLanguageModel, labels: Sequence[str]):
+    def __init__(
+        self, method: AttentionPromptTuning, model: VisionLanguageModel, labels: Sequence[str]
+    ):
         super().__init__()
         width = model.width
-        self.texts = Prompts(model, [[how.tokens, label] for label in labels])
-        self.register_buffer(
-            "names", nn.functional.normalize(model.texts(labels), dim=-1), persistent=False
-        )
-        self.start, self.queries = (
-            initial_tokens(model, how.tokens),
-            nn.Parameter(torch.randn(how.tokens, width) / width**0.5),
-        )
-        self.attention = nn.MultiheadAttention(width, how.heads, batch_first=True)
+        self.texts = Prompts(model, [[method.tokens, label] for label in labels])
+        self.register_buffer("names", normalize(model.texts(labels), dim=-1), persistent=False)
+        self.start = initial_tokens(model, method.tokens)
+        self.queries = nn.Parameter(torch.randn(method.tokens, width) / width**0.5)
+        self.attention = nn.MultiheadAttention(width, method.heads, batch_first=True)
+        # The last layer starts at zero: training begins with the prompt `start`.
         self.write = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), zero_linear(width, model.word)
         )
         self.verdict = ScoresToLogits()
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        found = (
-            self.queries
-            + self.attention(self.queries, self.names, self.names, need_weights=False)[0]
-        )
-        return self.verdict(
-            model.similarity(whole, model.read(*self.texts(self.start + self.write(found))))
-        )
+        context, _ = self.attention(self.queries, self.names, self.names, need_weights=False)
+        prompts = self.start + self.write(self.queries + context)  # (tokens, word)
+        return self.verdict(model.similarity(whole, model.read(*self.texts(prompts))))
 
 
 @dataclass
-class FedTPG(Querying):
-    """Learnt queries look at all class names. Left out: classes that differ from client to client; here all have them all."""
+class FedTPG(AttentionPromptTuning):
+    """Averages a prompt generator conditioned on the class names."""
 
-    Head = Writer
+    Head = PromptGenerator

@@ -6,8 +6,8 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation
-from unalike.methods.averaging import Parameters
 from unalike.methods.submodels import SubmodelMethod
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.submodels import extract, first_units
@@ -66,11 +66,11 @@ class FlexFL(SubmodelMethod):
             )
         return at(widths, shares, low)
 
-    def absorb(
+    def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
         sizes = {c: sum(tensor.numel() for tensor in state.values()) for c, state in states.items()}
-        super().absorb(fed, group, states, {c: weights[c] * sizes[c] for c in states})
+        super().aggregate(fed, group, states, {c: weights[c] * sizes[c] for c in states})
 
 
 def at(widths: list[ChannelGroup], shares: list[float], scale: float) -> list[Tensor]:

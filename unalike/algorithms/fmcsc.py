@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
 
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
 from unalike.data.modalities import MARK, modalities, with_masks
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
-from unalike.methods.averaging import Averaging, AveragingProgram, Parameters
+from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.model import Model
 from unalike.tasks import Task
@@ -79,7 +80,7 @@ class FMCSC(Averaging):
                 if told:
                     even = 0.0 if sum(weights.values()) else 1.0
                     made = {c: reply["models"][name] for c, reply in told.items()}
-                    models[name] = self.merge(made, {c: w + even for c, w in weights.items()})
+                    models[name] = self.average(made, {c: w + even for c, w in weights.items()})
             fed.log_metrics(
                 "train_loss", {client: reply["loss"] for client, reply in replies.items()}
             )
@@ -118,7 +119,7 @@ class FMCSC(Averaging):
         @operation
         def pretrain(self, given: Parameters) -> Parameters:
             self.receive(given)
-            self.passing = True
+            self.transient = True
             self.learn(
                 range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss
             )
@@ -129,7 +130,7 @@ class FMCSC(Averaging):
             """Trains its own model; who owns several views then teaches those for some of them."""
             mine = ",".join(modalities(self.rows()))
             self.receive(models[mine])
-            self.passing, self.given = True, models[mine]
+            self.transient, self.given = True, models[mine]
             loss = self.learn(optimizer=self.optimizer(fresh=True))
             self.own = {name: tensor.clone() for name, tensor in self.shared().items()}
             made, weights = (
@@ -146,7 +147,7 @@ class FMCSC(Averaging):
                     made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
                     weights[name] = self.information(model, self.seen)
             self.receive(self.own)
-            self.passing, self.given, self.own = True, None, {}
+            self.transient, self.given, self.own = True, None, {}
             return {
                 "models": {name: made[name] for name in models},
                 "weights": weights,

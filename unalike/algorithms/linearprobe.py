@@ -1,4 +1,9 @@
-"""A linear probe: one linear layer on what the frozen model sees of the whole image, averaged like FedAvg. Reads no text."""
+"""Linear probe: one linear layer on the features of a frozen image encoder, averaged.
+
+A baseline of our own for prompt tuning: it uses the same frozen vision-language model and no text.
+Clients train the layer on image features; the server averages it as FedAvg does. Compared with
+`fedavg` on the same model it has no hidden layer, and each image is encoded only once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +17,9 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class LinearProbe(PromptTuning):
-    """What labels alone teach; `fedavg` on the same model adds a hidden layer, and looks at every image anew."""
+    """Averages a linear classifier on frozen image features."""
 
-    def by_label(self) -> bool:
+    def requires_same_labels(self) -> bool:
         return True
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
@@ -22,7 +27,7 @@ class LinearProbe(PromptTuning):
 
 
 class Probe(nn.Linear):
-    """On vectors of length sqrt(width), whose entries are about 1."""
+    """A linear layer on features scaled to length sqrt(width), whose entries are about 1."""
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(normalize(whole, dim=-1) * self.in_features**0.5)

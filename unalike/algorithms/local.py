@@ -1,4 +1,8 @@
-"""Local training: everybody alone. The reference every gain is measured against."""
+"""Local training: every client trains alone on its own data.
+
+The baseline against which every gain is measured. Clients train the round's local epochs on their
+task; no parameters are sent.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +15,7 @@ from unalike.tasks import Task
 
 @dataclass
 class Local(Algorithm):
-    """Each client trains on its own data; nothing but the order to do so travels."""
+    """Each client trains alone; only the request to do so is sent."""
 
     supports_safeguard: ClassVar[bool] = True
 

@@ -1,8 +1,18 @@
-"""PromptFL (Guo 2023): CoOp's learnt context before every class name, averaged like FedAvg."""
+"""PromptFL: federated learning of a text prompt.
+
+Guo et al., "PromptFL: Let Federated Participants Cooperatively Learn Prompts Instead of Models",
+2022, https://arxiv.org/abs/2208.11625.
+
+The prompt of a label is a learnt context followed by the label, as in CoOp; the context is the
+same for all labels. Clients train the context on a frozen vision-language model, and the server
+averages it as FedAvg does. The paper's softmax over classes is replaced by the task's loss, since
+an image may have several labels.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from unalike.methods.prompt_tuning import PromptTuning
@@ -12,24 +22,23 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class PromptFL(PromptTuning):
-    """One context for all labels, against the whole image. Left out: nothing; its softmax over classes is the task's loss here."""
+    """Averages one learnt context for all labels."""
 
-    tokens: int = 4
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [] if self.tokens > 0 else [("tokens", f"must be above 0, got {self.tokens}.")]
+    tokens: PositiveInt = 4  # of the context
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        return Context(model, labels, self.tokens)
+        return LearntContext(model, labels, self.tokens)
 
 
-class Context(nn.Module):
-    """Learnt tokens before each label; the whole image against what that reads."""
+class LearntContext(nn.Module):
+    """Logits from the similarity of an image with "[context] label"."""
 
     def __init__(self, model: VisionLanguageModel, labels: Sequence[str], count: int):
         super().__init__()
         self.texts = Prompts(model, [[count, label] for label in labels])
-        self.tokens, self.verdict = initial_tokens(model, count), ScoresToLogits()
+        self.tokens = initial_tokens(model, count)
+        self.verdict = ScoresToLogits()
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
-        return self.verdict(model.similarity(whole, model.read(*self.texts(self.tokens))))
+        texts = model.read(*self.texts(self.tokens))  # (labels, width)
+        return self.verdict(model.similarity(whole, texts))

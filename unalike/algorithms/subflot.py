@@ -9,11 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from unalike.base.types import Parameters
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe
 from unalike.matching import Matcher
-from unalike.methods.averaging import Parameters
-from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram, as_was
+from unalike.methods.averaging import cast_like
+from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram
 from unalike.models.submodels import column_scales, reindex_groups, rescale_columns
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -107,11 +108,11 @@ class SubFLOT(SubmodelMethod):
             for c, new, old in zip(clients, aligned, last, strict=True)
         }
 
-    def absorb(
+    def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
         before = fed.state["models"][group]
-        super().absorb(fed, group, states, weights)
+        super().aggregate(fed, group, states, weights)
         if self.server_mix:
             merged = fed.state["models"][group]
             fed.state["models"][group] = mixed(
@@ -221,6 +222,6 @@ class SubFLOT(SubmodelMethod):
 def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
     """So much of the one, the rest of the other."""
     return {
-        name: as_was(share * tensor + (1 - share) * other[name], tensor)
+        name: cast_like(share * tensor + (1 - share) * other[name], tensor)
         for name, tensor in one.items()
     }

@@ -1,4 +1,10 @@
-"""Zero-shot: labels told by hand-written prompts and the frozen model; all that is learnt is where "present" begins."""
+"""Zero-shot classification with a frozen vision-language model and a hand-written prompt.
+
+A baseline, after CLIP (Radford et al. 2021, https://arxiv.org/abs/2103.00020). A label's score is
+the cosine of the image with a text such as "a photo of a cat". Only a gain and a bias of these
+scores are learnt and averaged: they set the threshold, not the ranking of images, so mAP is that
+of the frozen model.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +18,21 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class ZeroShot(PromptTuning):
-    """Cosine of the whole image with `template`. The gain and bias that are learnt leave the images of a label in their order, so mAP is
-    what the frozen model has."""
+    """Compares images with one fixed text per label."""
 
-    template: str = "a photo of a {}"
+    template: str = "a photo of a {}"  # {} stands for the label
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return (
-            []
-            if "{}" in self.template
-            else [("template", f'says with {{}} where the label goes, got "{self.template}".')]
-        )
+        if "{}" in self.template:
+            return []
+        return [("template", f'must contain {{}}, the place of the label, got "{self.template}".')]
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        return Told(model.texts([self.template.format(label) for label in labels]))
+        return FixedTexts(model.texts([self.template.format(label) for label in labels]))
 
 
-class Told(nn.Module):
-    """The whole image against fixed vectors of the labels."""
+class FixedTexts(nn.Module):
+    """Logits from the similarity of an image with fixed text features (labels, width)."""
 
     texts: Tensor
 

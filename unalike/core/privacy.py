@@ -17,8 +17,8 @@ from unalike.base.errors import UserError
 from unalike.base.message import Value
 from unalike.base.randomness import stream
 from unalike.base.settings import Settings
+from unalike.base.types import Parameters
 
-Parameters = dict[str, Tensor]
 Draw = Callable[[torch.Size], Tensor]  # standard normal values of a shape, in float64
 Sends = str | dict[str, str]  # the kind of a whole reply, or of the parts of it that may leave
 

@@ -1,14 +1,24 @@
-"""Methods that send parameters, train and average: the loop they share, with the few things that differ left open. Knows no engine."""
+"""Federated averaging: the loop of all methods that send parameters, train and average.
+
+McMahan et al. 2017, Algorithm 1, https://arxiv.org/abs/1602.05629. In a round the server sends the
+shared parameters to every active client, each client trains its local epochs from there with a
+fresh optimizer, and the weighted mean of what comes back becomes the shared parameters.
+
+Clients may have different models: those whose shared parameters have the same names and shapes
+form a group, and parameters are averaged within groups only. A method derives from `Averaging`
+and `AveragingProgram` and overrides what differs.
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from unalike.base.message import Value
+from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
@@ -16,12 +26,11 @@ from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.tasks import Task
 
-Parameters = dict[str, Tensor]
-Present = Annotated[Tensor, Shape("labels")]  # 1 for a label that a client has samples of
+LabelMask = Annotated[Tensor, Shape("labels")]  # 1 for a label that the client has samples of
 
 
 class Update(TypedDict):
-    """What a client gives back: its parameters, as those it was sent."""
+    """A client's reply after local training."""
 
     parameters: Parameters
     samples: int
@@ -29,52 +38,59 @@ class Update(TypedDict):
 
 
 class AveragingProgram(ClientProgram):
-    """Takes parameters, trains from there, gives them back."""
+    """The client's half: receives the shared parameters, trains from there, returns them."""
 
     algorithm: "Averaging"
-    passing = False  # the shared parameters are the server's to keep, and come again with the next message
+    # True: the next message brings the shared parameters again, so they need not be saved here.
+    transient = False
 
     @query
     @sends("open")
     def shape(self) -> str:
-        """A word that is equal for clients whose shared parameters have equal names and shapes."""
-        return word(self.shared())
+        """A hash that is equal for clients whose shared parameters have equal names and shapes."""
+        return shape_hash(self.shared())
 
     @query
     @sends("first")
     def begin(self) -> Parameters:
+        """The initial shared parameters."""
         return self.shared()
 
     @operation
     def receive(self, parameters: Parameters) -> None:
+        """Load shared parameters, and keep them: no further message need bring them."""
         own = self.model.state_dict()
-        if wrong := [
-            name
-            for name, given in parameters.items()
-            if name in own and given.shape != own[name].shape
-        ]:
-            raise ValueError(
-                f"{wrong[0]} came with shape {tuple(parameters[wrong[0]].shape)}, its own has {tuple(own[wrong[0]].shape)}"
-            )
+        for name, tensor in parameters.items():
+            if name in own and tensor.shape != own[name].shape:
+                raise ValueError(
+                    f"expected {name} with shape {tuple(own[name].shape)}, "
+                    f"got {tuple(tensor.shape)}"
+                )
         self.model.load_state_dict(parameters, strict=False)
-        self.passing = False
+        self.transient = False
 
     @operation
     @sends(parameters="parameters", samples="open")
     def update(self, parameters: Parameters) -> Update:
+        """Train the local epochs from these parameters (ClientUpdate of Algorithm 1)."""
         self.receive(parameters)
-        self.passing = True
-        self.start = parameters  # where this round began, for those who measure how far they went
+        self.transient = True
+        self.round_start = parameters
         loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
     def blank_update(self, **body: Any) -> dict[str, Value]:
-        """The form of an update, for a client with privacy that could not make one."""
+        """An update without content, sent by a client with privacy whose training failed."""
         return {"parameters": self.shared(), "samples": len(self.client.train)}
 
     @query
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
-        """Metrics of given parameters, or what the server needs to compute them; the client's own stay as they are."""
+        """Evaluate these parameters without keeping them.
+
+        Args:
+            common: use the common test set instead of the client's own.
+        Returns: metrics, or what the server needs to compute them; empty without test samples.
+        """
         own = {name: tensor.clone() for name, tensor in self.shared().items()}
         self.model.load_state_dict(parameters, strict=False)
         try:
@@ -83,196 +99,256 @@ class AveragingProgram(ClientProgram):
             self.model.load_state_dict(own, strict=False)
 
     def state(self) -> State | None:
-        if (whole := super().state()) is None:
+        """What must be saved; shared parameters are left out while they are transient."""
+        state = super().state()
+        if state is None:
             return None
-        if self.passing and not self.algorithm.personalised:
-            whole["model"] = {
+        if self.transient and not self.algorithm.personalised:
+            state["model"] = {
                 name: tensor
-                for name, tensor in whole["model"].items()
+                for name, tensor in state["model"].items()
                 if not self.algorithm.shares(name)
             }
-        return whole if any(whole.values()) else None
+        return state if any(state.values()) else None
 
     def shared(self) -> Parameters:
+        """The parameters and buffers that are exchanged with the server."""
         return {
             name: tensor
             for name, tensor in self.model.state_dict().items()
             if self.algorithm.shares(name)
         }
 
-    def drift(self) -> Tensor | float:
-        """Squared distance of the shared parameters from where the round began."""
-        start = {
-            name: self.start[name].to(p.device, p.dtype)
-            for name, p in self.model.named_parameters()
-            if name in self.start
-        }
-        return sum(
-            ((p - start[name]) ** 2).sum()
-            for name, p in self.model.named_parameters()
-            if name in start
-        )
+    def squared_drift(self) -> Tensor | float:
+        """||w - w_t||^2: squared distance of the shared parameters from those of the round's start."""
+        total: Tensor | float = 0
+        for name, parameter in self.model.named_parameters():
+            if name in self.round_start:
+                start = self.round_start[name].to(parameter.device, parameter.dtype)
+                total = total + ((parameter - start) ** 2).sum()
+        return total
 
 
 @dataclass
 class Averaging(Algorithm):
-    """FedAvg's loop. Clients whose shared parameters have the same shape and meaning average with each other, others keep to themselves."""
+    """Federated averaging, with hooks for methods that differ in one step.
+
+    Hooks: `shares` (which parameters are exchanged), `client_weights` and `average` (how they are
+    averaged), `build_messages` (what is sent), `aggregate` (what becomes of the replies).
+    """
 
     personalised: ClassVar[bool] = False
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
+
+    # Weight of a client in the mean: its number of samples, or the same for all.
+    mean: Literal["samples", "uniform"] = "samples"
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return not task.paired
 
     def shares(self, name: str) -> bool:
-        """Whether the parameter of that name travels."""
+        """Whether the parameter of that name is exchanged."""
         return True
 
-    def by_label(self) -> bool:
-        """Whether some of what travels stands for single labels, as a head does: then only clients with the same labels average."""
+    def requires_same_labels(self) -> bool:
+        """Whether only clients with the same task and labels may be averaged.
+
+        True where some shared parameters belong to single labels, as the rows of a head do.
+        """
         return True
 
-    def weights(self, replies: Replies) -> dict[str, float]:
-        """How much each client counts in the mean."""
+    def client_weights(self, replies: Mapping[str, Any]) -> dict[str, float]:
+        """Weight of each client in the mean, by `mean`; need not sum to 1."""
+        if self.mean == "uniform":
+            return dict.fromkeys(replies, 1.0)
         return {client: float(reply["samples"]) for client, reply in replies.items()}
 
-    def merge(self, states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+    def average(self, states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+        """Combine the parameters of several clients into one."""
         return mean_states(states, weights)
 
-    def messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
+    def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         """What each client is sent: the model of its group."""
-        return {c: {"parameters": fed.state["models"][fed.state["group"][c]]} for c in clients}
+        models, group = fed.state["models"], fed.state["group"]
+        return {c: {"parameters": models[group[c]]} for c in clients}
 
-    def absorb(
+    def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
-        """What becomes of a group's model when its members have sent theirs."""
-        fed.state["models"][group] = self.merge(states, weights)
+        """Replace a group's model by the average of what its members sent."""
+        fed.state["models"][group] = self.average(states, weights)
 
     def serve(self, fed: Federation) -> Iterator[int]:
+        """The server's loop of Algorithm 1."""
         for round in fed.rounds():
             self.register_clients(fed)
-            group = fed.state["group"]
-            sent = self.messages(fed, fed.active)
-            replies = fed.call("update", per_client=sent)
-            for client in [
-                c for c, reply in replies.items() if reply["samples"] != fed.infos[c].samples
-            ]:
-                fed.refuse(client, "update", "it tells another number of samples than its card")
-                del replies[client]
-            weights = self.weights(replies)
-            for name in sorted({group[c] for c in replies}):
-                self.absorb(
-                    fed,
-                    name,
-                    {c: reply["parameters"] for c, reply in replies.items() if group[c] == name},
-                    weights,
-                )
-            self.note(fed, replies)
+            replies = fed.call("update", per_client=self.build_messages(fed, fed.active))
+            self.drop_false_counts(fed, replies)
+            weights = self.client_weights(replies)
+            for group in sorted({fed.state["group"][c] for c in replies}):
+                states = {
+                    c: reply["parameters"]
+                    for c, reply in replies.items()
+                    if fed.state["group"][c] == group
+                }
+                self.aggregate(fed, group, states, weights)
+            self.log_round(fed, replies)
             yield round
 
-    def note(self, fed: Federation, replies: Replies) -> None:
-        """What is written down of a round, for the curves in the report."""
+    def drop_false_counts(self, fed: Federation, replies: Replies) -> None:
+        """Refuse replies whose number of samples, a weight, is not the one announced."""
+        for client in list(replies):
+            announced, samples = fed.infos[client].samples, replies[client]["samples"]
+            if samples != announced:
+                reason = f"it announced {announced} samples and now reports {samples}"
+                fed.refuse(client, "update", reason)
+                del replies[client]
+
+    def log_round(self, fed: Federation, replies: Replies) -> None:
+        """Log a round's metrics for the curves in the report."""
         fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
 
     def register_clients(self, fed: Federation) -> None:
-        """Who is alike, and where each group begins: asked before the first round, and of those who could not answer when next here."""
-        group, models = fed.state.setdefault("group", {}), fed.state.setdefault("models", {})
-        if not (new := [c for c in (fed.active if group else fed.clients) if c not in group]):
-            return
-        for client, told in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            shape = self.group_key(fed, client, told) if told else f"only {client}"
-            if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
-                if word(begun[client]) != told:
-                    fed.refuse(
-                        client, "begin", "its first weights have other names or shapes than it told"
-                    )
-                    continue
-                models[shape] = begun[client]
-            if shape in models:
-                group[client] = shape
+        """Put new clients into groups, and fetch the initial model of a new group from its first.
 
-    def group_key(self, fed: Federation, client: str, shape: str) -> str:
-        """A word that is equal for clients who average with each other."""
+        Before the first round all clients are asked; later, active ones that could not answer yet.
+        """
+        group = fed.state.setdefault("group", {})
+        models = fed.state.setdefault("models", {})
+        candidates = fed.active if group else fed.clients
+        new = [c for c in candidates if c not in group]
+        if not new:
+            return
+        for client, answer in fed.call("shape", clients=new, quorum=0 if group else None).items():
+            key = self.group_key(fed, client, answer)
+            if key not in models:
+                initial = fed.call("begin", clients=[client], quorum=0)
+                if client in initial and not self.add_group(fed, key, answer, initial[client]):
+                    reason = "its initial weights have other names or shapes than it announced"
+                    fed.refuse(client, "begin", reason)
+                    continue
+            if key in models:
+                self.add_member(fed, key, client, answer)
+
+    def group_key(self, fed: Federation, client: str, answer: Any) -> str:
+        """A string that is equal for clients that are averaged with each other.
+
+        Args:
+            answer: the client's reply to `shape`.
+        """
+        if not answer:
+            return f"only {client}"
         info = fed.infos[client]
-        return (
-            f"{shape} {digest((info.task, info.labels))}"
-            if self.by_label() and info.has("labelled")
-            else shape
-        )
+        if self.requires_same_labels() and info.has("labelled"):
+            return f"{answer} {short_hash((info.task, info.labels))}"
+        return answer
+
+    def add_group(self, fed: Federation, key: str, answer: Any, initial: Any) -> bool:
+        """Store the initial model of a new group; False if it is not as `answer` announced it."""
+        if shape_hash(initial) != answer:
+            return False
+        fed.state["models"][key] = initial
+        return True
+
+    def add_member(self, fed: Federation, key: str, client: str, answer: Any) -> None:
+        """Put a client into a group."""
+        fed.state["group"][client] = key
 
     def evaluate(self, fed: Federation) -> Replies:
-        """The shared model: on the common test set, once a group, or on each client's own where there is no common one."""
-        group: dict[str, Any] = fed.state["group"]
-        there = [c for c in fed.clients if c in group]
-        common = all(
-            fed.infos[c].tested_on == "common" and fed.infos[c].has("labelled") for c in there
-        )
-        ask = lambda clients: fed.call(
-            "appraise",
-            clients=clients,
-            quorum=0,
-            common=common,
-            per_client=self.messages(fed, clients),
-        )
-        if not common:
-            return score_federation(fed, ask(there))
-        keys = {c: (group[c], fed.infos[c].task, fed.infos[c].labels) for c in there}
-        known: dict[Any, Any] = {}
+        """Metrics of the shared model, on the common test set if all clients have one."""
+        members = self.members(fed)
+        infos = [fed.infos[c] for c in members]
+        if all(info.tested_on == "common" and info.has("labelled") for info in infos):
+            return self.evaluate_groups(fed, members)
+        return score_federation(fed, self.ask_metrics(fed, members, common=False))
+
+    def evaluate_groups(self, fed: Federation, members: list[str]) -> Replies:
+        """Metrics on the common test set, where one member answers for all with the same model.
+
+        A member that fails is replaced by the next one.
+        """
+        keys = {c: (fed.state["group"][c], fed.infos[c].task, fed.infos[c].labels) for c in members}
+        metrics: dict[Any, Any] = {}
         failures: dict[str, Any] = {}
-        while asked := {
-            keys[c]: c for c in reversed(there) if keys[c] not in known and c not in failures
-        }:
-            replies = ask(list(asked.values()))  # one of each; who cannot answer is asked no more
-            known |= {keys[c]: metrics for c, metrics in replies.items()}
+        while True:
+            open_members = [c for c in members if keys[c] not in metrics and c not in failures]
+            if not open_members:
+                break
+            speakers = {keys[c]: c for c in reversed(open_members)}  # the first of each group
+            replies = self.ask_metrics(fed, list(speakers.values()), common=True)
+            metrics |= {keys[c]: reply for c, reply in replies.items()}
             failures |= replies.failures
-        return Replies({c: known[keys[c]] for c in there if keys[c] in known}, failures)
+        return Replies({c: metrics[keys[c]] for c in members if keys[c] in metrics}, failures)
+
+    def ask_metrics(self, fed: Federation, clients: list[str], common: bool) -> Replies:
+        """Have clients evaluate the model of their group."""
+        messages = self.build_messages(fed, clients)
+        return fed.call("appraise", clients=clients, quorum=0, common=common, per_client=messages)
 
     def alone(self, fed: Federation) -> None:
+        """Start local training from the same parameters as federated training."""
         self.register_clients(fed)
         self.finish(fed)
 
     def finish(self, fed: Federation) -> None:
-        """Everyone leaves with the final model."""
-        there = [c for c in fed.clients if c in fed.state["group"]]
-        fed.call("receive", clients=there, quorum=0, per_client=self.messages(fed, there))
+        """Give every client the final model of its group."""
+        members = self.members(fed)
+        fed.call("receive", clients=members, quorum=0, per_client=self.build_messages(fed, members))
+
+    def members(self, fed: Federation) -> list[str]:
+        """Clients that are in a group."""
+        return [c for c in fed.clients if c in fed.state["group"]]
 
 
-def word(parameters: Parameters) -> str:
-    """Equal for parameters of equal names and shapes."""
-    told = sorted((name, tuple(tensor.shape)) for name, tensor in parameters.items())
-    return digest(told) if told else ""
+def shape_hash(parameters: Parameters) -> str:
+    """A hash of names and shapes; empty where there are no parameters."""
+    shapes = sorted((name, tuple(tensor.shape)) for name, tensor in parameters.items())
+    return short_hash(shapes) if shapes else ""
 
 
-def digest(told: object) -> str:
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+def short_hash(value: object) -> str:
+    """16 hexadecimal digits of SHA-256 over `repr(value)`."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def mean_states(
-    states: dict[str, dict[str, Tensor]], weights: dict[str, float]
-) -> dict[str, Tensor]:
-    """Weighted mean of parameters with equal names and shapes; whole numbers (counters) are rounded."""
-    total = sum(weights[c] for c in states)
+def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
+    """Weighted mean of parameters with equal names and shapes; integers (counters) are rounded.
+
+    Args:
+        states: parameters by client.
+        weights: weight by client, at least of all in `states`; need not sum to 1.
+
+    >>> states = {"a": {"w": torch.tensor([0.0, 4.0])}, "b": {"w": torch.tensor([4.0, 8.0])}}
+    >>> mean_states(states, {"a": 3.0, "b": 1.0})["w"].tolist()
+    [1.0, 5.0]
+    """
+    total_weight = sum(weights[c] for c in states)
     clients = list(states)
-    merged = {}
+    mean = {}
     for name, first in states[clients[0]].items():
-        sum_ = torch.zeros_like(
-            first, dtype=torch.float64 if first.dtype == torch.float64 else torch.float32
-        )
+        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+        total = torch.zeros_like(first, dtype=dtype)
         for c in clients:
-            sum_.add_(states[c][name].to(sum_.device, sum_.dtype), alpha=weights[c] / total)
-        merged[name] = (
-            sum_.round().to(first.dtype) if not first.is_floating_point() else sum_.to(first.dtype)
-        )
-    return merged
+            share = weights[c] / total_weight
+            total.add_(states[c][name].to(total.device, total.dtype), alpha=share)
+        mean[name] = cast_like(total, first)
+    return mean
 
 
-def presence(fed: Federation, clients: Iterable[str]) -> dict[str, Tensor]:
-    """Which labels clients have, of all who have ever told; these are asked if they have not."""
-    told: dict[str, Tensor] = fed.state.setdefault("present", {})
-    if new := [c for c in clients if c not in told]:
-        told |= {
-            c: have.bool().cpu() for c, have in fed.call("present", clients=new, quorum=0).items()
-        }
-    return told
+def cast_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in the dtype of another, rounded where that one holds integers."""
+    return (tensor if like.is_floating_point() else tensor.round()).to(like.dtype)
+
+
+def label_masks(fed: Federation, clients: Iterable[str]) -> dict[str, Tensor]:
+    """Boolean masks (labels,) of the labels that clients have samples of.
+
+    Asks `clients` that were not asked before; returns the masks of all that ever answered.
+    """
+    masks: dict[str, Tensor] = fed.state.setdefault("present", {})
+    new = [c for c in clients if c not in masks]
+    if new:
+        replies = fed.call("present", clients=new, quorum=0)
+        masks |= {c: mask.bool().cpu() for c, mask in replies.items()}
+    return masks

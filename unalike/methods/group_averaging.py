@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
+from unalike.base.types import Parameters
 from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
 from unalike.core.safeguard import UNJUDGED, unjudge
-from unalike.methods.averaging import Parameters, Present, digest, mean_states, presence, word
+from unalike.methods.averaging import LabelMask, label_masks, mean_states, shape_hash, short_hash
 
 OPEN = "open"  # what a method's `absent` is where classes are left open, and what a side remembers them by
 
@@ -37,7 +38,7 @@ class GroupAveragingProgram(ClientProgram):
         return self.shared()
 
     @query
-    def present(self) -> Present:
+    def present(self) -> LabelMask:
         """(labels,): 1 for each that the client has a sample of."""
         if not self.spares:
             raise ValueError(
@@ -48,7 +49,7 @@ class GroupAveragingProgram(ClientProgram):
     @operation
     def take(self, parameters: Parameters, had: Tensor | None = None) -> None:
         """The mean; and which classes those of its kind have between them."""
-        if word(parameters) != word(self.shared()):
+        if shape_hash(parameters) != shape_hash(self.shared()):
             raise ValueError("what came is not what it shares: other names or shapes")
         if had is not None:
             if not self.spares:
@@ -126,7 +127,7 @@ def unite(fed: Federation, spares: bool = False) -> None:
             c: {"parameters": means[kinds[c]]} for c in told if kinds[c] in means
         }
         if spares:
-            have = presence(fed, [c for c in each if fed.infos[c].has("single_label")])
+            have = label_masks(fed, [c for c in each if fed.infos[c].has("single_label")])
             for c in have.keys() & each.keys():
                 each[c]["had"] = (
                     torch.stack([have[other] for other in have if kinds[other] == kinds[c]])
@@ -150,4 +151,4 @@ def train_united(fed: Federation, how: str = "train", spares: bool = False) -> d
 
 def kind(task: str, labels: Sequence[str], parameters: Parameters) -> str:
     """Equal for those who may be averaged; empty where there are no parameters."""
-    return digest((task, tuple(labels), word(parameters))) if parameters else ""
+    return short_hash((task, tuple(labels), shape_hash(parameters))) if parameters else ""

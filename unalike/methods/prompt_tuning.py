@@ -1,19 +1,20 @@
-"""Averaging where a model that sees and reads is frozen, and only prompts and the like are learnt and sent. Knows no engine.
+"""Federated prompt tuning: a frozen vision-language model, with small parts that are learnt.
 
-A method says what learns: `head(model, labels)`, a module that takes the model, patches (n, places, width) and wholes (n, width) of
-images, and gives logits (n, labels).
+Both encoders are frozen and never sent. A method adds a head, `head(model, labels)`: a module whose
+`forward(model, patches, whole)` turns patch features (n, places, width) and image features
+(n, width) into logits (n, labels). Its parameters, such as prompt tokens, are averaged.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
+from pydantic import PositiveInt
 from torch import nn
 
 from unalike.core.algorithm import Described
 from unalike.core.client import Client
-from unalike.core.federation import Replies
 from unalike.core.operations import query, sends
 from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
@@ -22,112 +23,107 @@ from unalike.models.vlm import READABLE_NAMES, VisionLanguageModel
 from unalike.tasks import Task
 from unalike.training.batching import batches
 
-LARGEST = 8 * 2**30  # bytes of what was seen that a client keeps; beyond, it looks again each time
+MAX_CACHE_BYTES = 8 * 2**30  # beyond, a client encodes its images again each time
 
 
 class PromptTuningProgram(AveragingProgram):
-    """What it has seen of its images stays in memory, never in the state: the frozen half says the same each time."""
+    """The client's half. Features of the frozen image encoder are computed once and cached."""
 
     algorithm: "PromptTuning"
     model: PromptedModel
 
     def build(self, encoder: nn.Module) -> PromptedModel:
-        how, labels = (
-            self.algorithm,
-            [READABLE_NAMES.get(label, label) for label in self.client.task.labels],
-        )
+        """The frozen vision-language model with the method's head."""
         if not isinstance(encoder, VisionLanguageModel):
             raise ValueError(
-                f"{type(how).__name__} needs a model that sees and reads, such as clip, siglip or vlm-small; "
-                f"{type(encoder).__name__} does not"
+                f"{type(self.algorithm).__name__} needs a vision-language model, such as clip, "
+                f"siglip or vlm-small, got {type(encoder).__name__}"
             )
-        encoder.tokens(
-            labels
-        )  # a label without a word is told, though a template around it has some
-        return PromptedModel(encoder, how.head(encoder, labels))
+        labels = [READABLE_NAMES.get(label, label) for label in self.client.task.labels]
+        # Raises for a label that has no tokens; in a template it would pass unnoticed.
+        encoder.tokens(labels)
+        return PromptedModel(encoder, self.algorithm.head(encoder, labels))
 
     def held(self, part: str) -> Samples | None:
-        if not hasattr(self, "looked"):
-            self.looked: dict[str, Samples] = {}
+        """The client's samples with image features in place of images."""
+        if not hasattr(self, "feature_cache"):
+            self.feature_cache: dict[str, Samples] = {}
         data = super().held(part)
         if data is None or not len(data):
             return data
-        if part not in self.looked:
-            self.looked[part] = seen(self.model, data, self.client)
-        return self.looked[part]
+        if part not in self.feature_cache:
+            self.feature_cache[part] = encode_images(self.model, data, self.client)
+        return self.feature_cache[part]
 
     @query
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
-        told = super().describe()
-        told["parameters"] += sum(p.numel() for p in self.model.encoder.parameters())
-        return told
+        """As of every model, with the parameters of the frozen encoders."""
+        description = super().describe()
+        description["parameters"] += sum(p.numel() for p in self.model.encoder.parameters())
+        return description
 
 
 @dataclass
 class PromptTuning(Averaging):
-    """Both encoders frozen; the mean of what the clients learnt goes out again."""
+    """Averages the head of a frozen vision-language model."""
 
     Program: ClassVar[type[AveragingProgram]] = PromptTuningProgram
-
-    mean: Literal["uniform", "samples"] = "samples"  # how clients count in the average
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.multilabel
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say what learns: write head(model, labels)"
-        )
+        """The module that is learnt; see the top of this file.
 
-    def by_label(self) -> bool:
-        return False  # labels are read, not learnt
+        Args:
+            labels: the client's labels in words.
+        """
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has no learnt part: write head(model, labels)")
 
-    def weights(self, replies: Replies) -> dict[str, float]:
-        return super().weights(replies) if self.mean == "samples" else dict.fromkeys(replies, 1.0)
+    def requires_same_labels(self) -> bool:
+        """False: labels are texts that the model encodes, no parameter belongs to one."""
+        return False
 
 
 @dataclass
-class Querying(PromptTuning):
-    """What learns has queries that look around by attention."""
+class AttentionPromptTuning(PromptTuning):
+    """Prompt tuning whose head is an attention module with learnt queries."""
 
-    Head: ClassVar[Callable[..., nn.Module]]
+    Head: ClassVar[Callable[..., nn.Module]]  # called with (method, model, labels)
 
-    tokens: int = 4
-    heads: int = 4
-
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        return [
-            (name, f"must be above 0, got {getattr(self, name)}.")
-            for name in ("tokens", "heads")
-            if not getattr(self, name) > 0
-        ]
+    tokens: PositiveInt = 4
+    heads: PositiveInt = 4  # of the attention
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         if model.width % self.heads:
             raise ValueError(
-                f"{type(self).__name__} shares {model.width} channels among its heads: {self.heads} do not divide them"
+                f"{type(self).__name__} splits {model.width} channels among its attention heads: "
+                f"heads must divide them, got {self.heads}"
             )
         return type(self).Head(self, model, labels)
 
 
-def seen(model: PromptedModel, data: Samples, client: Client) -> Samples:
-    """The same samples with what the frozen half sees in place of images; the images themselves where that would be too much to keep."""
+def encode_images(model: PromptedModel, data: Samples, client: Client) -> Samples:
+    """The same samples with the frozen encoder's features in place of images.
+
+    Returns `data` itself where the features would take more than `MAX_CACHE_BYTES`.
+    """
     parts, labels = [], []
-    for few in batches(len(data), 128):
-        x, y = data.labelled_batch(few)
+    for index in batches(len(data), 128):
+        x, y = data.labelled_batch(index)
         if isinstance(x, dict):
             raise ValueError(
-                f"a model that sees and reads takes images alone, the data have modalities {', '.join(x)}"
+                "a vision-language model takes images only, "
+                f"the data have the modalities {', '.join(x)}"
             )
         parts.append(model.look(client.to_device(x)))
         labels.append(y)
-        if (
-            sum(part.nbytes for part in parts[0].values()) * len(data) / len(few) > LARGEST
-            and len(parts) == 1
-        ):
-            return data
-    return Tensors(
-        {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, torch.cat(labels)
-    )
+        if len(parts) == 1:
+            batch_bytes = sum(part.nbytes for part in parts[0].values())
+            if batch_bytes * len(data) / len(index) > MAX_CACHE_BYTES:
+                return data
+    features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return Tensors(features, torch.cat(labels))

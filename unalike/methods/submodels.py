@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError
 from unalike.base.message import Value
 from unalike.base.randomness import stream
+from unalike.base.types import Parameters
 from unalike.core.algorithm import ClientProgram, State, measure
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
@@ -24,11 +25,11 @@ from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
     Averaging,
     AveragingProgram,
-    Parameters,
-    Present,
+    LabelMask,
     Update,
-    presence,
-    word,
+    cast_like,
+    label_masks,
+    shape_hash,
 )
 from unalike.models.channel_groups import AxisSlice, ChannelGroup
 from unalike.models.flops import count_flops
@@ -191,10 +192,10 @@ class SubmodelProgram(AveragingProgram):
     @sends("open")
     def shape(self) -> Reach:
         """Of the full model, whatever it has now; and the width it can train."""
-        return {"shape": word(self.whole.state_dict()), "ratio": self.ratio()}
+        return {"shape": shape_hash(self.whole.state_dict()), "ratio": self.ratio()}
 
     @query
-    def present(self) -> Present:
+    def present(self) -> LabelMask:
         """(labels,): which of them the client has a sample of."""
         if not self.algorithm.masked:
             raise ValueError("which labels a client has is told only where the method is masked")
@@ -222,7 +223,7 @@ class SubmodelProgram(AveragingProgram):
     @sends(parameters="parameters", samples="open", ratio="open")
     def update(self, parameters: Parameters, units: list[int]) -> NarrowUpdate:
         self.take(parameters, units)
-        self.start = parameters
+        self.round_start = parameters
         loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {
             "parameters": dict(self.model.state_dict()),
@@ -335,7 +336,7 @@ class SubmodelMethod(Averaging):
         """The units of each width that a client is sent this round."""
         return first_units(self.widths(fed, client), fed.state["ratio"][client])
 
-    def messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
+    def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         sent = self.parameters_for(fed, {c: self.keep(fed, c) for c in clients})
         return {c: {"parameters": sent[c][0], "units": sent[c][1]} for c in clients}
 
@@ -351,7 +352,7 @@ class SubmodelMethod(Averaging):
             for c, its in keep.items()
         }
 
-    def absorb(
+    def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
         where = next(iter(states.values()))  # a model that was read from disk lies elsewhere
@@ -387,7 +388,7 @@ class SubmodelMethod(Averaging):
     def ask(self, fed: Federation, clients: list[str]) -> None:
         """Which labels these clients have, where it matters."""
         if self.masked:
-            presence(fed, [c for c in clients if fed.infos[c].has("single_label")])
+            label_masks(fed, [c for c in clients if fed.infos[c].has("single_label")])
 
     def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
         """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""
@@ -439,18 +440,20 @@ class SubmodelMethod(Averaging):
             del found[client]
         return found
 
-    def note(self, fed: Federation, replies: Replies) -> None:
+    def log_round(self, fed: Federation, replies: Replies) -> None:
         """Who has trained, and at what width each will next."""
         fed.state["trained"] = sorted({*fed.state.get("trained", []), *replies})
         fed.state["ratio"] |= {client: reply["ratio"] for client, reply in replies.items()}
-        super().note(fed, replies)
+        super().log_round(fed, replies)
 
     def evaluate(self, fed: Federation) -> Replies:
         """Each client's submodel as it trained it last, on its own test set; of who has not trained yet, the one it would be sent."""
         trained = set(fed.state.get("trained", []))
         new = [c for c in fed.clients if c in fed.state["group"] and c not in trained]
         old = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
-        first = fed.call("appraise", clients=new, quorum=0, per_client=self.messages(fed, new))
+        first = fed.call(
+            "appraise", clients=new, quorum=0, per_client=self.build_messages(fed, new)
+        )
         found = {**old, **first}
         return Replies(
             {c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures}
@@ -463,7 +466,7 @@ class SubmodelMethod(Averaging):
             for c in fed.clients
             if c in fed.state["group"] and c not in fed.state.get("trained", [])
         ]
-        fed.call("receive", clients=there, quorum=0, per_client=self.messages(fed, there))
+        fed.call("receive", clients=there, quorum=0, per_client=self.build_messages(fed, there))
 
 
 def mean_of_held(
@@ -477,14 +480,11 @@ def mean_of_held(
             total[name].addcmul_(state[name], there[name], value=weights[client])
             held[name] = held[name] + weights[client] * there[name]
     return {
-        name: as_was(torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor)
+        name: cast_like(
+            torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor
+        )
         for name, tensor in model.items()
     }
-
-
-def as_was(tensor: Tensor, before: Tensor) -> Tensor:
-    """In the type it had; whole numbers (counters) are rounded."""
-    return (tensor if before.is_floating_point() else tensor.round()).to(before.dtype)
 
 
 def told(widths: Sequence[ChannelGroup]) -> list[WidthTold]:
@@ -503,7 +503,7 @@ def told(widths: Sequence[ChannelGroup]) -> list[WidthTold]:
 
 def sound(shape: str, parameters: Parameters, widths: list[WidthTold]) -> bool:
     """Whether first weights have the shape that was told, and their widths are places in them."""
-    return word(parameters) == shape and all(
+    return shape_hash(parameters) == shape and all(
         width["units"] > 0
         and place["tensor"] in parameters
         and 0 <= place["axis"] < (of := parameters[place["tensor"]]).dim()

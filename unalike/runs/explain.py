@@ -40,7 +40,8 @@ def explain(
         told["there"] = [given.task.labels[i] for i in there]
     if "fired" in why:
         told["conditions"] = {
-            name: round(float(w), 4) for name, w in zip(method.named, why["fired"][0], strict=True)
+            name: round(float(w), 4)
+            for name, w in zip(method.condition_names, why["fired"][0], strict=True)
         }
     if "plan" in why:
         from unalike.report.explained import draw
