@@ -72,6 +72,26 @@ def test_fedavg_is_the_loop_by_hand(rounds, epochs, toys, tmp_path):
     )
 
 
+def test_mean_weights_clients_by_samples_or_equally():
+    replies = {"a": {"samples": 10}, "b": {"samples": 30}}
+    assert FedAvg().client_weights(replies) == {"a": 10.0, "b": 30.0}
+    assert FedAvg(mean="uniform").client_weights(replies) == {"a": 1.0, "b": 1.0}
+
+
+def test_uniform_mean_is_the_plain_mean_of_the_clients(toys, tmp_path):
+    """One round: every client trains from the same parameters, and all count the same."""
+    fed = toys.federation(tmp_path, FedAvg(mean="uniform"), alike(toys), rounds=1)
+    ends = toys.serve(fed, FedAvg(mean="uniform"))
+    models = []
+    for client in alike(toys):
+        model = beginning(toys, client)
+        model.load_state_dict(beginning(toys, alike(toys)[0]).state_dict())
+        by_hand(model, client, 1)
+        models.append(model.state_dict())
+    expected = {name: sum(model[name] for model in models) / 3 for name in models[0]}
+    assert toys.apart(ends, dict.fromkeys("abc", expected)) <= 1e-9
+
+
 def test_fedprox_is_the_loop_by_hand(toys, tmp_path):
     left = toys.serve(
         toys.federation(tmp_path, FedProx(mu=0.5), alike(toys), rounds=2), FedProx(mu=0.5)
