@@ -1,4 +1,8 @@
-"""The list of methods. A new method is one file and one line here; the command, the docs table and the contract tests follow."""
+"""The list of methods, by the name that scenarios use.
+
+A new method is one file in this folder and one line in `ALGORITHMS`: the command line, the contract
+tests and the documentation check read this list.
+"""
 
 from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.cofed import CoFED
@@ -29,8 +33,9 @@ from unalike.algorithms.sage import SAGE
 from unalike.algorithms.simclr import SimCLR
 from unalike.algorithms.subflot import SubFLOT
 from unalike.algorithms.zeroshot import ZeroShot
+from unalike.core.algorithm import Algorithm
 
-ALGORITHMS = {
+ALGORITHMS: dict[str, type[Algorithm]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
