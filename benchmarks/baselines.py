@@ -107,7 +107,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
         return count
 
     def build_counted(client: Any) -> ClientRuntime:
-        runtime: Any = build_runtime(algorithm, told.training, told.seed, False, None, client)
+        runtime: Any = build_runtime(client, algorithm, told.training, told.seed)
         runtime.perform = counted(client.id, runtime.perform)
         return runtime
 

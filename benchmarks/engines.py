@@ -348,7 +348,7 @@ def bench_ray(quick: bool = False) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         engine = RayEngine(
             made,
-            partial(build_runtime, Echo(), training, 0, False, None),
+            partial(build_runtime, algorithm=Echo(), training=training, seed=0),
             Path(folder) / "clients",
             actors=3,
             cpus=0.5,

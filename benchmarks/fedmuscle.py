@@ -784,7 +784,9 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
     moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalEngine(
-            clients, partial(build_runtime, algorithm, training, 0, False, None), Path(folder)
+            clients,
+            partial(build_runtime, algorithm=algorithm, training=training, seed=0),
+            Path(folder),
         )
         fed: Any = Federation(engine, training, FederationConfig(evaluations=1), 0)
         if apart:

@@ -202,7 +202,7 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     ways = {}
     for level in (True, False):
         other = toys.federation(
-            tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch=64
+            tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch_size=64
         )
         other.begin(1)
         ways[level] = other.call("update", per_client={"c": sent})["c"]["parameters"]

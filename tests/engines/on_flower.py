@@ -111,7 +111,7 @@ def smallest(folder):
         + "\nfrom on_flower import server\n"
     )
     told = within(folder, do, ids="a", code=code)
-    by_hand = build_runtime(toys.method("local"), toys.training(), 0, False, None, toys.client("a"))
+    by_hand = build_runtime(toys.client("a"), toys.method("local"), toys.training(), 0)
     reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.take_work()}
     return {
         **told,

@@ -189,7 +189,10 @@ def frozen(folder):
         "body": {},
     }
     engine = RayEngine(
-        toys.clients(2), partial(build_runtime, local, training, 0, False, None), folder, actors=2
+        toys.clients(2),
+        partial(build_runtime, algorithm=local, training=training, seed=0),
+        folder,
+        actors=2,
     )
     try:
         engine.load(0, 0.0, [])
@@ -208,7 +211,7 @@ def frozen(folder):
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
         (again,) = engine.receive({5})
-        by_hand = build_runtime(local, training, 0, False, None, toys.clients(1)[0])
+        by_hand = build_runtime(toys.clients(1)[0], local, training, 0)
         by_hand.perform("train", 1, 0, {})
         return {
             "heard": len(heard),

@@ -35,7 +35,7 @@ def described_by(folder, function, **options):
     return folder / "client.yaml"
 
 
-def federation(privacy=None, **training):
+def plan(privacy=None, **training):
     return {
         "algorithm": {"name": "fedavg"},
         "training": toys.training(**training).model_dump(),
@@ -60,7 +60,7 @@ class Asked:
         return self.ask("hello", version=VERSION, about=ABOUT)
 
     def begin(self, **agreed):
-        return self.ask("begin", about=ABOUT, federation=federation(**agreed), round=0)
+        return self.ask("begin", about=ABOUT, terms=plan(**agreed), round=0)
 
     def call(self, operation, **body):
         self.number += 1
@@ -103,7 +103,9 @@ def seen_by_server(folder, counts, most=31, **training):
     asked = Asked(described_by(folder, counted, id="a", counts=list(counts)))
     assert (
         "card" in asked.hello()
-        and asked.begin(privacy=SECRET, batch=64, optimizer="sgd", weight_decay=0.0, **training)
+        and asked.begin(
+            privacy=SECRET, batch_size=64, optimizer="sgd", weight_decay=0.0, **training
+        )
         == {}
     )
     first = asked.call("begin")["body"]
@@ -143,10 +145,10 @@ def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
     """Each label's count was read off exactly, from whether losses overflowed. Also where the numbers it sends are let in."""
     if not bounded:
         monkeypatch.setattr("unalike.core.protection.LARGEST", float("inf"), raising=False)
-    seen = seen_by_server(tmp_path / "one", COUNTS, rate=1e-12)
+    seen = seen_by_server(tmp_path / "one", COUNTS, lr=1e-12)
     assert read_off(seen, COUNTS) != list(COUNTS)
     other = COUNTS[::-1]
-    assert seen == seen_by_server(tmp_path / "other", other, rate=1e-12)
+    assert seen == seen_by_server(tmp_path / "other", other, lr=1e-12)
     forms = {str(each) for each in seen.values()}
     assert len(forms) == 1
     assert ("holds a number beyond 1e+06" in forms.pop()) == bounded, (
@@ -159,7 +161,7 @@ def test_a_server_that_sets_the_rate_sees_the_same_form_whatever_the_data(tmp_pa
     def form(counts):
         asked = Asked(described_by(tmp_path / str(counts[0]), counted, id="a", counts=list(counts)))
         asked.hello()
-        asked.begin(privacy=SECRET, batch=64, optimizer="sgd", rate=rate, epochs=3)
+        asked.begin(privacy=SECRET, batch_size=64, optimizer="sgd", lr=rate, epochs=3)
         reply = asked.call("update", parameters=asked.call("begin")["body"])
         assert all(tensor.isfinite().all() for tensor in reply["body"]["parameters"].values())
         return described(reply), len(asked.left[-1]), reply["work"]
@@ -251,7 +253,7 @@ def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypa
 
 def test_a_card_that_cannot_be_made_is_told_without_its_reason(tmp_path, capsys, monkeypatch):
     asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
-    monkeypatch.setattr(Client, "card", lambda client: full())
+    monkeypatch.setattr(Client, "info", lambda client: full())
     stays_at_home(asked, asked.hello(), capsys.readouterr().err)
 
 
@@ -260,7 +262,7 @@ def test_a_reply_that_cannot_be_sent_is_told_without_its_reason(tmp_path, capsys
     asked.hello()
     asked.begin()
     host = asked.site.host("run", "clients")
-    host.wake("a").shared = lambda: {f"${NAME}": 1}
+    host.wake("a").program.shared = lambda: {f"${NAME}": 1}
     stays_at_home(asked, asked.call("begin"), capsys.readouterr().err)
 
 

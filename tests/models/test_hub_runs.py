@@ -33,7 +33,7 @@ TEXTS = ["a dog runs", "a cat sleeps", "the dog sleeps", "cat", "a the a", "runs
 FAMILIES = [*PROCESSORS, "bert", "distilbert"]
 METHODS = {"fedavg": FedAvg(), "fedmuscle": FedMuscle(peers=1, width=4, batch=4)}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-BUDGET = Training(rounds=2, batch=4, rate=0.01)
+BUDGET = Training(rounds=2, batch_size=4, lr=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_pretrained_model_runs_in_a_method(family, lora, method, folders, toys
 def test_lora_learns_and_what_it_adapts_stays(family, method, folders, toys, tmp_path):
     """After two rounds every weight from disk is as it was, and no adapter is still zero."""
     clients = two_of(family, folders[family], 4)
-    fed = toys.federation(tmp_path, METHODS[method], clients, rounds=2, batch=4)
+    fed = toys.federation(tmp_path, METHODS[method], clients, rounds=2, batch_size=4)
     toys.serve(fed, METHODS[method])
     fresh = dict(clients[0].encoder(0).named_parameters())
     learnt = dict(fed.engine.host.programs["ada"].model.encoder.named_parameters())

@@ -211,12 +211,12 @@ class ClientRuntime:
 
 
 def build_runtime(
+    client: Client,
     algorithm: Algorithm,
     training: Training,
     seed: int,
-    guarded: bool,
-    privacy: Privacy | None,
-    client: Client,
+    guarded: bool = False,
+    privacy: Privacy | None = None,
 ) -> ClientRuntime:
     """The runtime of a client's program in a run, with its initial weights.
 

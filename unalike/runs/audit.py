@@ -97,7 +97,14 @@ def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) 
     hosts: list[Rehearsing] = []
 
     def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
-        build = partial(build_runtime, made.algorithm, made.training, made.seed, guarded, privacy)
+        build = partial(
+            build_runtime,
+            algorithm=made.algorithm,
+            training=made.training,
+            seed=made.seed,
+            guarded=guarded,
+            privacy=privacy,
+        )
         settings = EngineSettings(tick=made.federation.tick)
         carrier = LocalEngine(made.clients, build, place, settings)
         carrier.host = Rehearsing(made.clients, build, carrier.store, made.alive)

@@ -180,7 +180,7 @@ class Run:
                 self.declared,
                 self.lengths,
                 unanswered_measurements(self.algorithm.Program, self.privacy),
-                build_runtime(self.algorithm, self.training, self.seed, False, None, self.server)
+                build_runtime(self.server, self.algorithm, self.training, self.seed)
                 if self.server
                 else None,
             )
@@ -500,7 +500,14 @@ class Run:
         )
 
     def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
-        build = partial(build_runtime, self.algorithm, self.training, self.seed, guarded, privacy)
+        build = partial(
+            build_runtime,
+            algorithm=self.algorithm,
+            training=self.training,
+            seed=self.seed,
+            guarded=guarded,
+            privacy=privacy,
+        )
         settings = EngineSettings(
             max_loaded_clients=self.alive,
             max_message_bytes=self.federation.message_bytes or MAX_BYTES,
