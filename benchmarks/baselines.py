@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.study import Row, Study, averages, benchmark, megabytes
 from unalike.base.ledger import MEASUREMENTS
 from unalike.report import Run
-from unalike.scenarios import load
+from unalike.scenarios import build_clients, load
 
 # rivals
 
@@ -91,7 +91,6 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     from unalike.core.federation import Federation
     from unalike.core.runtime import ClientRuntime, build_runtime
     from unalike.engines.local import LocalEngine
-    from unalike.scenarios import build
     from unalike.training.cuda_graphs import GraphedFunction
 
     told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
@@ -113,7 +112,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 
     seen = GraphedFunction.CAPTURE_AT
     with tempfile.TemporaryDirectory() as place:
-        engine = LocalEngine(build.clients(told, folder), build_counted, Path(place))
+        engine = LocalEngine(build_clients(told, folder), build_counted, Path(place))
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:

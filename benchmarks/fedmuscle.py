@@ -28,7 +28,7 @@ from unalike.losses import muscle_loss, muscle_sampled
 from unalike.losses.muscle import muscle_literal
 from unalike.models import build_encoder
 from unalike.report import Run
-from unalike.scenarios import raw
+from unalike.scenarios import load_mapping
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
 from unalike.training.loop import Training
@@ -547,7 +547,7 @@ def bench_muscle_noniid(study: Study) -> dict:
     Whoever is left out, the others hold the same rows and begin alike, so that clients alone are those of the whole federation.
     """
     which, counts = scenario(study, "muscle-noniid"), (6, 5, 4) if study.quick else (12, 8, 4)
-    everyone = raw(which)["clients"]
+    everyone = load_mapping(which)["clients"]
     some = {count: [f"clients={json.dumps(everyone[:count])}"] for count in counts}
     rows = {f"heads shared, N={count}": (which, settings) for count, settings in some.items()}
     rows |= {

@@ -250,13 +250,13 @@ clients:
 
 def test_a_scenario_may_give_the_server_a_model(tmp_path):
     from unalike.runs import run_scenario
-    from unalike.scenarios import build, load
+    from unalike.scenarios import build_clients, build_server, load
 
     (tmp_path / "pairs.yaml").write_text(SCENARIO)
     scenario, method = load(str(tmp_path / "pairs.yaml"))
-    own = build.server(scenario)
+    own = build_server(scenario)
     assert len(own.train) == 40 and torch.equal(
-        own.train.index, build.clients(scenario)[0].public.index
+        own.train.index, build_clients(scenario)[0].public.index
     )
     results, _ = run_scenario(scenario, method, out=tmp_path / "run")
     assert results["server"]["metrics"]["recall"] > 0 and not results["failures"]

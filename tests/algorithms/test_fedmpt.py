@@ -14,7 +14,7 @@ from unalike.algorithms.fedmpt import FedMPT
 from unalike.base.errors import Problems, UserError
 from unalike.methods import prompt_tuning as prompting
 from unalike.runs.explain import explain
-from unalike.scenarios import build, load
+from unalike.scenarios import build_clients, load
 from unalike.tasks import MultiLabel
 
 TWO = ("pose", "a background")
@@ -263,12 +263,12 @@ def test_labels_can_be_withheld_at_random():
             "data.partition={name: iid}",
         ],
     )
-    first, again = (build.clients(told)[0] for _ in range(2))
+    first, again = (build_clients(told)[0] for _ in range(2))
     y = first.train.y[first.train.index]
     assert 0.6 < (y < 0).float().mean() < 0.8 and torch.equal(y, again.train.y[again.train.index])
     assert (first.common.labelled_batch(torch.arange(20))[1] >= 0).all()
     with pytest.raises(Problems, match=r"masked .*hides some of a row's labels"):
-        build.clients(load("digits", settings=["clients.0.masked=0.5"])[0])
+        build_clients(load("digits", settings=["clients.0.masked=0.5"])[0])
 
 
 def test_a_run_is_explained(tmp_path):
@@ -292,7 +292,7 @@ def test_a_run_is_explained(tmp_path):
     assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(
         1, abs=1e-3
     )
-    first = build.clients(made)[0]
+    first = build_clients(made)[0]
     assert told["there"] == [
         name
         for name, mark in zip(first.task.labels, first.common.rows(torch.tensor([3]))[1][0])

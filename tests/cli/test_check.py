@@ -324,13 +324,13 @@ def test_fields_to_set_are_listed_once(said):
 
 def test_the_system_is_quoted_without_its_numbers():
     from unalike.base.errors import UserError
-    from unalike.scenarios import raw
+    from unalike.scenarios import load_mapping
 
     with pytest.raises(
         UserError,
         match=r"^the scenario file nowhere.yaml cannot be read: No such file or directory$",
     ):
-        raw("nowhere.yaml")
+        load_mapping("nowhere.yaml")
 
 
 def test_a_run_can_be_repeated_from_its_config(said, tmp_path):

@@ -105,14 +105,14 @@ def test_apart_gives_each_client_one_class_and_shares_it_evenly():
 
 
 def test_a_clients_test_rows_are_of_what_its_rows_were_dealt_by(tmp_path):
-    from unalike.scenarios import build, load
+    from unalike.scenarios import build_clients, load
 
     test_pacs(tmp_path)
     scenario, _ = load(
         "subflot-pacs", settings=["clients=[{id: c, count: 4, target: thing, model: {name: mlp}}]"]
     )
     domain = load_dataset("pacs", str(tmp_path)).targets["domain"]
-    for i, client in enumerate(build.clients(scenario, str(tmp_path))):
+    for i, client in enumerate(build_clients(scenario, str(tmp_path))):
         assert (
             set(domain[client.train.index].tolist())
             == set(domain[client.test.index].tolist())

@@ -11,7 +11,7 @@ from unalike.base.errors import Problems
 from unalike.data import load_dataset
 from unalike.data.text_codes import codes_to_texts, texts_to_codes
 from unalike.runs import prepare
-from unalike.scenarios import build, read
+from unalike.scenarios import build_clients, parse_scenario
 
 
 def jpegs(count, program):
@@ -96,12 +96,12 @@ def test_a_photograph_without_caption_is_told_or_left_out(folder, tmp_path):
         Problems,
         match=r"public.data   1 of 8 images cannot be used: 2.jpg has no caption. Mend them, or leave them out",
     ):
-        build.clients(read(SCENARIO, "both")[0], folder)
+        build_clients(parse_scenario(SCENARIO, "both")[0], folder)
     public = SCENARIO["public"] | {"options": {"broken": "skip"}}
     assert "photo 2" not in codes_to_texts(
-        build.clients(read(SCENARIO | {"public": public}, "both")[0], folder)[1].public.rows(
-            torch.arange(4)
-        )[0]
+        build_clients(parse_scenario(SCENARIO | {"public": public}, "both")[0], folder)[
+            1
+        ].public.rows(torch.arange(4))[0]
     )
 
 
@@ -111,13 +111,13 @@ def test_options_of_a_public_set_are_looked_at(folder):
         ({"broken": 3}, "public.options.broken"),
     ):
         with pytest.raises(Problems, match=sentence):
-            read(SCENARIO | {"public": SCENARIO["public"] | {"options": told}}, "both")
+            parse_scenario(SCENARIO | {"public": SCENARIO["public"] | {"options": told}}, "both")
     shared = {"size": 2, "data": "voc2012_masks", "options": {"broken": "skip"}}
     with pytest.raises(
         Problems,
         match=r"public.options   data has voc2012_masks with other options, and it is read once",
     ):
-        build.clients(read(SCENARIO | {"public": shared}, "both")[0], folder)
+        build_clients(parse_scenario(SCENARIO | {"public": shared}, "both")[0], folder)
 
 
 def test_masks_say_what_a_pixel_is(folder):
@@ -152,7 +152,7 @@ SCENARIO = {
 
 
 def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
-    eye, ear = build.clients(read(SCENARIO, "both")[0], folder)
+    eye, ear = build_clients(parse_scenario(SCENARIO, "both")[0], folder)
     rows = torch.arange(4)
     seen, heard = eye.public.rows(rows)[0], ear.public.rows(rows)[0]
     assert seen.shape == (4, 3, 32, 32) and heard.dtype == torch.int32
@@ -163,7 +163,9 @@ def test_images_go_to_those_who_see_and_captions_to_those_who_read(folder):
 
 def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
     words = {"id": "ear", "model": {"name": "fasttext"}, "data": {"name": "agnews"}}
-    scenario, method = read({**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both")
+    scenario, method = parse_scenario(
+        {**SCENARIO, "clients": [SCENARIO["clients"][0], words]}, "both"
+    )
     with pytest.raises(
         Problems,
         match=r"clients.ear   its model takes rows such as its own, \(64,\), and cannot take those of the public",
@@ -172,7 +174,9 @@ def test_a_client_who_can_read_nothing_of_the_public_set_is_named(folder):
 
 
 def test_who_reads_cannot_take_photographs_alone(folder):
-    scenario, method = read({**SCENARIO, "public": {"size": 2, "data": "voc2012_masks"}}, "both")
+    scenario, method = parse_scenario(
+        {**SCENARIO, "public": {"size": 2, "data": "voc2012_masks"}}, "both"
+    )
     with pytest.raises(
         Problems,
         match=r"clients.ear   its model takes rows such as its own, \(256,\), and cannot take those",
@@ -189,7 +193,7 @@ def test_a_metric_that_has_no_value_is_told_before_the_work(folder, tmp_path):
         Problems,
         match=r"clients.eye   its miou is undefined on its 1 test rows: no pixel of them is labelled",
     ):
-        prepare(*read(SCENARIO, "both"), None, str(folder), "both")
+        prepare(*parse_scenario(SCENARIO, "both"), None, str(folder), "both")
 
 
 def test_generated_images_differ_and_are_the_same_again():

@@ -11,7 +11,7 @@ from unalike.base.errors import Problems
 from unalike.data import load_dataset
 from unalike.data.composites import compose
 from unalike.data.pictures import decode
-from unalike.scenarios import build, load
+from unalike.scenarios import build_clients, load
 
 
 def jpeg(colour, size=(8, 6)):
@@ -173,8 +173,8 @@ clients: [{id: c, count: 3, model: {name: cnn}, task: {criterion: asymmetric}}]
 
 def test_scenarios_set_options_of_datasets_and_tasks_and_cluster_frozen_features(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
-    made = build.clients(load(str(tmp_path / "mine.yaml"))[0])
-    again = build.clients(load(str(tmp_path / "mine.yaml"))[0])
+    made = build_clients(load(str(tmp_path / "mine.yaml"))[0])
+    again = build_clients(load(str(tmp_path / "mine.yaml"))[0])
     assert all(torch.equal(one.train.index, other.train.index) for one, other in zip(made, again))
     assert sum(len(c.train) for c in made) == 60 and all(
         c.task.criterion == "asymmetric" for c in made
@@ -218,7 +218,7 @@ def test_scenarios_set_options_of_datasets_and_tasks_and_cluster_frozen_features
 def test_wrong_options_are_told(old, new, said, tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE.replace(old, new))
     with pytest.raises(Problems, match=said):
-        build.clients(load(str(tmp_path / "mine.yaml"))[0])
+        build_clients(load(str(tmp_path / "mine.yaml"))[0])
 
 
 def test_labels_kept_as_bytes_are_numbers_and_no_brightness():

@@ -8,7 +8,7 @@ from unalike import Client, FedAvg, MultiLabel, Training, run
 from unalike.report import label_distribution as holdings
 from unalike.report.folder import read
 from unalike.runs import held_labels, run_scenario
-from unalike.scenarios import build, load
+from unalike.scenarios import build_clients, load
 
 SMALL = [
     "rounds=1",
@@ -26,11 +26,11 @@ def test_what_clients_hold_is_told_and_drawn(tmp_path):
         for e in map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
         if e["event"] == "labels"
     ]
-    first = build.clients(made)[0]
+    first = build_clients(made)[0]
     y = first.train.y[first.train.index]
     assert event["counts"][first.id] == y.sum(0).int().tolist()
     assert event["together"][2][3] == sum(
-        int((c.train.y[c.train.index][:, [2, 3]].sum(1) == 2).sum()) for c in build.clients(made)
+        int((c.train.y[c.train.index][:, [2, 3]].sum(1) == 2).sum()) for c in build_clients(made)
     )
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Who holds which labels" in page and "Which labels go together" in page
@@ -40,7 +40,7 @@ def test_what_clients_hold_is_told_and_drawn(tmp_path):
 
 
 def test_clients_with_unlike_labels_have_no_such_picture():
-    assert held_labels(build.clients(load("digits")[0])) is None
+    assert held_labels(build_clients(load("digits")[0])) is None
 
 
 def test_one_label_a_sample_has_no_pairs(toys):

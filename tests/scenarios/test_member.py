@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from unalike.base.errors import UserError
-from unalike.scenarios.client_config import member
+from unalike.scenarios.client_config import load_client
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ data: {train: train.npz, public: public.npz}
 
 
 def test_a_client_of_shipped_parts_and_files(home):
-    made = member(write(home, SOUND))
+    made = load_client(write(home, SOUND))
     assert (
         made.id == "st-mary"
         and made.task.labels == ("a", "b", "c")
@@ -49,7 +49,7 @@ def test_a_client_of_shipped_parts_and_files(home):
 
 
 def test_a_client_with_code_of_its_own(home):
-    made = member(
+    made = load_client(
         write(
             home,
             SOUND.replace("{name: mlp, width: 8}", "{name: MINE:encoder, width: 5}").replace(
@@ -61,16 +61,18 @@ def test_a_client_with_code_of_its_own(home):
 
 
 def test_a_factory_is_told_of_the_run(home):
-    made = member(write(home, "factory: MINE:make\noptions: {id: ada}\n"), {"algorithm": "fedavg"})
+    made = load_client(
+        write(home, "factory: MINE:make\noptions: {id: ada}\n"), {"algorithm": "fedavg"}
+    )
     assert made.id == "ada" and made.info().model == "fedavg"
 
 
 def test_a_client_of_a_scenario(home):
     scenario = resources.files("unalike.scenarios") / "digits.yaml"
     id = yaml.safe_load(scenario.read_text())["clients"][0]["id"]
-    assert member(write(home, f"scenario: {scenario}\nclient: {id}\n")).id == id
+    assert load_client(write(home, f"scenario: {scenario}\nclient: {id}\n")).id == id
     with pytest.raises(UserError, match="There is no client"):
-        member(write(home, f"scenario: {scenario}\nclient: nobody\n"))
+        load_client(write(home, f"scenario: {scenario}\nclient: nobody\n"))
 
 
 @pytest.mark.parametrize(
@@ -89,13 +91,13 @@ def test_a_client_of_a_scenario(home):
 )
 def test_what_is_wrong_is_told_in_a_sentence(home, old, new, says):
     with pytest.raises(ValueError) as caught:
-        member(write(home, SOUND.replace(old, new)))
+        load_client(write(home, SOUND.replace(old, new)))
     assert says in str(caught.value)
 
 
 def test_every_problem_is_told_at_once(home):
     with pytest.raises(UserError, match="3 problems"):
-        member(
+        load_client(
             write(
                 home,
                 SOUND.replace("mlp", "mpl")

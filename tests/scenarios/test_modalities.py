@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from unalike.base.errors import UserError
-from unalike.scenarios import build, read
+from unalike.scenarios import build_clients, parse_scenario
 from unalike.tasks import Clustering
 
 VIEWS = "digits_views"
@@ -20,11 +20,11 @@ def scenario(seed=0, **group):
         clients: [{{id: c, count: 12, model: {{name: autoencoder}}}}]
     """)
     told["clients"][0] |= group
-    return read(told, "views")[0]
+    return parse_scenario(told, "views")[0]
 
 
 def owned(**about):
-    return [client.info().modalities for client in build.clients(scenario(**about))]
+    return [client.info().modalities for client in build_clients(scenario(**about))]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_by_name_and_all_if_not_said():
 
 
 def test_what_a_client_holds_is_what_is_scored():
-    client = build.clients(scenario(mix={"single": 1}))[0]
+    client = build_clients(scenario(mix={"single": 1}))[0]
     assert isinstance(client.task, Clustering) and len(client.test) == len(client.train)
     x, _ = client.train.rows(torch.arange(2))
     assert set(x) == set(client.info().modalities) and len(x) == 1
@@ -78,7 +78,7 @@ def test_bad_input(group, sentence):
 @pytest.mark.parametrize("share", [0.2, 0.5, 2 / 3])
 def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
     one, again, other = (
-        build.clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1)
+        build_clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1)
     )
     marks = torch.stack([one.x[name] for name in ("left?", "right?", "spectrum?")])
     assert abs((~marks).double().mean() - share) < 0.002 and marks.any(0).all()
@@ -91,7 +91,7 @@ def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
 
 
 def test_of_a_single_modality_nothing_is_missing():
-    client = build.clients(scenario(missing=0.5, mix={"full": 1, "single": 1}))[-1]
+    client = build_clients(scenario(missing=0.5, mix={"full": 1, "single": 1}))[-1]
     assert len(client.info().modalities) == 1 and all(
         client.train.x[f"{name}?"].all() for name in client.info().modalities
     )
@@ -100,8 +100,8 @@ def test_of_a_single_modality_nothing_is_missing():
 def test_pooled_is_one_client_with_everyones_rows_and_modalities():
     told = scenario(mix={"full": 1, "single": 1})
     apart, (together,) = (
-        build.clients(told),
-        build.clients(told.model_copy(update={"pooled": True})),
+        build_clients(told),
+        build_clients(told.model_copy(update={"pooled": True})),
     )
     assert together.info().modalities == ("left", "right", "spectrum") and len(
         together.train
@@ -122,7 +122,7 @@ def test_pooled_inputs_of_one_kind():
     told = told.model_copy(
         update={"data": told.data.model_copy(update={"name": "digits"}), "pooled": True}
     )
-    (one,) = build.clients(told)
+    (one,) = build_clients(told)
     assert one.train.rows(torch.arange(2))[0].shape == (2, 1, 8, 8) and len(one.train) == 240
 
 
@@ -132,7 +132,7 @@ def test_pooled_needs_one_kind_of_client():
         update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})}
     )
     with pytest.raises(UserError, match="pooled   clients that differ"):
-        build.clients(told.model_copy(update={"pooled": True, "clients": [*told.clients, other]}))
+        build_clients(told.model_copy(update={"pooled": True, "clients": [*told.clients, other]}))
 
 
 def test_no_modalities_to_choose_from():
@@ -142,11 +142,11 @@ def test_no_modalities_to_choose_from():
         update={"clients": [plain.clients[0].model_copy(update={"target": "digit"})]}
     )
     with pytest.raises(UserError, match="one kind of input"):
-        build.clients(plain)
+        build_clients(plain)
     thin = plain.model_copy(
         update={
             "clients": [plain.clients[0].model_copy(update={"modalities": None, "missing": 0.2})]
         }
     )
     with pytest.raises(UserError, match="no modalities to choose"):
-        build.clients(thin)
+        build_clients(thin)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from unalike.base.errors import UserError
+from unalike.data import load_dataset
 from unalike.data.partitions import match_label_proportions
-from unalike.scenarios import build, read
+from unalike.scenarios import build_clients, parse_scenario
 
 
 def some(count, clients, **more):
@@ -21,7 +22,7 @@ def some(count, clients, **more):
             for i in range(count)
         ],
     }
-    return build.clients(read(told, "some")[0])
+    return build_clients(parse_scenario(told, "some")[0])
 
 
 def rows(count, clients):
@@ -68,7 +69,7 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions():
             whole.test.labelled_batch(torch.arange(len(whole.test)))[1], minlength=10
         )
         everything = torch.bincount(
-            build.load_dataset("digits").targets["digit"][build.load_dataset("digits").test],
+            load_dataset("digits").targets["digit"][load_dataset("digits").test],
             minlength=10,
         )
         assert bool((counts == everything)[own > 0].any())  # no more rows could be had

@@ -6,7 +6,7 @@ import torch
 from unalike import Classification
 from unalike.base.errors import UserError
 from unalike.data import DATASETS, Table
-from unalike.scenarios import build, read
+from unalike.scenarios import build_clients, build_server, parse_scenario
 
 
 def pictures(first, program, rows=60, channels=3):
@@ -47,9 +47,9 @@ def made(monkeypatch):
             ],
             **top,
         }
-        scenario, _ = read(told, "some")
-        build.server(scenario)
-        return build.clients(scenario)
+        scenario, _ = parse_scenario(told, "some")
+        build_server(scenario)
+        return build_clients(scenario)
 
     return build_one
 

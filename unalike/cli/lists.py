@@ -16,7 +16,7 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.cli.benchmarks import benchmark_summaries
 from unalike.data import DATASETS
 from unalike.models import ENCODERS
-from unalike.scenarios import raw, shipped
+from unalike.scenarios import load_mapping, shipped_scenarios
 
 Rows = list[tuple[str, ...]]
 
@@ -26,7 +26,9 @@ def first(thing: Any) -> str:
 
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
-    "scenarios": lambda: {name: raw(name).get("summary", "") for name in shipped()},
+    "scenarios": lambda: {
+        name: load_mapping(name).get("summary", "") for name in shipped_scenarios()
+    },
     "algorithms": lambda: {
         name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()
     },

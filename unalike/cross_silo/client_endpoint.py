@@ -148,10 +148,10 @@ class ClientEndpoint:
         return {}
 
     def client(self, about: dict[str, Any]) -> Client:
-        from unalike.scenarios.client_config import member
+        from unalike.scenarios.client_config import load_client
 
         if self.made is None or self.made[0] != about:
-            self.made = about, member(self.file, about)
+            self.made = about, load_client(self.file, about)
         return self.made[1]
 
     def host(self, run: str, place: str) -> Host:

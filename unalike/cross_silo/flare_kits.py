@@ -106,7 +106,7 @@ def adopt(new: Path, kits: Path) -> None:
 
 def join(kit: Path, client: Path | None) -> None:
     """Take part with a startup kit, the server's or that of a client with its file: this process becomes FLARE's."""
-    from unalike.scenarios.client_config import member
+    from unalike.scenarios.client_config import load_client
 
     kit = kit.resolve()
     server = (kit / "startup" / "fed_server.json").exists()
@@ -122,7 +122,7 @@ def join(kit: Path, client: Path | None) -> None:
         )
     if client is not None:
         with suppress(KeyError):  # a factory may want to know of the run
-            member(client)
+            load_client(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
     protect(kit)
     if replaced := allow(kit):

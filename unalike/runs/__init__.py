@@ -20,9 +20,11 @@ from unalike.engines import hosts_clients
 from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.run import Run, Watch
 from unalike.runs.run_folder import Folder
-from unalike.scenarios import Scenario, build, read
-from unalike.scenarios.reading import checked, read_engine
+from unalike.scenarios import Scenario, build_server, parse_scenario
+from unalike.scenarios.build import try_build_clients
+from unalike.scenarios.options import engine_options as parse_engine_options
 from unalike.scenarios.schema import Named
+from unalike.scenarios.validate import validate_algorithm
 from unalike.training.loop import Training
 
 FREE = (
@@ -70,7 +72,7 @@ def run(
     `server` is a model of the server's own with the data it learns from, for methods that have use for one (docs/creamfl.md).
     """
     algorithm, training, federation = (
-        checked(algorithm),
+        validate_algorithm(algorithm),
         training or Training(),
         federation or FederationConfig(),
     )
@@ -252,7 +254,7 @@ def reopen(folder: Folder, watch: Watch = quiet) -> Run:
         )
     data_dir = config.pop("data_dir", None)
     source = str(folder.path / "config.yaml")
-    return prepare(*read(config, source), folder, data_dir, source, watch)
+    return prepare(*parse_scenario(config, source), folder, data_dir, source, watch)
 
 
 def prepare(
@@ -263,7 +265,7 @@ def prepare(
     source: str,
     watch: Watch = quiet,
 ) -> Run:
-    clients, problems = build.attempt(scenario, data_dir)
+    clients, problems = try_build_clients(scenario, data_dir)
     if problems:
         raise Problems(
             source,
@@ -296,13 +298,13 @@ def prepare(
         checkpoint=scenario.checkpoint,
         cache=True,
         source=source,
-        server=build.server(scenario, data_dir),
+        server=build_server(scenario, data_dir),
         watch=watch,
     )
 
 
 def engine_options(source: str, named: Named, workers: int) -> dict[str, Any]:
-    good, problems = read_engine(named, workers)
+    good, problems = parse_engine_options(named, workers)
     if problems:
         raise Problems(source, problems)
     return good

@@ -26,8 +26,8 @@ from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
 from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
-from unalike.scenarios import load, raw
-from unalike.scenarios.client_config import member
+from unalike.scenarios import load, load_mapping
+from unalike.scenarios.client_config import load_client
 from unalike.training.loop import Training
 
 
@@ -213,19 +213,19 @@ def of_member(
             f"{file} describes a client: say what it would take part in, --algorithm NAME with --set of what the server sets, "
             "or --run FILE, the scenario that its server runs"
         )
-    told = raw(run) if run is not None else {"name": file.stem}
+    told = load_mapping(run) if run is not None else {"name": file.stem}
     others = {
         key: value
         for key, value in told.items()
         if key not in ("clients", "data", "public", "server")
     }
     scenario, method = load(
-        run or str(file), algorithm, settings, told={"engine": "flare", **others}
+        run or str(file), algorithm, settings, mapping={"engine": "flare", **others}
     )
     about = {"name": scenario.name, "algorithm": scenario.algorithm.name, "seed": scenario.seed}
     count = scenario.engine.options.get("clients")
     return alone(
-        member(file, about),
+        load_client(file, about),
         method,
         scenario.training,
         scenario.federation,

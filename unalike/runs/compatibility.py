@@ -14,7 +14,8 @@ from unalike.core.client import Client
 from unalike.core.privacy import Privacy, uncounted
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
-from unalike.scenarios import Scenario, build
+from unalike.scenarios import Scenario
+from unalike.scenarios.build import try_build_clients
 from unalike.tasks import TASKS
 from unalike.training.loop import Training
 
@@ -23,7 +24,7 @@ def rest(
     scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: str | None = None
 ) -> list[Problem]:
     """Everything that is wrong with a scenario's clients, alone and with the method, where it can be known."""
-    clients, problems = build.attempt(scenario, folder)
+    clients, problems = try_build_clients(scenario, folder)
     if algorithm is None:
         return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
     return problems + compatibility_problems(

@@ -17,9 +17,9 @@ from unalike.core.client import Client
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
 from unalike.runs.run_folder import Folder
-from unalike.scenarios import build, read
-from unalike.scenarios.client_config import member
-from unalike.scenarios.reading import read_algorithm
+from unalike.scenarios import build_clients, parse_scenario
+from unalike.scenarios.client_config import load_client
+from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
 
@@ -111,7 +111,7 @@ def _sides(
     """What makes each client's side as the run's config has it, untrained."""
     config = dict(config)
     if config.get("python"):
-        method = algorithm or read_algorithm(config["algorithm"])[0]
+        method = algorithm or parse_algorithm(config["algorithm"])[0]
         if clients is None:
             raise UserError(
                 f"{source} was run from Python with clients that only that program can make: there, pass clients=, made as for "
@@ -124,13 +124,13 @@ def _sides(
         training, seed = Training(**config["training"]), config["seed"]
     elif "client_file" in config:  # what a client keeps of a run between organisations
         made = plan_from_dict(config)
-        clients, method = [member(config["client_file"], config["about"])], made["algorithm"]
+        clients, method = [load_client(config["client_file"], config["about"])], made["algorithm"]
         training, seed = made["training"], made["seed"]
     else:
         data_dir = config.pop("data_dir", None)
-        scenario, method = read(config, str(source))
+        scenario, method = parse_scenario(config, str(source))
         clients, training, seed = (
-            build.clients(scenario, data_dir),
+            build_clients(scenario, data_dir),
             scenario.training,
             scenario.seed,
         )

@@ -6,7 +6,7 @@ from typing import Any
 from unalike.base.errors import Problems, Refusal
 from unalike.core.algorithm import Algorithm
 from unalike.core.privacy import Privacy
-from unalike.scenarios.reading import read_algorithm
+from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
 
@@ -33,7 +33,7 @@ def plan_to_dict(
 
 def plan_from_dict(plan: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `build_runtime`, from a plan that `plan_to_dict` wrote."""
-    algorithm, problems, _ = read_algorithm(plan["algorithm"])
+    algorithm, problems, _ = parse_algorithm(plan["algorithm"])
     if algorithm is None or problems:
         raise Refusal(str(Problems("what the server wants to run", problems)))
     return {

@@ -1,4 +1,4 @@
-"""From a scenario to its clients: datasets loaded, rows dealt out, encoders named. Knows nothing of methods or engines."""
+"""From a scenario to its clients: datasets loaded, rows divided, tasks and models chosen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,410 +8,217 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.base.errors import Problem, Problems, describe_error, unknown_name
-from unalike.base.randomness import scope, stream
+from unalike.base.errors import Problem, Problems, unknown_name
+from unalike.base.randomness import stream
 from unalike.core.client import Client
-from unalike.data import PARTITIONS, Table, Tensors, load_dataset
+from unalike.data import Table, Tensors
 from unalike.data.partitions import match_label_proportions
-from unalike.data.samples import concat, drop_modalities, map_modalities, merge
-from unalike.engines import engine_class
+from unalike.data.samples import drop_modalities, map_modalities, merge
 from unalike.models import build_encoder
-from unalike.scenarios.reading import (
-    dataset_options,
-    model_options,
-    names,
-    partition_options,
-    read_engine,
-    sources,
-    task_options,
+from unalike.scenarios.options import model_options, task_options
+from unalike.scenarios.rows import (
+    client_ids,
+    dataset_of,
+    deal_rows,
+    draw_public,
+    find_target,
+    load_tables,
 )
-from unalike.scenarios.schema import Data, Group, Scenario
-from unalike.training.batching import batches
-
-Member = tuple[int, Group, str]  # which of the scenario's groups, the group, and the client's id
+from unalike.scenarios.schema import Group, Scenario
+from unalike.scenarios.validate import public_datasets
 
 
-def clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
-    """Everyone in the scenario. The same scenario and seed give the same rows to the same clients, wherever this runs."""
-    made, problems = attempt(scenario, folder)
+def build_clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
+    """Build all clients of a validated scenario.
+
+    The same scenario and seed give the same rows to the same clients on any machine.
+
+    Args:
+        folder: where datasets are; None: the scenario's `data_dir`.
+    Raises: Problems, with everything that the data or the models cannot give.
+    """
+    clients, problems = try_build_clients(scenario, folder)
     if problems:
         raise Problems(scenario.name, problems)
-    return made
+    return clients
 
 
-def server(scenario: Scenario, folder: str | None = None) -> Client | None:
-    """The server's own model where there is one: its data are the public rows, with what the dataset says of them."""
-    group, problems = scenario.server, names(scenario)
+def build_server(scenario: Scenario, folder: str | None = None) -> Client | None:
+    """The server's own model as a client whose data are the public rows; None if there is none.
+
+    Raises: Problems.
+    """
+    group = scenario.server
     if group is None or scenario.public is None:
         return None
-    tables = _tables(scenario, folder or scenario.data_dir, problems)
-    public, _ = _public(scenario, tables, problems)
-    table = tables.get(sources(scenario)[0])
-    if table is not None and _target(table, group) is None:
-        problems.append(
-            ("server.target", unknown_name("target", group.target or "", table.targets))
-        )
+    problems: list[Problem] = []
+    tables = load_tables(scenario, folder or scenario.data_dir, problems)
+    public = draw_public(scenario, tables, problems).samples
+    table = tables.get(public_datasets(scenario)[0])
+    if table is not None and find_target(table, group) is None:
+        text = unknown_name("target", group.target or "", table.targets)
+        problems.append(("server.target", text))
     if problems or table is None or public is None:
         raise Problems(scenario.name, problems)
-    return _client(scenario, group, group.id, table, public.index, public)
+    return _build_client(scenario, group, group.id, table, public.index, public)
 
 
-def _pooled(everyone: list[Client]) -> Client:
-    """One client with all rows, and of each row the modalities that its client had."""
-    first = everyone[0]
-    train = merge([client.train for client in everyone])
-    test = (
-        train
-        if not first.task.labelled
-        else merge([client.test for client in everyone if client.test is not None])
-    )
+def try_build_clients(
+    scenario: Scenario, folder: str | None = None
+) -> tuple[list[Client], list[Problem]]:
+    """Build the clients that can be built, and report what is wrong with the others.
+
+    Of a group without rows one client is built, with all rows, so that its other problems show.
+    """
+    problems: list[Problem] = []
+    tables = load_tables(scenario, folder or scenario.data_dir, problems)
+    public = draw_public(scenario, tables, problems)
+    valid_groups: list[Group] = []
+    for i, group in enumerate(scenario.clients):
+        group_problems = _check_group(f"clients.{i}", group, scenario, tables)
+        problems += group_problems
+        if not group_problems and dataset_of(scenario, group).name in tables:
+            valid_groups.append(group)
+    rows = deal_rows(scenario, tables, public.used, problems)
+    clients = []
+    for group in valid_groups:
+        table = tables[dataset_of(scenario, group).name]
+        samples = _public_for(table, public.samples)
+        ids = client_ids(group)
+        for id in ids if ids[0] in rows else ids[:1]:
+            clients.append(_build_client(scenario, group, id, table, rows.get(id), samples))
+    if scenario.pooled:
+        kinds = {str((g.model, g.target, g.task, g.data)) for g in scenario.clients}
+        if len(kinds) > 1:
+            text = "clients that differ in model, target, task or dataset cannot be merged."
+            problems.append(("pooled", text))
+        if clients and not problems:
+            clients = [_merge(clients)]
+    return clients, problems
+
+
+def _merge(clients: list[Client]) -> Client:
+    """One client with the rows of all; each row keeps the modalities its client had."""
+    first = clients[0]
+    train = merge([client.train for client in clients])
+    test = train
+    if first.task.labelled:
+        test = merge([client.test for client in clients if client.test is not None])
     return replace(first, id="all", train=train, test=test)
 
 
-def attempt(scenario: Scenario, folder: str | None = None) -> tuple[list[Client], list[Problem]]:
-    """Everyone who can be made, and everything that is wrong with the others."""
-    problems = names(scenario)
-    if any(place == "device" for place, _ in problems):  # the rest is looked at where there is one
-        scenario = scenario.model_copy(update={"device": "cpu"})
-    tables = _tables(scenario, folder or scenario.data_dir, problems)
-    public, taken = _public(scenario, tables, problems)
-    parts = (
-        {name: Tensors(x, None, public.index) for name, x in public.x.items()}
-        if public and isinstance(public.x, dict)
-        else {}
-    )
-    fine = {
-        i for i, group in enumerate(scenario.clients) if _fits(i, group, scenario, tables, problems)
-    }
-    rows: dict[str, Tensor] = {}
-    for name, table in tables.items():
-        where, data, own = _sharers(scenario, name, problems)
-        if sum(group.count for _, group in own) > len(table.train):
-            problems.append(
-                (
-                    "clients",
-                    f"{sum(g.count for _, g in own)} clients cannot share {len(table.train)} rows of {name}.",
-                )
-            )
-        elif own and not partition_options("", data.partition)[1]:
-            members = [(i, group, id) for i, group in own for id in _ids(group)]
-            rows |= _deal(scenario, where, data, table, members, taken.get(name), problems)
-    made = []
-    for i, group in enumerate(scenario.clients):
-        if i not in fine:
-            continue
-        first = f"{group.id}-0" if group.count > 1 else group.id
-        for id in (
-            _ids(group) if first in rows else [first]
-        ):  # no rows for them: one with all, to see what else is wrong
-            table = tables[(group.data or scenario.data).name]
-            read = (
-                _readable({name: part.x for name, part in parts.items()}, table.x)
-                if isinstance(table.x, Tensor)
-                else None
-            )
-            made.append(
-                _client(scenario, group, id, table, rows.get(id), parts[read] if read else public)
-            )
-    kinds = {str((group.model, group.target, group.task, group.data)) for group in scenario.clients}
-    if scenario.pooled and len(kinds) > 1:
-        problems.append(
-            ("pooled", "clients that differ in model, target, task or dataset cannot be one.")
-        )
-    return [_pooled(made)] if scenario.pooled and made and not problems else made, problems
+def _public_for(table: Table, public: Tensors | None) -> Tensors | None:
+    """The public set as clients of a dataset get it.
+
+    If it has several modalities and the dataset a single kind of input: the first modality with as
+    many axes and the same dtype, if there is one.
+    """
+    if public is None or not isinstance(public.x, dict) or not isinstance(table.x, Tensor):
+        return public
+    for x in public.x.values():
+        if x.dim() == table.x.dim() and x.dtype == table.x.dtype:
+            return Tensors(x, None, public.index)
+    return public
 
 
-def _ids(group: Group) -> list[str]:
-    return [f"{group.id}-{i}" for i in range(group.count)] if group.count > 1 else [group.id]
-
-
-def _tables(scenario: Scenario, folder: str | None, problems: list[Problem]) -> dict[str, Table]:
-    """The datasets that are used, by name; those there are not have been told, and options they have not."""
-    used: dict[str, tuple[str, Data]] = {}
-    for i, group in enumerate(scenario.clients):
-        where, data = (f"clients.{i}.data", group.data) if group.data else ("data", scenario.data)
-        used.setdefault(data.name, (f"{where}.name", data))
-    named = sources(scenario)
-    options = scenario.public.options if scenario.public and len(named) == 1 else {}
-    for name in named:
-        data = Data(name=name, options=options) if name != scenario.data.name else scenario.data
-        held = used.setdefault(
-            data.name,
-            ("public.data" if scenario.public and scenario.public.data else "data.name", data),
-        )
-        if options and options != held[1].options:
-            problems.append(
-                (
-                    "public.options",
-                    f"{held[0].rsplit('.', 1)[0]} has {data.name} with other options, and it is read once: say "
-                    "them there and leave these out.",
-                )
-            )
-    tables = {}
-    for name, (where, data) in used.items():
-        options, wrong = dataset_options("", data)
-        if not wrong:
-            try:
-                tables[name] = load_dataset(name, folder, **options)
-            except (ValueError, OSError) as error:
-                problems.append((where, describe_error(error)))
-    return tables
-
-
-def _public(
-    scenario: Scenario, tables: dict[str, Table], problems: list[Problem]
-) -> tuple[Tensors | None, dict[str, Tensor]]:
-    """The public set, and which training rows of which dataset it used up."""
-    named = sources(scenario)
-    if scenario.public is None or not all(name in tables for name in named):
-        return None, {}
-    draws, size, taken = stream(scenario.seed, "public rows"), scenario.public.size, {}
-    for i, name in enumerate(named):
-        pool, wanted = tables[name].train, size // len(named) + (i < size % len(named))
-        if len(pool) <= wanted:
-            said = f"must be below {len(pool)}, the training rows of {name}: some stay labelled, got {size}"
-            problems.append(
-                (
-                    "public.size",
-                    said + (f", of which {wanted} are of {name}." if len(named) > 1 else "."),
-                )
-            )
-            continue
-        taken[name] = pool[torch.randperm(len(pool), generator=draws)[:wanted]]
-    if len(taken) < len(named):
-        return None, {}
-    held = {name: Tensors(tables[name].x, None, rows) for name, rows in taken.items()}
-    try:
-        return concat(held) if len(held) > 1 else held[named[0]], taken
-    except ValueError as error:
-        problems.append(("public.data", str(error)))
-        return None, {}
-
-
-def _sharers(
-    scenario: Scenario, name: str, problems: list[Problem]
-) -> tuple[str, Data, list[tuple[int, Group]]]:
-    """Who shares a dataset, by which `data:` block and where it is. There can be one only: two would deal the same rows out twice."""
-    first: tuple[str, Data] = ("data", scenario.data)
-    own: list[tuple[int, Group]] = []
-    for i, group in enumerate(scenario.clients):
-        data = group.data or scenario.data
-        if data.name != name:
-            continue
-        if not own:
-            first = (f"clients.{i}.data" if group.data else "data", data)
-        if data == first[1]:
-            own.append((i, group))
-        else:
-            problems.append(
-                (
-                    f"clients.{i}.data" if group.data else "data",
-                    f"{first[0]} shares out {name} already, and some rows would go "
-                    "to two clients; give all clients of a dataset the same partition and options.",
-                )
-            )
-    return *first, own
-
-
-def _deal(
-    scenario: Scenario,
-    where: str,
-    data: Data,
-    table: Table,
-    own: list[Member],
-    taken: Tensor | None,
-    problems: list[Problem],
-) -> dict[str, Tensor]:
-    """Training rows of each client that uses this dataset."""
-    pool = table.train if taken is None else table.train[~torch.isin(table.train, taken)]
-    generator = stream(scenario.seed, "rows", data.name)
-    pool = pool[torch.randperm(len(pool), generator=generator)]
-    how, options = data.partition.name, partition_options("", data.partition)[0]
-    sizes = [group.train for _, group, _ in own]
-    wanted = [size for size in sizes if size]
-    if how == "iid" and len(wanted) == len(sizes):
-        if sum(wanted) > len(pool):
-            beside = " beside the public set" if taken is not None else ""
-            problems.append(
-                (
-                    "clients",
-                    f"they want {sum(wanted)} training rows of {data.name}, there are {len(pool)}{beside}. "
-                    "Lower train, count or public.size.",
-                )
-            )
-            return {}
-        parts = PARTITIONS["iid"](sum(wanted), wanted, generator)
+def _check_group(
+    path: str, group: Group, scenario: Scenario, tables: dict[str, Table]
+) -> list[Problem]:
+    """What the group asks for and its dataset or its model does not have."""
+    problems = model_options(f"{path}.model", group.model)[1]
+    name = dataset_of(scenario, group).name
+    table = tables.get(name)
+    if table is None:  # reported by `load_tables`
+        return problems
+    problems += _check_target(path, group, table)
+    if isinstance(table.x, dict):
+        problems += _check_modalities(path, group, list(table.x))
     else:
-        by = options.pop("by", None) or _target(table, own[0][1])
-        if by is None:  # told already
-            return {}
-        if by not in table.targets:
-            problems.append((f"{where}.partition.by", unknown_name("target", by, table.targets)))
-            return {}
-        encoder, sharers = options.pop("encoder", None), options.pop("clients", len(own))
-        if sharers < len(own):
-            problems.append(
-                (
-                    f"{where}.partition.clients",
-                    f"are {sharers}, but {len(own)} take part: raise it or leave it out.",
-                )
-            )
-            return {}
-        try:
-            what = len(pool) if how == "iid" else table.targets[by][pool]
-            if how == "by_cluster":
-                what = _features(scenario, table, pool, encoder)
-            parts = PARTITIONS[how](what, sharers, generator=generator, **options)[: len(own)]
-        except ValueError as error:
-            problems.append((f"{where}.partition", str(error)))
-            return {}
-    shuffled = [part[torch.randperm(len(part), generator=generator)] for part in parts]
-    return {
-        id: pool[part[: group.train] if group.train else part]
-        for (_, group, id), part in zip(own, shuffled, strict=True)
-    }
+        text = f"{name} has one kind of input, so there are no modalities to choose."
+        for field in ("modalities", "mix", "missing"):
+            if getattr(group, field):
+                problems.append((f"{path}.{field}", text))
+    return problems
 
 
-def _features(scenario: Scenario, table: Table, rows: Tensor, encoder: str | None) -> Tensor:
-    """What rows are clustered by: their inputs as they are, or what a model of that name makes of them, frozen."""
-    held = Tensors(table.x, None, rows)
-    if encoder is None:
-        return torch.cat(
-            [
-                x[rows].flatten(1)
-                for x in (table.x.values() if isinstance(table.x, dict) else [table.x])
-            ],
-            1,
-        )
-    # CUDA is left alone where clients are in other processes, which may be forked from this one
-    options, _ = read_engine(scenario.engine, scenario.workers)
-    engine = engine_class(scenario.engine.name)
-    here = engine.hosts_clients and engine.shares_process(options)
-    device = scenario.device if here else "cpu"
-    with scope(scenario.seed, "partition"):
-        frozen = build_encoder(encoder, held.shape, {}).eval().to(device)
-    eye = Client(
-        id="partition",
-        model=frozen,
-        task=next(iter(table.tasks.values())),
-        train=held,
-        device=device,
-    )  # as a client sees them
-    with torch.no_grad():
-        return torch.cat(
-            [frozen(eye.to_device(held.rows(few)[0])) for few in batches(len(rows), 256)]
-        )
-
-
-def _fits(
-    i: int, group: Group, scenario: Scenario, tables: dict[str, Table], problems: list[Problem]
-) -> bool:
-    """Whether the dataset has what the group wants of it, and the model what is said of it."""
-    told, at = len(problems), f"clients.{i}"
-    if (table := tables.get((group.data or scenario.data).name)) is None:
-        return False
-    if (target := _target(table, group)) is None:
+def _check_target(path: str, group: Group, table: Table) -> list[Problem]:
+    target = find_target(table, group)
+    if target is None:
         names = list(table.targets)
-        problems.append(
-            (
-                f"{at}.target",
-                unknown_name("target", group.target, names)
-                if group.target
-                else f"is missing: the dataset has several, name one of {', '.join(names)}.",
-            )
-        )
-    else:
-        options, wrong = task_options(f"{at}.task", table.tasks[target], group.task)
-        problems += wrong
-        if group.masked and not table.tasks[target].multilabel:
-            problems.append(
-                (
-                    f"{at}.masked",
-                    f"hides some of a row's labels; {target} is one label a row, leave it out.",
-                )
-            )
-        try:
-            replace(table.tasks[target], **options)
-        except ValueError as error:
-            problems.append((f"{at}.task", str(error)))
-    if not isinstance(table.x, dict):
-        problems += [
-            (
-                f"{at}.{field}",
-                f"{(group.data or scenario.data).name} has one kind of input, so there are no modalities to choose.",
-            )
-            for field in ("modalities", "mix", "missing")
-            if getattr(group, field)
-        ]
-    else:
-        named = group.modalities or []
-        problems += [
-            (f"{at}.modalities", unknown_name("modality", name, table.x))
-            for name in named
-            if name not in table.x
-        ]
-        problems += [
-            (f"{at}.modalities", f'"{name}" is there twice.')
-            for name in dict.fromkeys(named)
-            if named.count(name) > 1
-        ]
-        if group.mix and not group.mix.full + group.mix.multi + group.mix.single:
-            problems.append((f"{at}.mix", "must have a part above 0: full, multi or single."))
-        if group.mix and group.mix.multi and len(table.x) < 3:
-            problems.append(
-                (
-                    f"{at}.mix.multi",
-                    f"of {len(table.x)} modalities nobody can own several but not all; leave it out.",
-                )
-            )
-        if group.missing > (most := 1 - 1 / _owned(group, len(table.x))) + 1e-3:
-            problems.append(
-                (
-                    f"{at}.missing",
-                    f"must be at most {most:.4g}: every sample keeps one modality, got {group.missing:g}.",
-                )
-            )
-    return len(problems) == told and not model_options(at, group.model)[1]
+        if group.target:
+            return [(f"{path}.target", unknown_name("target", group.target, names))]
+        text = f"is missing: the dataset has several, name one of {', '.join(names)}."
+        return [(f"{path}.target", text)]
+    task = table.tasks[target]
+    options, problems = task_options(f"{path}.task", task, group.task)
+    if group.masked and task.name != "multilabel":
+        text = f"hides some of a row's labels; {target} has one label per row, leave it out."
+        problems.append((f"{path}.masked", text))
+    try:
+        replace(task, **options)
+    except ValueError as error:
+        problems.append((f"{path}.task", str(error)))
+    return problems
 
 
-def _owned(group: Group, there: int) -> int:
-    """The most modalities that a client of the group owns."""
+def _check_modalities(path: str, group: Group, known: list[str]) -> list[Problem]:
+    problems: list[Problem] = []
+    names = group.modalities or []
+    for name in names:
+        if name not in known:
+            problems.append((f"{path}.modalities", unknown_name("modality", name, known)))
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            problems.append((f"{path}.modalities", f'"{name}" is listed twice.'))
+    mix = group.mix
+    if mix and not mix.full + mix.multi + mix.single:
+        problems.append((f"{path}.mix", "must have a part above 0: full, multi or single."))
+    if mix and mix.multi and len(known) < 3:
+        text = f"of {len(known)} modalities no client can have several but not all; leave it out."
+        problems.append((f"{path}.mix.multi", text))
+    most = 1 - 1 / _most_modalities(group, len(known))
+    if group.missing > most + 1e-3:
+        text = f"must be at most {most:.4g}: every sample keeps one modality"
+        problems.append((f"{path}.missing", f"{text}, got {group.missing:g}."))
+    return problems
+
+
+def _most_modalities(group: Group, count: int) -> int:
+    """The most modalities that a client of the group has, of `count`."""
     if group.mix is None:
-        return len(set(group.modalities)) if group.modalities else there
-    return there if group.mix.full else there - 1 if group.mix.multi else 1
+        return len(set(group.modalities)) if group.modalities else count
+    if group.mix.full:
+        return count
+    return count - 1 if group.mix.multi else 1
 
 
-def _readable(public: Mapping[str, Any], own: Tensor) -> str | None:
-    """The modality of a public set that is of a client's kind: as many axes, and numbers of that sort."""
-    return next(
-        (
-            name
-            for name, part in public.items()
-            if part.dim() == own.dim() and part.dtype == own.dtype
-        ),
-        None,
-    )
-
-
-def _modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:
-    """The modalities a client owns."""
+def _draw_modalities(scenario: Scenario, group: Group, id: str, names: list[str]) -> list[str]:
+    """The modalities of a client: those the group names, or drawn by its mix."""
     if group.mix is None:
         return [name for name in names if name in (group.modalities or names)]
     ratio = {"full": group.mix.full, "multi": group.mix.multi, "single": group.mix.single}
-    at = int(id.rsplit("-", 1)[1]) if group.count > 1 else 0
-    ends = {
-        kind: group.count * sum(list(ratio.values())[: i + 1]) / sum(ratio.values())
-        for i, kind in enumerate(ratio)
-    }
-    kind = next(kind for kind, end in ends.items() if at < round(end))
-    draws = stream(scenario.seed, "modalities", id)
-    count = {"full": len(names), "single": 1}.get(kind) or int(
-        torch.randint(2, len(names), (), generator=draws)
-    )
-    return [names[i] for i in sorted(torch.randperm(len(names), generator=draws)[:count].tolist())]
+    total = sum(ratio.values())
+    # The group's first clients have all modalities, the next several, the last a single one.
+    position = int(id.rsplit("-", 1)[1]) if group.count > 1 else 0
+    kind = "single"
+    cumulated = 0.0
+    for name, part in ratio.items():
+        cumulated += part
+        if position < round(group.count * cumulated / total):
+            kind = name
+            break
+    generator = stream(scenario.seed, "modalities", id)
+    if kind == "full":
+        count = len(names)
+    elif kind == "single":
+        count = 1
+    else:
+        count = int(torch.randint(2, len(names), (), generator=generator))
+    chosen = torch.randperm(len(names), generator=generator)[:count].tolist()
+    return [names[i] for i in sorted(chosen)]
 
 
-def _client(
+def _build_client(
     scenario: Scenario,
     group: Group,
     id: str,
@@ -419,54 +226,33 @@ def _client(
     rows: Tensor | None,
     public: Tensors | None,
 ) -> Client:
+    """One client of a group. `rows`: its training rows; None: all."""
     rows = table.train if rows is None else rows
-    target = _target(table, group) or ""
-    y, test = table.targets[target], table.test
-    x = (
-        {name: table.x[name] for name in _modalities(scenario, group, id, list(table.x))}
-        if isinstance(table.x, dict)
-        else table.x
-    )
-    common = Tensors(x, y, test) if scenario.test == "common" else None
-    train = Tensors(x, y, rows)
-    if group.masked:
-        hidden = (
-            torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id))
-            < group.masked
-        )
-        train = Tensors(
-            map_modalities(x, lambda part: part[rows]), torch.where(hidden, -1.0, y[rows])
-        )
-    if group.missing and isinstance(x, dict):
-        train = drop_modalities(train, group.missing, stream(scenario.seed, "missing", id))
-    if table.overlap:  # nothing is learnt from labels: what it holds is what is scored
-        tested = train
-    elif (how := (group.data or scenario.data).partition).name != "iid" and y.dim() == 1:
-        dealt = table.targets.get(how.options.get("by", target), y)
-        tested = Tensors(
-            x,
-            y,
-            test[
-                match_label_proportions(
-                    dealt[test], dealt[rows], stream(scenario.seed, "test rows", id)
-                )
-            ],
-        )
+    target = find_target(table, group) or ""
+    x = table.x
+    if isinstance(x, dict):
+        x = {name: x[name] for name in _draw_modalities(scenario, group, id, list(x))}
+    y = table.targets[target]
+    train = _training_samples(scenario, group, id, x, y, rows)
+    if table.overlap:  # clustering: the client is scored on the rows it holds
+        test = train
     else:
-        tested = Tensors(x, y, test)
+        test = Tensors(x, y, _test_rows(scenario, group, id, table, target, rows))
+    if group.test:
+        test = test.subset(torch.arange(min(group.test, len(test))))
     shape: Mapping[str, Sequence[int]] | Sequence[int] = map_modalities(
-        table.x, lambda rows: tuple(rows.shape[1:])
+        table.x, lambda part: tuple(part.shape[1:])
     )
-    options, _ = model_options("", group.model)
-    task = replace(table.tasks[target], **task_options("", table.tasks[target], group.task)[0])
+    model, _ = model_options("model", group.model)
+    task, _ = task_options("task", table.tasks[target], group.task)
     return Client(
         id=id,
-        model=partial(build_encoder, group.model.name, shape, options),
-        task=task,
+        model=partial(build_encoder, group.model.name, shape, model),
+        task=replace(table.tasks[target], **task),
         train=train,
-        test=tested.subset(torch.arange(min(group.test, len(tested)))) if group.test else tested,
+        test=test,
         public=public,
-        common=common,
+        common=Tensors(x, y, table.test) if scenario.test == "common" else None,
         model_name=group.model.name,
         capacity=group.capacity,
         speed=group.speed,
@@ -477,11 +263,28 @@ def _client(
     )
 
 
-def _target(table: Table, group: Group) -> str | None:
-    """The target a group learns; None where it names none that is there."""
-    named = (
-        next(iter(table.targets))
-        if group.target is None and len(table.targets) == 1
-        else group.target
-    )
-    return named if named in table.targets else None
+def _training_samples(
+    scenario: Scenario, group: Group, id: str, x: Any, y: Tensor, rows: Tensor
+) -> Tensors:
+    """The training rows of a client, some labels hidden and some modalities dropped if asked."""
+    train = Tensors(x, y, rows)
+    if group.masked:
+        draws = torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id))
+        labels = torch.where(draws < group.masked, -1.0, y[rows])  # -1: unknown
+        train = Tensors(map_modalities(x, lambda part: part[rows]), labels)
+    if group.missing and isinstance(x, dict):
+        train = drop_modalities(train, group.missing, stream(scenario.seed, "missing", id))
+    return train
+
+
+def _test_rows(
+    scenario: Scenario, group: Group, id: str, table: Table, target: str, rows: Tensor
+) -> Tensor:
+    """Test rows of a client: all, or those with the class proportions of its training rows."""
+    y = table.targets[target]
+    partition = dataset_of(scenario, group).partition
+    if partition.name == "iid" or y.dim() != 1:
+        return table.test
+    labels = table.targets.get(partition.options.get("by", target), y)
+    generator = stream(scenario.seed, "test rows", id)
+    return table.test[match_label_proportions(labels[table.test], labels[rows], generator)]

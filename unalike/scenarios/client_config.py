@@ -1,4 +1,4 @@
-"""From a client.yaml to the one client it describes: your model, your data, your task. Knows nothing of methods or engines."""
+"""From a client.yaml to the one client it describes: its model, data and task."""
 
 import inspect
 import sys
@@ -17,193 +17,220 @@ from unalike.core.client import Client
 from unalike.core.privacy import Privacy
 from unalike.data.samples import as_samples
 from unalike.models import ENCODERS, build_encoder
-from unalike.scenarios import parse
-from unalike.scenarios.reading import model_options
+from unalike.scenarios.build import build_clients
+from unalike.scenarios.load import load, parse_yaml
+from unalike.scenarios.options import model_options
 from unalike.scenarios.schema import Named
-from unalike.tasks import TASKS
+from unalike.tasks import TASKS, Task
 
 
-class Rows(Settings):
-    """Where rows lie: an .npz file with x and y, or `module:name` of a function that gives what a Client takes."""
+class DataSources(Settings):
+    """Where the rows are.
+
+    Each is an .npz file with arrays x and y, or `module:name` of a function that returns what a
+    Client takes.
+    """
 
     train: str
     test: str | None = None
     public: str | None = None
 
 
-class Member(Settings):
-    """What a client.yaml may say."""
+class ClientConfig(Settings):
+    """The fields of a client.yaml."""
 
     id: Annotated[str, Field(min_length=1)]
     model: Named
     task: Named
-    data: Rows
+    data: DataSources
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    privacy: Privacy | None = None  # the least it asks for
+    privacy: Privacy | None = None  # the least protection it accepts
 
 
-class Factory(Settings):
-    """Instead: a function of your own that makes the Client. It is told of the run, and may refuse it by a Refusal."""
+class FromFactory(Settings):
+    """Fields of a client.yaml with a function of your own that creates the Client.
+
+    The function is called with a description of the run and the options. It may raise a Refusal.
+    """
 
     factory: str
     options: dict[str, Any] = {}
 
 
-class Played(Settings):
-    """Instead: one client of a scenario, where organisations are played on one machine."""
+class FromScenario(Settings):
+    """Fields of a client.yaml that takes a client of a scenario, to try out a federation."""
 
     scenario: str
     client: str
 
 
 def describes_client(path: str | Path) -> bool:
-    """Whether a file is one of a client, not of a scenario."""
+    """Whether a file describes a client, not a scenario."""
     try:
-        told = parse(Path(path).read_text("utf-8"), str(path))
+        mapping = parse_yaml(Path(path).read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError):
         return False
-    return isinstance(told, dict) and (
-        "factory" in told or {"scenario", "client"} <= told.keys() or {"id", "model"} <= told.keys()
-    )
+    if not isinstance(mapping, dict):
+        return False
+    keys = mapping.keys()
+    return "factory" in keys or {"scenario", "client"} <= keys or {"id", "model"} <= keys
 
 
-def member(path: str | Path, run: dict[str, Any] | None = None) -> Client:
-    """The client that a file describes, or every problem of it at once. `run` tells a factory what it is for."""
+def load_client(path: str | Path, run: dict[str, Any] | None = None) -> Client:
+    """The client that a file describes.
+
+    Args:
+        run: description of the run the client is for, passed to a factory.
+    Raises: UserError, or Problems with everything that is wrong with the file.
+    """
     path = Path(path)
     try:
-        told = parse(path.read_text("utf-8"), str(path))
+        mapping = parse_yaml(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"the client file {path} cannot be read: {cause}") from None
+    if not isinstance(mapping, dict):
         raise UserError(
-            f"the client file {path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if not isinstance(told, dict):
-        raise UserError(
-            f"{path} describes no client: that is a mapping with id, model, task and data"
+            f"{path} does not describe a client: expected a mapping with id, model, task and data"
         )
-    kind: type[Settings] = (
-        Factory if "factory" in told else Played if "scenario" in told else Member
-    )
+    kind: type[Settings] = ClientConfig
+    if "factory" in mapping:
+        kind = FromFactory
+    elif "scenario" in mapping:
+        kind = FromScenario
     try:
-        made = kind.model_validate(told)
+        config = kind.model_validate(mapping)
     except ValidationError as error:
-        raise Problems(str(path), [to_problem(each, kind) for each in error.errors()]) from None
-    beside = str(path.parent.resolve())
-    if beside not in sys.path:  # modules that lie beside the file are found
-        sys.path.insert(0, beside)
-    if isinstance(made, Factory):
-        return _made(made, run or {}, path)
-    if isinstance(made, Played):
-        return _played(path.parent / made.scenario, made.client)
-    assert isinstance(made, Member)
-    return _described(made, path)
+        raise Problems(str(path), [to_problem(detail, kind) for detail in error.errors()]) from None
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:  # modules beside the file can be imported
+        sys.path.insert(0, folder)
+    if isinstance(config, FromFactory):
+        return _call_factory(config, run or {}, path)
+    if isinstance(config, FromScenario):
+        return _client_of_scenario(path.parent / config.scenario, config.client)
+    assert isinstance(config, ClientConfig)
+    return _build_client(config, path)
 
 
-def _described(said: Member, path: Path) -> Client:
+def _build_client(config: ClientConfig, path: Path) -> Client:
     problems: list[Problem] = []
-    rows: dict[str, Any] = {}
-    for name, where in said.data.model_dump().items():
-        if where is not None:
-            try:
-                rows[name] = _rows(where, path.parent, name)
-            except Exception as error:  # what a function of one's own may raise is open
-                problems.append((f"data.{name}", describe_error(error)))
-    task: Any = None
-    if said.task.name not in TASKS:
-        problems.append(("task.name", unknown_name("task", said.task.name, TASKS)))
-    else:
-        try:
-            task = TASKS[said.task.name](**said.task.options)
-        except (TypeError, ValueError) as error:
-            problems.append(("task", str(error)))
-    model: Any = None
-    if ":" in said.model.name:
-        try:
-            model = partial(found(said.model.name), **said.model.options)
-            inspect.signature(model.func).bind(**said.model.options)
-        except (UserError, TypeError) as error:
-            problems.append(("model", str(error)))
-    elif said.model.name not in ENCODERS:
-        problems.append(
-            (
-                "model.name",
-                unknown_name("model", said.model.name, ENCODERS)
-                + " One of your own is module:name.",
-            )
-        )
-    else:
-        options, wrong = model_options("model", said.model)
-        problems += wrong
-        if "train" in rows:
-            model = partial(
-                build_encoder, said.model.name, as_samples(rows["train"]).shape, options
-            )
-    if problems:
+    rows = _load_all_rows(config.data, path.parent, problems)
+    task = _build_task(config.task, problems)
+    model = _model_factory(config.model, rows.get("train"), problems)
+    if problems or task is None:
         raise Problems(str(path), problems)
     return Client(
-        id=said.id,
+        id=config.id,
         model=model,
         task=task,
         **rows,
-        model_name=said.model.name.rpartition(":")[2],
-        capacity=said.capacity,
-        device=said.device,
-        dtype=getattr(torch, said.dtype),
-        privacy=said.privacy,
+        model_name=config.model.name.rpartition(":")[2],
+        capacity=config.capacity,
+        device=config.device,
+        dtype=getattr(torch, config.dtype),
+        privacy=config.privacy,
     )
 
 
-def _made(said: Factory, run: dict[str, Any], path: Path) -> Client:
-    client = found(said.factory)(run, **said.options)
+def _load_all_rows(sources: DataSources, folder: Path, problems: list[Problem]) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for name, source in sources.model_dump().items():
+        if source is None:
+            continue
+        try:
+            rows[name] = _load_rows(source, folder, with_labels=name != "public")
+        except Exception as error:  # a function of the user's may raise anything
+            problems.append((f"data.{name}", describe_error(error)))
+    return rows
+
+
+def _build_task(named: Named, problems: list[Problem]) -> Task | None:
+    if named.name not in TASKS:
+        problems.append(("task.name", unknown_name("task", named.name, TASKS)))
+        return None
+    try:
+        return TASKS[named.name](**named.options)
+    except (TypeError, ValueError) as error:
+        problems.append(("task", str(error)))
+        return None
+
+
+def _model_factory(named: Named, train: Any, problems: list[Problem]) -> Any:
+    """A function without arguments that builds the encoder; None where there are problems."""
+    if ":" in named.name:
+        try:
+            function = import_object(named.name)
+            inspect.signature(function).bind(**named.options)
+        except (UserError, TypeError) as error:
+            problems.append(("model", str(error)))
+            return None
+        return partial(function, **named.options)
+    if named.name not in ENCODERS:
+        text = unknown_name("model", named.name, ENCODERS)
+        problems.append(("model.name", f"{text} One of your own is written module:name."))
+        return None
+    options, model_problems = model_options("model", named)
+    problems += model_problems
+    if train is None:
+        return None
+    return partial(build_encoder, named.name, as_samples(train).shape, options)
+
+
+def _call_factory(config: FromFactory, run: dict[str, Any], path: Path) -> Client:
+    client = import_object(config.factory)(run, **config.options)
     if not isinstance(client, Client):
         raise UserError(
-            f"{path}: the factory {said.factory} must return an unalike.Client, got {type(client).__name__}"
+            f"{path}: the factory {config.factory} must return an unalike.Client, "
+            f"got {type(client).__name__}"
         )
     return client
 
 
-def _played(scenario: Path, id: str) -> Client:
-    from unalike.scenarios import build, load
-
-    made, _ = load(str(scenario))
-    there = {client.id: client for client in build.clients(made)}
-    if id not in there:
-        raise UserError(f"{scenario}: " + unknown_name("client", id, there))
-    return there[id]
+def _client_of_scenario(path: Path, id: str) -> Client:
+    scenario, _ = load(str(path))
+    clients = {client.id: client for client in build_clients(scenario)}
+    if id not in clients:
+        raise UserError(f"{path}: " + unknown_name("client", id, clients))
+    return clients[id]
 
 
-def _rows(where: str, beside: Path, name: str) -> Any:
-    """What a Client takes as rows, from a file or from a function."""
-    if not where.endswith(".npz"):
-        if ":" not in where:
+def _load_rows(source: str, folder: Path, with_labels: bool) -> Any:
+    """Rows as a Client takes them, from an .npz file or from `module:name`."""
+    if not source.endswith(".npz"):
+        if ":" not in source:
             raise UserError(
-                f"rows are an .npz file with x and y, or module:name of a function that gives them, got {where!r}"
+                "rows are an .npz file with x and y, or module:name of a function that returns "
+                f"them, got {source!r}"
             )
-        given = found(where)
-        return given() if callable(given) else given
+        rows = import_object(source)
+        return rows() if callable(rows) else rows
     try:
-        with np.load(beside / where, allow_pickle=False) as file:
-            held = {key: torch.from_numpy(file[key]) for key in file.files}
+        with np.load(folder / source, allow_pickle=False) as file:
+            arrays = {key: torch.from_numpy(file[key]) for key in file.files}
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{beside / where} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if "x" not in held:
-        raise UserError(f"{where} has no array x; it has: {', '.join(held)}")
-    return held["x"], None if name == "public" else held.get("y")
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"{folder / source} cannot be read: {cause}") from None
+    if "x" not in arrays:
+        raise UserError(f"{source} has no array x; it has: {', '.join(arrays)}")
+    return arrays["x"], arrays.get("y") if with_labels else None
 
 
-def found(name: str) -> Any:
-    """What `module:name` names."""
-    module, _, attribute = name.partition(":")
+def import_object(name: str) -> Any:
+    """Import what `module:name` names.
+
+    Raises: UserError, if there is no such module or name.
+    """
+    module, _, attributes = name.partition(":")
     try:
         thing: Any = import_module(module)
-        for part in attribute.split("."):
-            thing = getattr(thing, part)
+        for attribute in attributes.split("."):
+            thing = getattr(thing, attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{name} cannot be imported: {error}; it is written module:name, and the module lies beside this file or is "
-            "installed"
+            f"{name} cannot be imported: {error}; write module:name, with the module beside this "
+            "file or installed"
         ) from None
     return thing

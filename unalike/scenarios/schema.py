@@ -1,4 +1,4 @@
-"""What a scenario file may say. Knows names and types; neither reads nor builds."""
+"""The fields of a scenario file, with their types and defaults."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,31 +11,37 @@ from unalike.training.loop import Training
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Nonnegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NO_DATASET = "none"  # stands for the dataset where organisations bring their own clients
 
 
 class Named(BaseModel):
-    """A name and the options of the thing it names."""
+    """A name, and options of the thing it names."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
 
     @property
     def options(self) -> dict[str, Any]:
+        """The options, as they are in the file."""
         return dict(self.model_extra or {})
 
 
-EngineName = Annotated[
-    Named, BeforeValidator(lambda told: {"name": told} if isinstance(told, str) else told)
-]
-Names = Annotated[
-    list[str],
-    Field(min_length=1),
-    BeforeValidator(lambda told: [told] if isinstance(told, str) else told),
-]
+def _name_to_mapping(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _name_to_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+EngineName = Annotated[Named, BeforeValidator(_name_to_mapping)]
+Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_name_to_list)]
 
 
 class Data(Settings):
-    """A dataset, and how its labelled rows are dealt out."""
+    """A dataset, and how its labelled rows are divided among clients."""
 
     name: str
     options: dict[str, Any] = {}  # of the dataset
@@ -43,50 +49,53 @@ class Data(Settings):
 
 
 class Public(Settings):
-    """Unlabelled rows that every client holds, taken from the dataset's training rows before they are dealt out."""
+    """Unlabelled rows that all clients hold.
+
+    They are taken from training rows before these are divided among clients.
+    """
 
     size: Count
-    data: Names | None = None  # a dataset of its own instead, or several, with as many rows of each
-    options: dict[str, Any] = {}  # of that dataset, where it is one
+    # Another dataset than the clients', or several, with equally many rows of each.
+    data: Names | None = None
+    options: dict[str, Any] = {}  # of that dataset, if it is one
 
 
 class Mix(Settings):
-    """How many of a group's clients own all modalities, several but not all, or a single one: parts of a ratio, e.g. 1, 0, 1."""
+    """Ratio of a group's clients with all modalities, several but not all, and a single one.
 
-    full: Annotated[float, Field(ge=0)] = 0
-    multi: Annotated[float, Field(ge=0)] = 0
-    single: Annotated[float, Field(ge=0)] = 0
+    For example 1, 0, 1: half of the clients have all modalities, half have one.
+    """
+
+    full: Nonnegative = 0
+    multi: Nonnegative = 0
+    single: Nonnegative = 0
 
 
 class Group(Settings):
-    """One client, or `count` of the same kind."""
+    """One client, or `count` clients with the same settings."""
 
     id: str
     count: Count = 1
     model: Named
-    target: str | None = None  # which of the dataset's targets; needed where it has several
-    task: dict[str, Any] = {}  # options of its task, e.g. what it minimises
-    data: Data | None = None  # a dataset of its own
-    modalities: Annotated[list[str], Field(min_length=1)] | None = (
-        None  # which it owns; all if not said
-    )
-    mix: Mix | None = None  # instead: drawn for each client of the group
-    missing: Annotated[float, Field(ge=0, lt=1)] = (
-        0  # share of its samples' modalities that are not there; each sample keeps one
-    )
-    masked: Annotated[float, Field(ge=0, lt=1)] = (
-        0  # share of the labels in its training rows that it is not told (multilabel)
-    )
-    train: Count | None = None  # how many labelled rows it has at most
-    test: Count | None = None
-    capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
-    speed: Positive = 1000.0
-    link: Positive = 1e7
-    latency: Annotated[float, Field(ge=0)] = 0.01
+    target: str | None = None  # which target of the dataset; required if it has several
+    task: dict[str, Any] = {}  # options of the task, e.g. its loss
+    data: Data | None = None  # None: the scenario's dataset
+    modalities: Annotated[list[str], Field(min_length=1)] | None = None  # None: all
+    mix: Mix | None = None  # instead of `modalities`: drawn for each client of the group
+    # Share of the modalities that are missing, sample by sample; every sample keeps one.
+    missing: Share = 0
+    # Share of the labels in its training rows that are hidden (multi-label tasks only).
+    masked: Share = 0
+    train: Count | None = None  # most training rows a client gets
+    test: Count | None = None  # most test rows
+    capacity: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the full model it can train
+    speed: Positive = 1000.0  # samples per second
+    link: Positive = 1e7  # bytes per second
+    latency: Nonnegative = 0.01  # seconds
 
 
 class Scenario(Settings):
-    """Who takes part, with what, and with what budget."""
+    """The clients of a federation, their data and models, the method and its budget."""
 
     name: str
     summary: str = ""
@@ -96,22 +105,20 @@ class Scenario(Settings):
     data: Data
     public: Public | None = None
     clients: list[Group]
-    server: Group | None = (
-        None  # a model of the server's own, which learns from the public set; for methods that have one
-    )
-    test: Literal["own", "common"] = "own"  # whether there is a test set for everyone
+    # A model of the server's own that learns from the public set, for methods that use one.
+    server: Group | None = None
+    test: Literal["own", "common"] = "own"  # common: one test set for all clients, too
     safeguard: bool = False
     privacy: Privacy | None = None
-    alone: bool = True
-    pooled: bool = (
-        False  # everyone's rows at one client, as no federation may: what could be reached
-    )
+    alone: bool = True  # also train each client alone, as the local baseline
+    # All rows at a single client, which no federation could do: an upper bound.
+    pooled: bool = False
     seed: int = 0
     engine: EngineName = Named(name="local")
     replay: str | None = None  # a run of an asynchronous method whose order of arrivals is kept
-    workers: Annotated[int, Field(ge=0)] = 0  # of the local engine
+    workers: Annotated[int, Field(ge=0)] = 0  # short for engine.workers
     threads: Count = 1  # of this process; small models run fastest with one
     device: str = "cpu"
-    data_dir: str | None = None  # where datasets lie, if not where the command says
+    data_dir: str | None = None  # folder of the datasets; the command line's goes first
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint: Count = 1  # rounds between checkpoints
