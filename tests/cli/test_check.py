@@ -153,8 +153,7 @@ def test_one_dataset_is_not_dealt_out_twice(places, said):
     )
     told = places(HEAD + two % ", partition: {name: shards, shards: 2}")
     assert (
-        set(told) == {"clients.1.data"}
-        and "data shares out digits already" in told["clients.1.data"]
+        set(told) == {"clients.1.data"} and "data divides digits already" in told["clients.1.data"]
     )
     assert said(HEAD + two % "")[0] == 0
 
@@ -166,13 +165,14 @@ def test_one_dataset_is_not_dealt_out_twice(places, said):
             "name: x\nalgorithm: {name: fedavg\ndata: 3\n",
             "x.yaml, line 3, column 5: expected ',' or '}', but got ':'",
         ),
-        (HEAD + "seed: 1\nseed: 2\n", 'x.yaml, line 5, column 1: "seed" is there twice'),
-        ("\x00", "x.yaml is no YAML: it has characters that are no text"),
-        ("a: " + "[" * 3000, "x.yaml is no scenario: it is nested too deep"),
-        ("", "x.yaml is no scenario: that is a mapping of names to values, this is empty"),
+        (HEAD + "seed: 1\nseed: 2\n", 'x.yaml, line 5, column 1: the key "seed" occurs twice'),
+        ("\x00", "x.yaml is not YAML: it has characters that are not allowed in text"),
+        ("a: " + "[" * 3000, "x.yaml is not a scenario: it is nested too deep"),
+        ("", "x.yaml is not a scenario: expected a mapping of names to values, it is empty"),
         (
             "python: true",
-            "x.yaml is of a run started from Python, with clients that only that program can make; run it there",
+            "x.yaml belongs to a run started from Python, whose clients only that program can create; "
+            "run it there",
         ),
     ],
 )

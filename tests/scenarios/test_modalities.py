@@ -64,7 +64,7 @@ def test_what_a_client_holds_is_what_is_scored():
     [
         ({"mix": {}}, "above 0"),
         ({"modalities": ["smell"]}, "no modality"),
-        ({"modalities": ["left", "left"]}, '"left" is there twice'),
+        ({"modalities": ["left", "left"]}, '"left" is listed twice'),
         ({"missing": 0.7}, "must be at most 0.6667"),
         ({"missing": 0.1, "mix": {"single": 1}}, "must be at most 0: every sample"),
         ({"missing": 0.6, "modalities": ["left", "right"]}, "must be at most 0.5"),

@@ -92,7 +92,7 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
             {},
             r'public.data +There is no dataset "hihg". Did you mean "high"\?',
         ),
-        ({"data": ["low", "high", "low"]}, {}, 'public.data +"low" is there twice.'),
+        ({"data": ["low", "high", "low"]}, {}, 'public.data +"low" is listed twice.'),
         ({"data": []}, {}, r"1 problem in some\n +public.data +must be a list of 1 or more"),
         ({"data": 5}, {}, r"1 problem in some\n +public.data +must be a list"),
         (
@@ -124,7 +124,7 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
         (
             {"data": ["low", "high"], "options": {"broken": "skip"}},
             {},
-            r"1 problem in some\n +public.options +there are 2 public datasets, each read",
+            r"1 problem in some\n +public.options +there are 2 public datasets, and options",
         ),
         (
             {"data": ["low", "high"]},

@@ -151,7 +151,7 @@ def _check_target(path: str, group: Group, table: Table) -> list[Problem]:
         return [(f"{path}.target", text)]
     task = table.tasks[target]
     options, problems = task_options(f"{path}.task", task, group.task)
-    if group.masked and task.name != "multilabel":
+    if group.masked and not task.multilabel:
         text = f"hides some of a row's labels; {target} has one label per row, leave it out."
         problems.append((f"{path}.masked", text))
     try:

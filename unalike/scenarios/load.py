@@ -215,8 +215,8 @@ def _find_owner(mapping: dict[str, Any], key: str) -> str:
     if len(owners) > 1:
         choices = " or ".join(f"{owner}.{key}" for owner in owners)
         raise UserError(f"--set {key}: both {' and '.join(owners)} have it; write {choices}")
-    for part, names in QUALIFIED_PARTS.items():
-        if key in names:
+    for part, model_fields in QUALIFIED_PARTS.items():
+        if key in model_fields:
             raise UserError(f"--set {key}: {_qualified(mapping, part, key)}")
     known = list(Scenario.model_fields)
     for names in part_fields.values():
