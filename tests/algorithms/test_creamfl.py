@@ -262,7 +262,7 @@ def test_a_scenario_may_give_the_server_a_model(tmp_path):
     assert results["server"]["metrics"]["recall"] > 0 and not results["failures"]
     for was, now, said in (
         ("size: 40", "size: 4000", "must be below 1200"),
-        ("public: {size: 40}", "", "there is none: say public"),
+        ("public: {size: 40}", "", "learns from the public set: add `public`"),
         ("pair, test: 50}\nclients", "word}\nclients", "no target .word"),
     ):
         (tmp_path / "bad.yaml").write_text(SCENARIO.replace(was, now))

@@ -146,7 +146,7 @@ def scenario(tmp_path):
             ["run", "digits", "--set", "clients.99.train=8"],
             '--set clients.99.train: there is nothing at "99"',
         ),
-        (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is no YAML"),
+        (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is not YAML"),
     ],
 )
 def test_one_mistake_is_one_sentence(refused, words, says):

@@ -53,7 +53,7 @@ def refused(tmp_path, says, algorithm, clients, **options):
     "given, says",
     [
         ("fedavg", "must be a method, such as unalike.FedMuscle.., got 'fedavg'"),
-        (FedAvg, r"the class FedAvg, make one of it: FedAvg\(\)"),
+        (FedAvg, r"the class FedAvg; pass an instance of it: FedAvg\(\)"),
         (
             FedMuscle(loss="mussel"),
             "algorithm.loss   must be 'muscle', 'pairwise' or 'gramian', got 'mussel'",
