@@ -38,8 +38,15 @@ class Problems(UserError):
         super().__init__("\n".join([f"{count} in {source}", *lines]))
 
 
-class Interrupted(RuntimeError):
-    """The user pressed Ctrl-C."""
+class RunError(RuntimeError):
+    """A run cannot go on for a known reason, such as a lost quorum or a worker that died.
+
+    The command prints its one sentence and exits with code 1.
+    """
+
+
+class Interrupted(RunError):
+    """The user pressed Ctrl-C. The command exits with code 130."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from unalike.base.errors import UserError
 from unalike.base.randomness import scope
 from unalike.core.privacy import Privacy
 from unalike.data.device_cache import cache_on_device
@@ -125,14 +126,14 @@ class Client:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
-            raise ValueError(f"a client's id is a word, got {self.id!r}")
+            raise UserError(f"a client's id is a word, got {self.id!r}")
         if not isinstance(self.task, Task):
-            raise ValueError(
+            raise UserError(
                 f"client {self.id}: task must be a Task, e.g. Classification(10), got {self.task!r}; "
                 f"there are {', '.join(sorted(TASKS))}"
             )
         if not callable(self.model):
-            raise ValueError(
+            raise UserError(
                 f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}"
             )
         for name, (allowed, fits) in LIMITS.items():
@@ -142,24 +143,24 @@ class Client:
                 or not isinstance(value, Real)
                 or not (math.isfinite(value) and fits(value))
             ):
-                raise ValueError(
+                raise UserError(
                     f"client {self.id}: {name} must be a number {allowed}, got {value!r}"
                 )
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
-            raise ValueError(
+            raise UserError(
                 f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}"
             )
         try:
             torch.device(self.device)
         except (RuntimeError, TypeError):
-            raise ValueError(
+            raise UserError(
                 f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some"
             ) from None
         for name in ("train", "test", "common", "public"):
             try:
                 self._take(name)
             except ValueError as error:
-                raise ValueError(f"client {self.id}, {name}: {error}") from None
+                raise UserError(f"client {self.id}, {name}: {error}") from None
 
     def _take(self, name: str) -> None:
         """What was given under that name, as Samples; labels in memory must fit the task. What is Samples already was looked at."""
@@ -168,12 +169,12 @@ class Client:
             return
         data = unlabelled(given) if name == "public" else as_samples(given)
         if not len(data):
-            raise ValueError("there are no rows")
+            raise UserError("there are no rows")
         if data is not given and isinstance(data, Tensors) and name != "public":
             if data.y is not None:
                 self.task.check(data.y[data.index.to(data.y.device)])
             elif self.task.labelled:
-                raise ValueError("there are no labels: give (x, y)")
+                raise UserError("there are no labels: give (x, y)")
         setattr(self, name, data)
 
     def encoder(self, seed: int) -> nn.Module:
@@ -235,7 +236,7 @@ class Client:
                 else (None, 0, "")
             )
         except Exception as error:  # what a dataset may raise is open
-            raise ValueError(
+            raise UserError(
                 f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})"
             ) from error
         return ClientInfo(
@@ -315,7 +316,7 @@ def unlabelled(given: Any) -> Samples:
         and isinstance(data, Tensors)
         and (wrong := nonfinite_problem(data)) is not None
     ):
-        raise ValueError(f"in the public set {wrong}")
+        raise UserError(f"in the public set {wrong}")
     return data
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from unalike.base.errors import RunError
 from unalike.base.ledger import MEASUREMENTS, Ledger
 from unalike.base.message import Value, find_nonfinite
 from unalike.base.randomness import stream
@@ -352,7 +353,7 @@ class Federation:
         if self.replay is not None:
             return self.replay.next(self.instants, set(self.in_flight), self.engine.receive)
         if not (arrivals := self.engine.receive(set(self.in_flight))):
-            raise RuntimeError(
+            raise RunError(
                 f"the engine lost what {', '.join(sent.client for sent in self.in_flight.values())} were asked; resume the run"
             )
         return arrivals, {}

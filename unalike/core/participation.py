@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
+from unalike.base.errors import RunError
 from unalike.base.randomness import stream
 from unalike.base.settings import Settings
 
@@ -74,7 +75,7 @@ class FederationConfig(Settings):
         }
 
 
-class QuorumError(RuntimeError):
+class QuorumError(RunError):
     """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
 
     repeats = True  # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed

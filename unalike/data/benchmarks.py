@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.data.files import find, opened
 from unalike.data.pictures import decode, fifth
 from unalike.data.table import Table
@@ -126,7 +127,7 @@ def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.reader(file) if len(row) >= 2 and row[0].strip().isdigit()]
     if not rows:
-        raise ValueError(f"{path} has no rows of class,title,text")
+        raise UserError(f"{path} has no rows of class,title,text")
     said = [" ".join(row[1:]) for row in rows]
     x = (
         torch.tensor([numbered(text) for text in said])

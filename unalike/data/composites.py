@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 
+from unalike.base.errors import UserError
 from unalike.data.benchmarks import CIFAR, CIFAR_CLASSES
 from unalike.data.digits import load_digits_table
 from unalike.data.files import find, opened
@@ -91,12 +92,12 @@ def compose(
     x (n, channels, height, width), y (n,). Each canvas has 1 to `most` kinds, as likely; each kind is there at least once.
     """
     if not 1 <= most <= 4:
-        raise ValueError(f"a canvas has room for four images: most is from 1 to 4, got {most}")
+        raise UserError(f"a canvas has room for four images: most is from 1 to 4, got {most}")
     if count < 1:
-        raise ValueError(f"composites are 1 or more, got {count}")
+        raise UserError(f"composites are 1 or more, got {count}")
     there = y.unique()
     if len(there) < most:
-        raise ValueError(f"a canvas of {most} kinds needs as many, the images have {len(there)}")
+        raise UserError(f"a canvas of {most} kinds needs as many, the images have {len(there)}")
     order = torch.stack(
         [there[torch.randperm(len(there), generator=draws)[:most]] for _ in range(count)]
     )  # (count, most)

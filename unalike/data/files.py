@@ -10,6 +10,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from unalike.base.errors import UserError
+
 
 def find(name: str, folder: str | None, files: Sequence[str], source: str | None = None) -> Path:
     """The first of these files that lies in the folder, or in UNALIKE_DATA where no folder is given."""
@@ -20,7 +22,7 @@ def find(name: str, folder: str | None, files: Sequence[str], source: str | None
     looked = (
         f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
     )
-    raise ValueError(
+    raise UserError(
         f"{name} needs {' or '.join(files)}, {looked}: set UNALIKE_DATA or --data-dir to the folder that holds it"
         + (f", get it from {source}" if source else "")
     )
@@ -32,13 +34,13 @@ def opened(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         file = np.load(path, allow_pickle=False)
     except Exception as problem:  # those of zip and NumPy files have no common kind
-        raise ValueError(f"{path} is not a readable .npz file: {problem}") from None
+        raise UserError(f"{path} is not a readable .npz file: {problem}") from None
     with file as held:
         try:
             yield held
         except KeyError as problem:
-            raise ValueError(
+            raise UserError(
                 f"{path} lacks {str(problem.args[0]).split()[0]}; it has {', '.join(held.files) or 'nothing'}"
             ) from None
         except (BadZipFile, EOFError, zlib.error) as problem:
-            raise ValueError(f"{path} is not a readable .npz file: {problem}") from None
+            raise UserError(f"{path} is not a readable .npz file: {problem}") from None

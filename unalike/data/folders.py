@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from unalike.base.errors import UserError
 from unalike.data.pictures import Broken, leave_out
 from unalike.data.table import Table
 from unalike.tasks import MultiLabel
@@ -46,7 +47,7 @@ def voc2007(folder: str | None = None, size: Size = 224, broken: Broken = "refus
             for line in lines(path := lists / f"{name}_{part}.txt"):
                 image, *mark = line.split()
                 if len(mark) != 1 or mark[0] not in VOC_MARKS:
-                    raise ValueError(
+                    raise UserError(
                         f"{path}: each line is an image and 1, 0 or -1, got {line[:60]!r}"
                     )
                 marks.setdefault(image, []).append(VOC_MARKS[mark[0]])
@@ -78,11 +79,11 @@ def coco2014(folder: str | None = None, size: Size = 224, broken: Broken = "refu
                 [(home / part / image["file_name"], marks[image["id"]]) for image in held["images"]]
             )
         except (OSError, ValueError, KeyError, TypeError) as problem:
-            raise ValueError(
+            raise UserError(
                 f"{path} is not COCO's file of instances ({type(problem).__name__}: {problem})"
             ) from None
         if classes and names != classes:
-            raise ValueError(f"{path} has other categories than the file before it")
+            raise UserError(f"{path} has other categories than the file before it")
         classes = names
     return table("coco2014", parts, classes, size, broken)
 
@@ -114,11 +115,11 @@ def nuswide_images(folder: str | None = None, size: Size = 224, broken: Broken =
         marks = [lines(labels / f"Labels_{name}_{part}.txt") for name in classes]
         for name, column in zip(classes, marks):
             if len(column) != len(files):
-                raise ValueError(
+                raise UserError(
                     f"Labels_{name}_{part}.txt has {len(column)} lines for {len(files)} images"
                 )
             if wrong := sorted({*column} - {"0", "1"}):
-                raise ValueError(
+                raise UserError(
                     f"Labels_{name}_{part}.txt: each line is 0 or 1, got {wrong[0][:60]!r}"
                 )
         parts.append(
@@ -147,7 +148,7 @@ def multiscene(folder: str | None = None, size: Size = 224, broken: Broken = "re
         for name in ("Tra.csv", "Test.csv")
     ]
     if found[0][0] != found[1][0]:
-        raise ValueError(f"Tra.csv and Test.csv in {home} have other columns")
+        raise UserError(f"Tra.csv and Test.csv in {home} have other columns")
     return table("multiscene", [rows for _, rows in found], found[0][0], size, broken)
 
 
@@ -165,7 +166,7 @@ def mlrsnet(folder: str | None = None, size: Size = 224, broken: Broken = "refus
     for file in sorted((home / "Labels").glob("*.csv")):
         columns, rows = marked(file, lambda image, file=file: home / "Images" / file.stem / image)  # type: ignore[misc]
         if classes and columns != classes:
-            raise ValueError(f"{file} has other columns than the files before it")
+            raise UserError(f"{file} has other columns than the files before it")
         classes = columns
         order = np.random.RandomState(SPLIT_SEED).permutation(len(rows))
         first = round(TRAIN_SHARE * len(rows))
@@ -185,7 +186,7 @@ def placed(
     looked = (
         f"not found in {Path(where).absolute()}" if where else "and no folder was named to look in"
     )
-    raise ValueError(
+    raise UserError(
         f"{name} needs a folder {' or '.join(homes)} with {', '.join(parts)}, {looked}: set UNALIKE_DATA or --data-dir to the "
         f"folder that holds it, get it from {source}"
     )
@@ -195,7 +196,7 @@ def inside(home: Path, names: Iterable[str]) -> Path:
     for name in names:
         if (home / name).is_dir():
             return home / name
-    raise ValueError(f"{home} needs a folder {' or '.join(names)}")
+    raise UserError(f"{home} needs a folder {' or '.join(names)}")
 
 
 def lines(path: Path) -> list[str]:
@@ -203,7 +204,7 @@ def lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeError) as problem:
         why = getattr(problem, "strerror", "it is no text")
-        raise ValueError(f"{path} cannot be read ({why}): the folder is not as published") from None
+        raise UserError(f"{path} cannot be read ({why}): the folder is not as published") from None
 
 
 def marked(path: Path, file: Callable[[str], Path]) -> tuple[list[str], Rows]:
@@ -213,7 +214,7 @@ def marked(path: Path, file: Callable[[str], Path]) -> tuple[list[str], Rows]:
             row for row in csv.reader(path.read_text(encoding="utf-8-sig").splitlines()) if row
         ]
     except (OSError, ValueError, csv.Error):
-        raise ValueError(
+        raise UserError(
             f"{path} is no table of image,label,label,...: the folder is not as published"
         ) from None
     width = len(head)
@@ -221,7 +222,7 @@ def marked(path: Path, file: Callable[[str], Path]) -> tuple[list[str], Rows]:
         if len(row) != width or any(
             mark.strip() not in ("0", "1", "0.0", "1.0") for mark in row[1:]
         ):
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {i}: an image and {width - 1} marks of 0 or 1, got {','.join(row)[:60]!r}"
             )
     return [name.strip() for name in head[1:]], [
@@ -235,12 +236,12 @@ def table(
     """Everything read: images (n, 3, size, size) bytes, labels (n, classes)."""
     rows = [(file, marks, part) for part, its in enumerate(parts) for file, marks in its]
     if not classes or not rows:
-        raise ValueError(
+        raise UserError(
             f"{name} has {len(classes)} classes and {len(rows)} images: the folder is not as published"
         )
     for file, marks, _ in rows:
         if len(marks) != len(classes):
-            raise ValueError(
+            raise UserError(
                 f"{name}: {file.name} has {len(marks)} labels, there are {len(classes)} classes"
             )
     x = np.empty((len(rows), size, size, 3), np.uint8)

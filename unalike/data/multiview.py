@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.tasks import Clustering
@@ -95,7 +96,7 @@ def multiview(
 ) -> Table:
     """A set of your own, `file` in the folder, .npz or .mat: its views called `names`, else view1, view2, ..., each column in [0, 1]."""
     if file is None:
-        raise ValueError(
+        raise UserError(
             "multiview needs the name of a .npz or .mat file in the data folder: "
             "data: {name: multiview, options: {file: mine.mat}}"
         )
@@ -119,17 +120,17 @@ def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> 
     (4, ('0', '1'))
     """
     if scale not in SCALES:
-        raise ValueError(f"modalities are scaled by one of {', '.join(SCALES)}, got {scale!r}")
+        raise UserError(f"modalities are scaled by one of {', '.join(SCALES)}, got {scale!r}")
     if not len(y):
-        raise ValueError("a table to cluster needs one row or more, got none")
+        raise UserError("a table to cluster needs one row or more, got none")
     for name, rows in x.items():
         if rows.ndim != 2:
-            raise ValueError(
+            raise UserError(
                 f"modality {name!r} must be (n, features), got shape {tuple(rows.shape)}"
             )
         if not (good := rows.isfinite()).all():
             row, column = (~good).nonzero()[0].tolist()
-            raise ValueError(
+            raise UserError(
                 f"modality {name!r} has NaN or infinity in {int((~good).any(1).sum())} of {len(rows)} rows, first in row "
                 f"{row}, column {column}: fill them in or leave the rows out"
             )
@@ -184,13 +185,13 @@ def read_views(
     )
     truth = next((held[key] for key in TRUTH if key in held), None)
     if truth is None or not (numbered or cells):
-        raise ValueError(
+        raise UserError(
             f"{path} needs views X1, X2, ... or a list X of them, and classes Y, got: {', '.join(held) or 'nothing'}"
         )
     if truth.size != max(truth.shape, default=0):
-        raise ValueError(f"{path} needs one class a sample in Y, got shape {truth.shape}")
+        raise UserError(f"{path} needs one class a sample in Y, got shape {truth.shape}")
     if truth.dtype.kind == "f" and (unknown := np.isnan(truth).sum()):
-        raise ValueError(
+        raise UserError(
             f"{path} has NaN for {unknown} of {truth.size} classes in Y: leave these samples out"
         )
     y = np.unique(truth.ravel(), return_inverse=True)[1].ravel()
@@ -203,13 +204,9 @@ def read_views(
     ]
     names = [f"view{number}" for number in range(1, len(views) + 1)] if names is None else names
     if len(views) != len(names):
-        raise ValueError(
-            f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}"
-        )
+        raise UserError(f"{path} has {len(views)} views, expected {len(names)}: {', '.join(names)}")
     if twice := [name for name in names if list(names).count(name) > 1]:
-        raise ValueError(
-            f'two views of {path} are called "{twice[0]}": give each a name of its own'
-        )
+        raise UserError(f'two views of {path} are called "{twice[0]}": give each a name of its own')
     return {name: torch.from_numpy(view) for name, view in zip(names, views)}, torch.from_numpy(y)
 
 
@@ -217,25 +214,25 @@ def _variables(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
     if not path.is_file():
-        raise ValueError(f"there is no file {path.absolute()}")
+        raise UserError(f"there is no file {path.absolute()}")
     if path.suffix == ".npz":
         with opened(path) as held:
             return dict(held)
     try:
         return {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
     except NotImplementedError:
-        raise ValueError(
+        raise UserError(
             f"{path} is a MATLAB 7.3 file, which SciPy cannot read: save it in MATLAB with -v7"
         ) from None
     except Exception as problem:  # those of MATLAB files have no common kind
-        raise ValueError(f"{path} is not a readable {path.suffix} file: {problem}") from None
+        raise UserError(f"{path} is not a readable {path.suffix} file: {problem}") from None
 
 
 def _rows(view: Any, count: int, which: str) -> np.ndarray:
     """(n, features) float64, from dense or sparse, samples first or last."""
     dense = np.atleast_2d(np.asarray(view.toarray() if hasattr(view, "toarray") else view))
     if dense.dtype.kind not in "biuf":
-        raise ValueError(f"{which} must hold real numbers, got {dense.dtype}")
+        raise UserError(f"{which} must hold real numbers, got {dense.dtype}")
     if len(dense) != count and dense.shape[-1] == count:
         dense = np.moveaxis(dense, -1, 0)
     return dense.reshape(len(dense), -1).astype(np.float64)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.data.files import find, opened
 from unalike.data.table import Table
 from unalike.tasks import Classification, MultiLabel
@@ -96,7 +97,7 @@ def decode(
     Most of them say the size. Called `names`, or by number.
     """
     if broken not in ("refuse", "skip"):
-        raise ValueError(f'broken images are to "refuse" or to "skip", got {broken!r}')
+        raise UserError(f'broken images are to "refuse" or to "skip", got {broken!r}')
     found: dict[int, np.ndarray] = {}
     wrong: dict[int, str] = {}
     for i, (start, end) in enumerate(pairwise(off)):
@@ -125,7 +126,7 @@ def leave_out(wrong: Sequence[str], of: int, broken: Broken) -> None:
     more = f" and {len(wrong) - 10} more" if len(wrong) > 10 else ""
     told = f"{len(wrong)} of {of} images cannot be used: {'; '.join(wrong[:10])}{more}."
     if broken == "refuse" or len(wrong) == of:
-        raise ValueError(f"{told} Mend them, or leave them out with broken: skip")
+        raise UserError(f"{told} Mend them, or leave them out with broken: skip")
     log.warning("%s They are left out.", told)
 
 
@@ -137,4 +138,4 @@ def read(data: bytes | Path) -> np.ndarray:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as image:
             return np.asarray(image.convert("RGB"))
     except Exception as problem:  # what PIL raises on broken bytes is open: OSError, SyntaxError, struct.error and others
-        raise ValueError(f"is no image ({type(problem).__name__})") from None
+        raise UserError(f"is no image ({type(problem).__name__})") from None

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+from unalike.base.errors import UserError
 from unalike.data.modalities import MARK
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
@@ -30,7 +31,7 @@ class Samples:
         """The same, where there must be labels."""
         x, y = self.rows(index)
         if y is None:
-            raise ValueError(
+            raise UserError(
                 "these samples have no labels: give (x, y), or a dataset that yields (x, y)"
             )
         return x, y
@@ -59,12 +60,12 @@ class Tensors(Samples):
                 got = (
                     "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
                 )
-                raise ValueError(f"samples are tensors with one row a sample, got {got} for {name}")
+                raise UserError(f"samples are tensors with one row a sample, got {got} for {name}")
         if isinstance(x, dict):
             check_modalities(x)
         sizes = {name: len(tensor) for name, tensor in named.items()}
         if len(set(sizes.values())) != 1:
-            raise ValueError(f"inputs and labels need the same number of rows, got {sizes}")
+            raise UserError(f"inputs and labels need the same number of rows, got {sizes}")
         self.x, self.y, self.index = x, y, torch.arange(len(tensor)) if index is None else index
 
     def __len__(self) -> int:
@@ -91,7 +92,7 @@ class Lazy(Samples):
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         ):
-            raise ValueError(
+            raise UserError(
                 f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: use a map-style one"
             )
         self.dataset, self.index = dataset, torch.arange(len(dataset)) if index is None else index
@@ -101,12 +102,12 @@ class Lazy(Samples):
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if len(index) == 0:
-            raise ValueError("a dataset read on demand cannot give 0 rows: ask for one or more")
+            raise UserError("a dataset read on demand cannot give 0 rows: ask for one or more")
         items = [self.dataset[row] for row in self.index[index].tolist()]
         if not isinstance(items[0], (tuple, list)):
             return default_collate(items), None
         if len(items[0]) != 2:
-            raise ValueError(
+            raise UserError(
                 f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things"
             )
         x, y = zip(*items)
@@ -128,12 +129,12 @@ def check_modalities(x: dict[str, Tensor]) -> None:
     """Raises ValueError unless there is a modality, and marks say of each sample whether it has one, and that it has any."""
     names = [name for name in x if not name.endswith(MARK)]
     if not names:
-        raise ValueError(
+        raise UserError(
             'there is no modality: give one tensor or more by name, as {"left": (n, features), ...}'
         )
     for name, there in ((name, x[name]) for name in x if name.endswith(MARK)):
         if name.removesuffix(MARK) not in names or there.dtype != torch.bool or there.ndim != 1:
-            raise ValueError(
+            raise UserError(
                 f'"{name}" says which samples have modality "{name.removesuffix(MARK)}", which must be there: one truth value '
                 f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}"
             )
@@ -143,7 +144,7 @@ def check_modalities(x: dict[str, Tensor]) -> None:
         and len({len(there) for there in marks}) == 1
         and len(bare := (~torch.stack(marks).any(0)).nonzero())
     ):
-        raise ValueError(
+        raise UserError(
             f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out"
         )
 
@@ -176,7 +177,7 @@ def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -
     leave every sample one; with a single modality nothing can be missing."""
     x, y = held.rows(torch.arange(len(held)))
     if not isinstance(x, dict):
-        raise ValueError("inputs of one kind have no modalities that could be missing")
+        raise UserError("inputs of one kind have no modalities that could be missing")
     rows, names = len(held), list(x)
     chance = torch.rand(rows, len(names), generator=generator)
     chance[torch.arange(rows), chance.argmax(1)] = torch.inf  # one of each sample stays
@@ -224,12 +225,12 @@ def concat(held: dict[str, Tensors]) -> Tensors:
     for name, its in held.items():
         x = its.rows(torch.arange(len(its)))[0]
         if isinstance(x, dict):
-            raise ValueError(f"{name} has several modalities and cannot be joined with others")
+            raise UserError(f"{name} has several modalities and cannot be joined with others")
         parts[name] = x
     (first, usual), *others = ((name, _kind(x)) for name, x in parts.items())
     for name, kind in others:
         if kind != usual:
-            raise ValueError(
+            raise UserError(
                 f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined"
             )
     size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
@@ -284,7 +285,7 @@ def as_samples(obj: object) -> Samples:
         if isinstance(obj, (tuple, list))
         else type(obj).__name__
     )
-    raise ValueError(
+    raise UserError(
         f"data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch Dataset, got {got}"
     )
 

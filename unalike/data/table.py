@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.data.samples import Inputs
 from unalike.tasks import Task
 
@@ -27,24 +28,24 @@ class Table:
 
     def __post_init__(self):
         if self.targets.keys() != self.tasks.keys():
-            raise ValueError(
+            raise UserError(
                 f"every target needs a task: targets are {sorted(self.targets)}, tasks are {sorted(self.tasks)}"
             )
         modalities = self.x if isinstance(self.x, dict) else {"x": self.x}
         if not modalities:
-            raise ValueError("a table needs one modality or more, got none")
+            raise UserError("a table needs one modality or more, got none")
         sizes = {name: len(rows) for name, rows in modalities.items()}
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"modalities need the same number of rows, got {sizes}")
+            raise UserError(f"modalities need the same number of rows, got {sizes}")
         for name, y in self.targets.items():
             if len(y) != len(self):
-                raise ValueError(f"target {name!r} has {len(y)} rows for {len(self)} inputs")
+                raise UserError(f"target {name!r} has {len(y)} rows for {len(self)} inputs")
             self.tasks[name].check(y)
         for rows in (
             (self.train, self.test) if self.overlap else (torch.cat([self.train, self.test]),)
         ):
             if len(rows.unique()) != len(rows) or (rows < 0).any() or (rows >= len(self)).any():
-                raise ValueError(
+                raise UserError(
                     f"train and test are different rows from 0 to {len(self) - 1}, got some twice or outside"
                 )
 

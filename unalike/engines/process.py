@@ -13,10 +13,11 @@ from typing import NoReturn
 
 import torch
 
+from unalike.base.errors import RunError
 from unalike.engines.host import Host
 
 
-class EngineError(RuntimeError):
+class EngineError(RunError):
     """The engine itself broke, not a client. What was saved is safe."""
 
 

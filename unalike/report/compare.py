@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from unalike.base.errors import UserError
 from unalike.report import formatting as words
 from unalike.report.folder import Run, read
 
@@ -23,11 +24,11 @@ def compare(paths: Iterable[str | Path]) -> dict:
     """
     runs = [read(path) for path in paths]
     if len(runs) < 2:
-        raise ValueError(f"A comparison needs two runs or more, got {len(runs)}.")
+        raise UserError(f"A comparison needs two runs or more, got {len(runs)}.")
     _comparable(runs)
     common = [client for client in runs[0].clients if all(_ended(run, client) for run in runs)]
     if not common:
-        raise ValueError(
+        raise UserError(
             "These runs have no client in common that ended with a value, so nothing can be compared."
         )
     everyone = dict.fromkeys(client for run in runs for client in run.clients)
@@ -73,13 +74,13 @@ def interval(values: list[float]) -> dict[str, Any]:
 def _comparable(runs: list[Run]) -> None:
     for run in runs:
         if run.results is None:
-            raise ValueError(
+            raise UserError(
                 f"{run.path} has not finished: resume it, or leave it out of the comparison."
             )
     for run in runs[1:]:
         if run.scenario != runs[0].scenario:
             names = f"{runs[0].path} is {runs[0].scenario}, {run.path} is {run.scenario}"
-            raise ValueError(f"Only runs of one scenario can be compared: {names}.")
+            raise UserError(f"Only runs of one scenario can be compared: {names}.")
 
 
 def _differing(runs: list[Run]) -> list[dict]:
@@ -131,7 +132,7 @@ def _by_seed(label: str, members: list[Run]) -> dict:
     seeds: dict = {}
     for run in members:
         if run.seed in seeds:
-            raise ValueError(
+            raise UserError(
                 f"{seeds[run.seed].path} and {run.path} are both {label} with seed {run.seed}: compare one of them."
             )
         seeds[run.seed] = run

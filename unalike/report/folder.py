@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unalike.base.errors import UserError
+
 LEDGER = ["round", "client", "direction", "operation", "messages", "bytes"]
 
 
@@ -59,9 +61,9 @@ def read(path: str | Path) -> Run:
     """The run kept in the folder `path`, finished or not."""
     path = Path(path)
     if not path.is_dir():
-        raise ValueError(f"{path} is not a run folder: there is no such folder.")
+        raise UserError(f"{path} is not a run folder: there is no such folder.")
     if not (path / "config.yaml").is_file():
-        raise ValueError(f"{path} is not a run folder: it has no config.yaml.")
+        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
     events, cut = _events(path / "events.jsonl")
     ledger, torn = _ledger(path / "ledger.csv")
     return Run(
@@ -82,9 +84,9 @@ def _config(file: Path) -> dict:
             _text(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         )  # the C one is ten times as quick
     except yaml.YAMLError as error:
-        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
+        raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{file} should hold named settings, got {type(config).__name__}.")
+        raise UserError(f"{file} should hold named settings, got {type(config).__name__}.")
     return config
 
 
@@ -94,12 +96,12 @@ def _results(file: Path) -> dict | None:
     try:
         results = json.loads(_text(file))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from None
+        raise UserError(f"{file} is not JSON: {error}.") from None
     clients = results.get("clients") if isinstance(results, dict) else None
     if not isinstance(clients, dict) or not all(
         isinstance(client, dict) for client in clients.values()
     ):
-        raise ValueError(
+        raise UserError(
             f"{file} should name the clients and give each its results, as a finished run does."
         )
     return results
@@ -128,7 +130,7 @@ def _ledger(file: Path) -> tuple[list[dict], int]:
     if not lines:
         return [], 0
     if lines[0] != LEDGER:
-        raise ValueError(f"{file} should open with {','.join(LEDGER)}, got {','.join(lines[0])}.")
+        raise UserError(f"{file} should open with {','.join(LEDGER)}, got {','.join(lines[0])}.")
     rows = [row for row in map(_row, lines[1:]) if row]
     return rows, len(lines) - 1 - len(rows)
 

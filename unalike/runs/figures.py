@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unalike.base.errors import unknown_name
+from unalike.base.errors import UserError, unknown_name
 
 MOST = {
     "points": (500,),
@@ -20,10 +20,10 @@ MOST = {
 def leave(folder: Path, name: str, round: int, **material: Any) -> Path:
     """Write it whole or not at all; the same again writes the same bytes."""
     if not name.replace(" ", "").isalnum():
-        raise ValueError(f'a picture is named in letters, numbers and spaces, got "{name}"')
+        raise UserError(f'a picture is named in letters, numbers and spaces, got "{name}"')
     for key in material:
         if key not in MOST:
-            raise ValueError(unknown_name("part of a picture", key, MOST))
+            raise UserError(unknown_name("part of a picture", key, MOST))
     file = folder / "pictures" / f"{name.replace(' ', '_')}-{round:06d}.npz"
     file.parent.mkdir(exist_ok=True)
     partial = file.with_suffix(f".{os.getpid()}.partial")
