@@ -11,6 +11,7 @@ from scipy import stats
 
 from unalike.report import compare, show_comparison
 from unalike.report.compare import interval
+from unalike.tasks import Clustering
 
 
 def test_the_interval_is_students():
@@ -247,10 +248,35 @@ def test_clustering_runs_are_compared_by_their_federation_too(make):
         file = paths[-1] / "results.json"
         scores = {"acc": 70.0 + shift, "nmi": 60.0}
         file.write_text(
-            json.dumps(json.loads(file.read_text()) | {"metrics": {**scores, "joint": scores}})
+            json.dumps(
+                json.loads(file.read_text())
+                | {
+                    "metrics": {**scores, "joint": scores},
+                    "federation_metrics": list(Clustering.federation_metrics),
+                }
+            )
         )
     told = compare(paths)
     assert [group["federation"]["joint acc"]["mean"] for group in told["groups"]] == [70, 75]
     console = Console(file=io.StringIO(), width=100, color_system=None)
     show_comparison(told, console)
     assert "joint nmi %" in console.file.getvalue() and "75.0" in console.file.getvalue()
+
+
+def test_a_difference_is_positive_where_an_error_is_lower(make):
+    """Errors of b are 5 lower than those of a: an improvement of 5."""
+    paths = []
+    for name, shift in (("a", 0.0), ("b", -5.0)):
+        clients = dict.fromkeys("xy", ("m", "regression", "mae", 50.0, 60.0))
+        paths.append(make(name, algorithm=name, clients=clients, shift=shift))
+        file = paths[-1] / "results.json"
+        results = json.loads(file.read_text())
+        for entry in results["clients"].values():
+            entry |= {"higher_is_better": False, "unit": ""}
+        file.write_text(json.dumps(results))
+    result = compare(paths)
+    assert result["differences"][0]["mean"] == 5
+    assert result["lower_is_better"] == ["x", "y"]
+    text = printed(result)
+    assert "mean difference " in text and "mean difference %" not in text
+    assert "Lower is better for x and y" in text

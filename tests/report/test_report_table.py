@@ -8,6 +8,7 @@ from rich.console import Console
 
 from unalike.report import formatting as words
 from unalike.report import show
+from unalike.tasks import Clustering, MultiLabel
 
 
 def printed(results, width=80):
@@ -122,7 +123,7 @@ def test_the_verdict_tells_who_gained(told):
         words.verdict(told())
         == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
     )
-    assert "who gained is not known; the lowest is reed with mIoU 41.0" in words.verdict(
+    assert "who gained is not known; the worst is reed with mIoU 41.0" in words.verdict(
         told(alone=False)
     )
     level = told({"x": ("cnn", "t", "m", 50.0, 50.0)})
@@ -146,15 +147,19 @@ def clustered(results):
     """The same of clients that cluster, the last without labels and with one modality only."""
     scores = {"acc": 71.26, "nmi": 65.0, "ari": 60.5}
     for its in results["clients"].values():
-        its |= {"task": "clustering", "modalities": ["left", "right"]}
+        its |= {"task": "clustering", "labelled": False, "modalities": ["left", "right"]}
     its |= {"value": None, "gain": None, "alone": None, "modalities": ["left"]}
-    return results | {"metrics": {**scores, "joint": {**scores, "acc": 69.9}}}
+    return results | {
+        "metrics": {**scores, "joint": {**scores, "acc": 69.9}},
+        "federation_metrics": list(Clustering.federation_metrics),
+    }
 
 
 def test_several_labels_are_told_by_more_than_one_figure(told):
     results = told()
     for its in results["clients"].values():
         its["task"] = "multilabel"
+    results["federation_metrics"] = list(MultiLabel.federation_metrics)
     results["metrics"] = {
         "micro_f1": 21.7,
         "macro_f1": 8.44,
@@ -183,3 +188,33 @@ def test_what_nobody_could_measure_is_said(told):
     ) and "None" not in printed(nothing)
     assert words.verdict(nothing) == "One client learnt by itself."
     assert words.privacy({"delta": 1e-5, "releases": 1}).endswith("1 release")
+
+
+def errors(results):
+    """The same clients with a metric that should fall: their values are errors, in no unit."""
+    for its in results["clients"].values():
+        its |= {"metric": "mae", "higher_is_better": False, "unit": ""}
+        its["alone"], its["value"] = 0.5, 0.0123
+        its["gain"] = 97.5
+    return results | {"delta": 97.5, "losers": 0}
+
+
+def test_an_error_that_falls_is_a_gain_and_is_no_percentage(told):
+    text = printed(errors(told()))
+    assert "mae" in text and "0.0123" in text and "+97.5 %" in text
+    assert "losers     0 of 6" in text
+
+
+def test_without_a_baseline_the_worst_error_is_the_highest(told):
+    results = errors(told(alone=False))
+    for place, its in enumerate(results["clients"].values()):
+        its |= {"alone": None, "gain": None, "value": 0.1 * (place + 1)}
+    assert words.worst(results) == "oak with mae 0.6"
+    assert words.verdict(results).endswith("the worst is oak with mae 0.6.")
+
+
+def test_metrics_of_unlike_direction_or_unit_have_no_worst_client(told):
+    results = told(alone=False)
+    results["clients"]["oak"] |= {"higher_is_better": False, "unit": ""}
+    assert words.worst(results) is None
+    assert words.common_unit(results["clients"]) == ""

@@ -9,12 +9,9 @@ from torch.func import grad, vmap
 
 from unalike.tasks import TASKS, Classification, MultiLabel, Segmentation
 
-NAMED = [
-    name for name in TASKS if name != "retrieval"
-]  # tasks with labels; retrieval: test_retrieval.py
-LEARNT = [
-    name for name in NAMED if name != "clustering"
-]  # tasks that labels teach; clustering brings no loss
+NAMED = [name for name in TASKS if name != "retrieval"]  # retrieval: test_retrieval.py
+LEARNT = [name for name in NAMED if TASKS[name].labelled]
+CLASSIFYING = [name for name in LEARNT if TASKS[name].classifies]
 
 
 def batch(name, rows=12, classes=4, seed=0):
@@ -23,6 +20,8 @@ def batch(name, rows=12, classes=4, seed=0):
     task = TASKS[name](classes)
     shape = (rows, classes, 3, 3) if task.dense else (rows, classes)
     output = torch.randn(shape, generator=draws, dtype=torch.float64)
+    if name == "regression":
+        return task, output, torch.randn(shape, generator=draws, dtype=torch.float64)
     if name in ("classification", "clustering"):
         return task, output, torch.randint(classes, (rows,), generator=draws)
     if name == "multilabel":
@@ -156,8 +155,11 @@ def test_the_meter_does_not_care_how_samples_are_batched(name):
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_right_output_measures_100(name):
+def test_a_right_output_measures_the_best_value(name):
     task, output, y = batch(name)
+    if name == "regression":
+        assert measure(task, y, y) == {"mae": 0, "rmse": 0, "r2": 1}
+        return
     if name == "multilabel":
         output = torch.where(y == 1, 20.0, -20.0)
     else:
@@ -183,7 +185,7 @@ def test_losses_of_a_stack_equal_losses_one_by_one(name):
         )
 
 
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("name", CLASSIFYING)
 def test_nothing_known_costs_nothing(name):
     task, output, y = batch(name)
     unknown = torch.full_like(y, 255 if name == "segmentation" else -1)

@@ -115,7 +115,9 @@ def judge(program: "ClientProgram", judged: list["ClientProgram"]) -> Tensor:
             ]
         )
 
+    # Only scores of classes can be too sure of themselves; other outputs stay as they are.
+    powers = range(-10, 3) if program.client.task.classifies else (0,)
     return min(
-        (scaled(2.0 ** (power / 2)) for power in range(-10, 3)),
+        (scaled(2.0 ** (power / 2)) for power in powers),
         key=lambda losses: float(losses.mean()),
     )

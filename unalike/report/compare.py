@@ -19,7 +19,7 @@ def compare(paths: Iterable[str | Path]) -> dict:
 
     Returns {"scenario", "level", "clients", "left_out", "groups": [...], "differences": [...]}. Every average is
     {"mean", "low", "high", "n"}; with one seed there is no interval, and low and high are None. A difference pairs the runs of
-    the two groups that share a seed; `same_alone` says whether the gains of those runs are against the same values alone
+    the two groups that share a seed and is positive where the group is better; `same_alone` says whether the gains of those runs are against the same values alone
     (None: no pair to see it in).
     """
     runs = [read(path) for path in paths]
@@ -46,6 +46,10 @@ def compare(paths: Iterable[str | Path]) -> dict:
         "level": LEVEL,
         "clients": common,
         "left_out": [client for client in everyone if client not in common],
+        "units": {client: words.unit_of_client(runs[0].clients[client]) for client in common},
+        "lower_is_better": [
+            client for client in common if not words.higher_is_better(runs[0].clients[client])
+        ],
         "groups": told,
         "differences": [
             _difference(other, seeds[other], reference, seeds[reference], common)
@@ -177,15 +181,15 @@ def _difference(
     other: str, others: dict, reference: str, references: dict, common: list[str]
 ) -> dict:
     shared = [seed for seed in others if seed in references]
-    told = interval(
-        [_mean(others[seed], common) - _mean(references[seed], common) for seed in shared]
-    )
     clients = {
-        client: interval(
-            [_value(others[seed], client) - _value(references[seed], client) for seed in shared]
-        )
+        client: interval([_improvement(others[seed], references[seed], client) for seed in shared])
         for client in common
     }
+    means = []
+    for seed in shared:
+        each = [_improvement(others[seed], references[seed], client) for client in common]
+        means.append(math.fsum(each) / len(each))
+    told = interval(means)
     # None: too few seeds to say. The hair's breadth keeps rounding from passing for an effect.
     clear = None if told["low"] is None else told["low"] > 1e-9 or told["high"] < -1e-9
     alike = (
@@ -213,6 +217,12 @@ def _ended(run: Run, client: str) -> bool:
 
 def _value(run: Run, client: str) -> float:
     return float(run.clients[client]["value"])
+
+
+def _improvement(run: Run, reference: Run, client: str) -> float:
+    """Return the difference of a client's value, positive where the run is better."""
+    difference = _value(run, client) - _value(reference, client)
+    return difference if words.higher_is_better(run.clients[client]) else -difference
 
 
 def _mean(run: Run, common: list[str]) -> float:

@@ -20,13 +20,6 @@ SMALL = [
     "twelve",
 ]
 NOTHING = "–"
-LABELLED = (
-    "macro_f1",
-    "macro_auc",
-    "mAP",
-    "CF1",
-    "micro_auc",
-)  # of several labels a sample, beside micro_f1
 
 
 def number(value: Any) -> float | None:
@@ -59,6 +52,43 @@ def percent(value) -> str:
     """
     value = number(value)
     return NOTHING if value is None else f"{value:.1f}"
+
+
+def metric_value(value, unit: str = "%") -> str:
+    """Return a metric as text: one decimal in percent, else three significant digits.
+
+    >>> metric_value(83.04), metric_value(0.01234, unit=""), metric_value(None)
+    ('83.0', '0.0123', '–')
+    """
+    known = number(value)
+    if known is None or unit == "%":
+        return percent(known)
+    return f"{known:.3g}" if abs(known) < 1000 else f"{known:,.0f}"
+
+
+def unit_of_client(client: dict) -> str:
+    """Return the unit of a client's metric, from its entry in the results; percent by default."""
+    return str(client.get("unit", "%"))
+
+
+def higher_is_better(client: dict) -> bool:
+    """Return whether a client's metric should rise, from its entry in the results."""
+    return client.get("higher_is_better", True) is not False
+
+
+def common_unit(clients: dict[str, dict]) -> str:
+    """Return the unit that the metrics of all clients share, or "" if they differ."""
+    units = {unit_of_client(client) for client in clients.values()}
+    return units.pop() if len(units) == 1 else ""
+
+
+def in_unit(noun: str, unit: str) -> str:
+    """Return an axis label or heading with its unit, if there is one.
+
+    >>> in_unit("value", "%"), in_unit("value", "")
+    ('value (%)', 'value')
+    """
+    return f"{noun} ({unit})" if unit else noun
 
 
 def signed(gain) -> str:
@@ -183,17 +213,14 @@ def figures(told, above: str = "") -> dict[str, str]:
 
 
 def federation(results: dict) -> dict[str, float]:
-    """Figures of all clients together by their full name, "acc", "joint acc": where all of them cluster, which is scored at once, or all
-    tell several labels, of which the one figure in the table says little. Elsewhere they are means of what the table shows."""
-    tasks, told = (
-        {its.get("task") for its in results["clients"].values()},
-        results.get("metrics") or {},
-    )
-    if tasks == {"multilabel"}:
-        told = {name: told.get(name) for name in LABELLED}
-    elif tasks != {"clustering"}:
-        return {}
-    return {name: float(value) for name, value in figures(told).items()}
+    """Return metrics of all clients together by full name ("acc", "joint acc").
+
+    Only those that the clients' common task asks to be shown (`Task.federation_metrics`): the
+    others are means of what the table has.
+    """
+    shown = [str(name).replace("_", " ") for name in results.get("federation_metrics") or []]
+    known = figures(results.get("metrics") or {})
+    return {name: float(known[name]) for name in shown if name in known}
 
 
 def grouped(told: dict[str, float]) -> str:
@@ -242,13 +269,16 @@ def unmeasured(results: dict) -> str | None:
     if gains(results):
         return None
     if all(number(its.get("value")) is None for its in clients.values()):
-        clusters = all(its.get("task") == "clustering" for its in clients.values())
-        return "no client could be measured" + ", there are no labels" * clusters
+        unlabelled = all(its.get("labelled") is False for its in clients.values())
+        return "no client could be measured" + ", there are no labels" * unlabelled
     return "there is one client" if len(clients) == 1 else "nothing was trained alone"
 
 
 def worst(results: dict) -> str | None:
-    """The client with the smallest gain, or without gains the smallest value, and that number."""
+    """Return the client with the smallest gain, or without gains the worst value, and that number.
+
+    None if nothing was measured, or if clients have metrics that cannot be ranked together.
+    """
     gained = gains(results)
     if gained:
         client = next(iter(gained))
@@ -258,10 +288,15 @@ def worst(results: dict) -> str | None:
         for client, its in results["clients"].items()
         if (value := number(its.get("value"))) is not None
     }
-    if not values:
+    entries = {client: results["clients"][client] for client in values}
+    directions = {higher_is_better(its) for its in entries.values()}
+    units = {unit_of_client(its) for its in entries.values()}
+    if len(directions) != 1 or len(units) != 1:
         return None
-    client = min(values, key=lambda client: values[client])
-    return f"{client} with {results['clients'][client].get('metric') or 'value'} {percent(values[client])}"
+    choose = min if directions.pop() else max
+    client = choose(values, key=lambda client: values[client])
+    metric = entries[client].get("metric") or "value"
+    return f"{client} with {metric} {metric_value(values[client], units.pop())}"
 
 
 def verdict(results: dict) -> str:
@@ -273,7 +308,7 @@ def verdict(results: dict) -> str:
     if not gained:
         parts += [f"{unmeasured(results)}, so who gained is not known"] if len(clients) > 1 else []
         if worst(results):
-            parts += [f"the lowest is {worst(results)}"]
+            parts += [f"the worst is {worst(results)}"]
     else:
         parts += [_gainers(gained, lost, len(clients))]
         if number(results.get("delta")) is not None:

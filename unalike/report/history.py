@@ -58,6 +58,18 @@ def metric(run: Run, client: str) -> str:
     return "value"
 
 
+def unit(run: Run, client: str) -> str:
+    """Return the unit of a client's metric; percent where the run does not say."""
+    entry = run.clients.get(client) or _cards(run).get(client)
+    return str(entry.get("unit", "%")) if isinstance(entry, dict) else "%"
+
+
+def common_unit(run: Run) -> str:
+    """Return the unit that the metrics of all clients share, or "" if they differ."""
+    units = {unit(run, client) for client in clients(run)}
+    return units.pop() if len(units) == 1 else ""
+
+
 def _cards(run: Run) -> dict[str, dict]:
     """What the clients told at the start; without events, none."""
     started = (event for event in run.events if event["event"] in ("start", "resume"))

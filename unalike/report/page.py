@@ -15,7 +15,7 @@ from unalike.report.style import css
 # Nothing on the page may run or fetch anything, whatever a run wrote into its names
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-PERCENT = {
+VALUES = {
     "alone": "alone",
     "together": "value",
     "safeguarded": "safeguarded",
@@ -152,14 +152,15 @@ def _clients(run: Run) -> str:
     )
     missed, why = words.misses(history.failures(run))
     names += ["missed"] * bool(missed)
-    figures = {*PERCENT, "gain", "missed", "epsilon"}
+    figures = {*VALUES, "gain", "missed", "epsilon"}
     rows, tone_of = [], colours(run)
     for client in _ordered(run):
         its = clients[client]
         shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric")} | {
             "kept": words.kept(its) or words.NOTHING
         }
-        shown |= {name: words.percent(its.get(key)) for name, key in PERCENT.items()}
+        unit = words.unit_of_client(its)
+        shown |= {name: words.metric_value(its.get(key), unit) for name, key in VALUES.items()}
         shown["modalities"] = words.modalities(its) or words.NOTHING
         shown["epsilon"] = words.epsilon(its.get("privacy"))
         shown["missed"] = str(missed.get(client, 0))
@@ -175,16 +176,32 @@ def _clients(run: Run) -> str:
             )
             cells += [f'<td class="{kind}">{_text(shown[name])}</td>']
         rows += [f"<tr>{''.join(cells)}</tr>"]
-    note = (
-        "Values are percent; a gain is in percent of the client's own value alone."
-        if has_alone
-        else "Values are percent."
-    )
+    note = _explain_values(clients, has_alone)
     if missed:
         note += f" Missed counts the rounds a client was away ({_text(why)})."
     if len(clients) > MOST:
         note += " The smallest gains come first."
     return f"<section><h2>Every client</h2>{_table(names, figures, rows)}<p class='small'>{note}</p></section>"
+
+
+def _explain_values(clients: dict[str, dict], has_alone: bool) -> str:
+    """Return a note on the units of values and gains, and on metrics that should fall."""
+    falling = [its for its in clients.values() if not words.higher_is_better(its)]
+    notes = []
+    if words.common_unit(clients) == "%":
+        notes.append("Values are percent.")
+    elif any(words.unit_of_client(its) == "%" for its in clients.values()):
+        percent = sorted(
+            {str(its.get("metric")) for its in clients.values() if words.unit_of_client(its) == "%"}
+        )
+        notes.append(f"Values of {_text(words.listed(percent))} are percent.")
+    if falling:
+        names = sorted({str(its.get("metric")) for its in falling})
+        notes.append(f"Lower is better for {_text(words.listed(names))}.")
+    if has_alone:
+        better = " and positive where it is better" if falling else ""
+        notes.append(f"A gain is in percent of the client's own value alone{better}.")
+    return " ".join(notes)
 
 
 def _ordered(run: Run) -> list[str]:
@@ -275,7 +292,11 @@ def _cell(name: str, value) -> str:
     told = words.number(value)
     if told is None:
         return f'<td class="{"" if name in ("test", "hash") else "number"}">{_text(words.NOTHING if value is None else value)}</td>'
-    return f'<td class="number">{f"{told:,.0f}" if name in ("samples", "parameters") else f"{told:.2f}"}</td>'
+    if name in ("samples", "parameters"):
+        return f'<td class="number">{told:,.0f}</td>'
+    # Two decimals suit percentages; small numbers keep three digits.
+    shown = f"{told:.2f}" if abs(told) >= 1 or not told else f"{told:.3g}"
+    return f'<td class="number">{shown}</td>'
 
 
 def _repeat(run: Run) -> str:

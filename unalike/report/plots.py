@@ -76,7 +76,8 @@ def gains(run: Run) -> Picture | None:
             )
         axis.plot(value, row, "o", markersize=7.5, color=tone)
         mood = "soft" if not gain else "bad" if gain < 0 else "good"
-        aside = words.percent(value) if gain is None else words.signed(gain)
+        shown_value = words.metric_value(value, words.unit_of_client(its))
+        aside = shown_value if gain is None else words.signed(gain)
         axis.text(
             1.015,
             row,
@@ -95,7 +96,8 @@ def gains(run: Run) -> Picture | None:
     axis.margins(x=0.06)
     axis.grid(axis="y", visible=False)
     axis.spines["left"].set_visible(False)
-    axis.set_xlabel("value of each client's own metric (%)")
+    unit = words.common_unit(told)
+    axis.set_xlabel(words.in_unit("value of each client's own metric", unit))
     legend = [("ring", "soft", "alone")] * has_alone + [("dot", "soft", "together")]
     legend += [("diamond", "ink", "safeguarded, where it differs")] * bool(guarded)
     caption = "On the right the gain, in percent of the value alone."
@@ -103,11 +105,22 @@ def gains(run: Run) -> Picture | None:
         caption = "On the right the value; nothing was trained alone, so there is no gain."
     if len(shown) < len(told):
         caption += f" The {len(shown)} smallest gains of {len(told)} clients."
-    ends = [
-        f"{client} {words.percent(told[client].get('alone'))} to {words.percent(told[client]['value'])}"
-        for client in shown
-    ]
-    alt = f"Dots on a line for each client, {'alone against together' if has_alone else 'together'}, in percent: {words.listed(ends, 8)}."
+    if any(not words.higher_is_better(told[client]) for client in shown):
+        names = sorted(
+            {
+                str(told[client].get("metric"))
+                for client in shown
+                if not words.higher_is_better(told[client])
+            }
+        )
+        caption += f" Lower is better for {words.listed(names)}."
+    ends = []
+    for client in shown:
+        own = words.unit_of_client(told[client])
+        before = words.metric_value(told[client].get("alone"), own)
+        ends.append(f"{client} {before} to {words.metric_value(told[client]['value'], own)}")
+    pairing = "alone against together" if has_alone else "together"
+    alt = f"Dots on a line for each client, {pairing}{_in_percent(unit)}: {words.listed(ends, 8)}."
     title = "Alone and together" if has_alone else "Where each client ended"
     return Picture(title, caption, inline(drawn, "gains", alt), legend)
 
@@ -121,12 +134,16 @@ def whole(run: Run) -> Picture | None:
     for (name, course), tone in zip(told.items(), CLIENTS):
         _curve(axis, course, colour(tone), dashed=" " in name)
     axis.set_xlabel("round")
-    axis.set_ylabel("value (%)")
+    unit = history.common_unit(run)
+    axis.set_ylabel(words.in_unit("value", unit))
     whole_rounds(axis)
     legend = [("dash" if " " in name else "line", tone, name) for name, tone in zip(told, CLIENTS)]
-    ends = [f"{name} {words.percent(list(course.values())[-1])}" for name, course in told.items()]
+    ends = [
+        f"{name} {words.metric_value(list(course.values())[-1], unit)}"
+        for name, course in told.items()
+    ]
     caption = f"Of all clients together; they end at {words.listed(ends)}."
-    alt = f"Lines over the rounds for the whole federation, ending at {words.listed(ends)} percent."
+    alt = f"Lines over the rounds for the whole federation, ending at {words.listed(ends)}{' percent' * (unit == '%')}."
     return Picture("The whole federation", caption, inline(drawn, "whole", alt), legend)
 
 
@@ -177,7 +194,8 @@ def courses(run: Run) -> Picture | None:
     for axis in axes.flat[max(0, len(shown) - columns):len(shown)]:  # fmt: skip
         axis.tick_params(labelbottom=True)
     drawn.supxlabel("round", fontsize=8.5, color=colour("soft"))
-    drawn.supylabel("value (%)", fontsize=8.5, color=colour("soft"))
+    unit = history.common_unit(run)
+    drawn.supylabel(words.in_unit("value", unit), fontsize=8.5, color=colour("soft"))
     has_alone = any(_alone(run, client, alone) is not None for client in shown)
     legend = [("line", "soft", "together, after local training" if aligned else "together")] + [
         ("dash", "soft", "alone")
@@ -187,11 +205,11 @@ def courses(run: Run) -> Picture | None:
     if len(shown) < len(known):
         caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
     last = [
-        f"{client} {words.percent(list(ends[client].values())[-1])}"
+        f"{client} {words.metric_value(list(ends[client].values())[-1], history.unit(run, client))}"
         for client in shown
         if client in ends
     ]
-    alt = f"A small line plot for each client: its value in percent over the rounds. Together they end at: {words.listed(last, 8)}."
+    alt = f"A small line plot for each client: its value{_in_percent(unit)} over the rounds. Together they end at: {words.listed(last, 8)}."
     return Picture("Over the rounds", caption, inline(drawn, "courses", alt), legend)
 
 
@@ -219,8 +237,15 @@ def _reach(run: Run, shown: list[str], sets: list[dict]) -> dict[str, tuple[floa
         seen.setdefault(history.metric(run, client), []).extend(
             values + ([level] if level is not None else [])
         )
-    air = {metric: max(0.08 * (max(values) - min(values)), 0.5) for metric, values in seen.items()}
-    return {
-        metric: (min(values) - air[metric], max(values) + air[metric])
-        for metric, values in seen.items()
-    }
+    percent = {history.metric(run, c) for c in shown if history.unit(run, c) == "%"}
+    limits = {}
+    for metric, values in seen.items():
+        low, high = min(values), max(values)
+        least = 0.5 if metric in percent else 0.02 * max(abs(low), abs(high)) or 0.5
+        margin = max(0.08 * (high - low), least)
+        limits[metric] = (low - margin, high + margin)
+    return limits
+
+
+def _in_percent(unit: str) -> str:
+    return ", in percent" if unit == "%" else ""

@@ -27,29 +27,39 @@ def tables(result: dict, width: int = 80) -> list:
                 f"  {letter}  ", (words.printable(group["label"]), "bold"), (f"  {seeds}", "dim")
             )
         ]
-    parts += [_averages(groups), *_federation(groups), *_clients(groups, result["clients"], width)]
+    units = result.get("units", {})
+    unit = _common_unit(units)
+    parts += [_averages(groups, unit), *_federation(groups, unit)]
+    parts += _clients(groups, result["clients"], width, units)
     if result["differences"]:
         parts += [_differences(result, groups)]
     return parts + _footnotes(result, groups)
 
 
-def _averages(groups: dict) -> Table:
-    table = _table("", "Delta %", "mean value %", "losers", "up", "down", "time")
+def _common_unit(units: dict[str, str]) -> str:
+    """Return the unit of all clients' metrics, or "" if they differ."""
+    different = set(units.values()) or {"%"}
+    return different.pop() if len(different) == 1 else ""
+
+
+def _averages(groups: dict, unit: str) -> Table:
+    mean = f"mean value {unit}".strip()
+    table = _table("", "Delta %", mean, "losers", "up", "down", "time")
     for letter, group in groups.items():
         sent = [words.data(group["bytes"][way]["mean"]) for way in ("up", "down")]
         losers = group["losers"]["mean"]
         lost = Text(
             words.NOTHING if losers is None else f"{losers:.3g}", style="bold red" if losers else ""
         )
-        averages = [_average(group["delta"], sign=True), _average(group["value"])]
+        averages = [_average(group["delta"], sign=True), _average(group["value"], unit=unit)]
         table.add_row(letter, *averages, lost, *sent, words.duration(group["seconds"]["mean"]))
     return table
 
 
-def _federation(groups: dict) -> list[Table]:
+def _federation(groups: dict, unit: str) -> list[Table]:
     """Figures of all clients together, where these are more than means of the clients' own."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group["federation"]))
-    table = _table("federation", *(f"{name} %" for name in names))
+    table = _table("federation", *(f"{name} {unit}".strip() for name in names))
     for letter, group in groups.items():
         table.add_row(
             letter, *(_average(group["federation"].get(name, {"mean": None})) for name in names)
@@ -57,7 +67,7 @@ def _federation(groups: dict) -> list[Table]:
     return [table] if names else []
 
 
-def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
+def _clients(groups: dict, clients: list[str], width: int, units: dict[str, str]) -> list[Table]:
     """Each client's value in each group; as many groups side by side as fit."""
     fit, parts = max(1, (width - 18) // 15), []
     for start in range(0, len(groups), fit):
@@ -65,7 +75,11 @@ def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
         table = _table("client", *program)
         for client in clients:
             cells = [
-                _average(group["clients"][client], lost=bool(group["lost"][client]))
+                _average(
+                    group["clients"][client],
+                    lost=bool(group["lost"][client]),
+                    unit=units.get(client, "%"),
+                )
                 for group in program.values()
             ]
             table.add_row(Text(words.printable(client)), *cells)
@@ -75,7 +89,9 @@ def _clients(groups: dict, clients: list[str], width: int) -> list[Table]:
 
 def _differences(result: dict, groups: dict) -> Table:
     letters = {group["label"]: letter for letter, group in groups.items()}
-    table = _table("", "mean difference %", "pairs", "worst client", "")
+    units = result.get("units", {})
+    unit = _common_unit(units)
+    table = _table("", f"mean difference {unit}".strip(), "pairs", "worst client", "")
     for told in result["differences"]:
         verdict = {None: "one pair: too few to say", True: "clear of 0", False: "not clear of 0"}[
             told["excludes_zero"]
@@ -88,11 +104,18 @@ def _differences(result: dict, groups: dict) -> Table:
             if its["mean"] is not None
         }
         least = min(known, key=lambda client: known[client]) if known else None
-        worst = f"{words.printable(least)} {_change(known[least])}" if known else words.NOTHING
+        worst = words.NOTHING
+        if least is not None:
+            change = _change(known[least], units.get(least, "%"))
+            worst = f"{words.printable(least)} {change}"
         name = f"{letters[told['group']]} − {letters[told['reference']]}"
         style = "" if not told["excludes_zero"] else "green" if told["mean"] > 0 else "red"
         table.add_row(
-            name, _average(told, sign=True), str(told["n"]), Text(worst), Text(verdict, style=style)
+            name,
+            _average(told, sign=True, unit=unit),
+            str(told["n"]),
+            Text(worst),
+            Text(verdict, style=style),
         )
     return table
 
@@ -106,6 +129,10 @@ def _footnotes(result: dict, groups: dict) -> list[Text]:
         notes += [f"{words.listed(single)}: one seed only, so no interval."]
     if any(count for group in groups.values() for count in group["lost"].values()):
         notes += [f"{LOST} this client lost against itself alone in at least one run."]
+    if falling := result.get("lower_is_better"):
+        notes += [
+            f"Lower is better for {words.listed(falling)}; differences are positive where better."
+        ]
     letters = {group["label"]: letter for letter, group in groups.items()}
     if others := [
         letters[told["group"]] for told in result["differences"] if told["same_alone"] is False
@@ -122,16 +149,19 @@ def _footnotes(result: dict, groups: dict) -> list[Text]:
     return [Text(words.printable(note), style="dim") for note in notes]
 
 
-def _average(told: dict, sign: bool = False, lost: bool = False) -> Text:
+def _average(told: dict, sign: bool = False, lost: bool = False, unit: str = "%") -> Text:
     if told["mean"] is None:
         return Text(words.NOTHING)
-    half = "" if told["low"] is None else f" ±{(told['high'] - told['low']) / 2:.1f}"
-    value = _change(told["mean"]) if sign else f"{told['mean']:.1f}"
+    half = ""
+    if told["low"] is not None:
+        half = f" ±{words.metric_value((told['high'] - told['low']) / 2, unit)}"
+    value = _change(told["mean"], unit) if sign else words.metric_value(told["mean"], unit)
     return Text.assemble((f"{LOST} {value}", "bold red") if lost else value, (half, "dim"))
 
 
-def _change(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+def _change(value: float, unit: str = "%") -> str:
+    sign = "−" if value < 0 else "+"
+    return f"{sign}{words.metric_value(abs(value), unit)}"
 
 
 def _letter(place: int) -> str:

@@ -67,9 +67,9 @@ def _clients(results: dict) -> Table:
             its.get("metric"),
         ]
         cells += [Text(words.printable(name or words.NOTHING)) for name in named]
-        cells += [Text(words.percent(its.get("alone")))] * has_alone + [
-            Text(words.percent(its.get("value")))
-        ]
+        unit = words.unit_of_client(its)
+        cells += [Text(words.metric_value(its.get("alone"), unit))] * has_alone
+        cells += [Text(words.metric_value(its.get("value"), unit))]
         cells += [_gain(its.get("gain"))] * has_alone + [_safeguarded(its)] * has_safeguard
         cells += [Text(words.epsilon(its.get("privacy")))] * has_privacy
         table.add_row(*cells)
@@ -86,7 +86,8 @@ def _safeguarded(its: dict) -> Text:
     """The value kept, and which model it is of unless it is the one learnt together."""
     said = words.kept(its)
     kept = "" if said in (None, "together") else f" {words.printable(said)}"
-    return Text.assemble(words.percent(its.get("safeguarded")), (kept, "dim"))
+    value = words.metric_value(its.get("safeguarded"), words.unit_of_client(its))
+    return Text.assemble(value, (kept, "dim"))
 
 
 def _facts(results: dict) -> list[tuple[str, Text]]:

@@ -34,6 +34,7 @@ from unalike.engines.store import Archive
 from unalike.runs.compatibility import compatibility_problems
 from unalike.runs.figures import leave
 from unalike.runs.run_folder import Folder, commit
+from unalike.tasks import find_task
 from unalike.training.loop import Training
 
 
@@ -320,11 +321,14 @@ class Run:
                 "modalities": list(info.modalities),
                 "task": info.task,
                 "metric": info.metric,
+                "higher_is_better": info.higher_is_better,
+                "unit": info.unit,
+                "labelled": info.has("labelled"),
                 "samples": info.samples,
                 "test": "own" if self.algorithm.personalised else info.tested_on,
                 "alone": before,
                 "value": value,
-                "gain": gain(value, before),
+                "gain": gain(value, before, info.higher_is_better),
                 "metrics": together.get(id, {}),
                 **about.get(id, {"hash": None}),
                 "bytes": {way: fed.ledger.total(way, client=id) for way in ("up", "down")},
@@ -334,7 +338,7 @@ class Run:
             if id in kept:
                 entry |= {
                     "safeguarded": (safe := guarded.get(id, {}).get(info.metric)),
-                    "safeguarded_gain": gain(safe, before),
+                    "safeguarded_gain": gain(safe, before, info.higher_is_better),
                     "kept": kept[id]["kept"],
                     "judged": kept[id]["log_loss"],
                 }
@@ -347,6 +351,7 @@ class Run:
             "seed": self.seed,
             "clients": clients,
             "metrics": figures,
+            "federation_metrics": federation_metrics(fed),
             **summary(clients, "gain"),
             "bytes": {way: fed.ledger.total(way) for way in ("up", "down")},
             "clock": fed.clock,
@@ -565,12 +570,30 @@ def recall(cached: Path | None) -> dict[str, Any] | None:
     return kept if isinstance(kept, dict) and kept.keys() == {"values", "evaluations"} else None
 
 
-def gain(value: float | None, alone: float | None) -> float | None:
-    """Relative to alone, in percent; none where there is nothing to compare with."""
-    return None if value is None or not alone else 100 * (value - alone) / alone
+def gain(
+    value: float | None, baseline: float | None, higher_is_better: bool = True
+) -> float | None:
+    """Return the improvement over the local baseline in percent of it, positive if better.
+
+    None if a value is missing or the baseline is 0.
+
+    >>> gain(60.0, 50.0), gain(4.0, 5.0, higher_is_better=False)
+    (20.0, 20.0)
+    """
+    if value is None or not baseline:
+        return None
+    improvement = value - baseline if higher_is_better else baseline - value
+    return 100 * improvement / abs(baseline)
+
+
+def federation_metrics(fed: Federation) -> list[str]:
+    """Return the federation's metrics that a report shows: none if clients have unlike tasks."""
+    tasks = {info.task for info in fed.infos.values()}
+    return list(find_task(tasks.pop()).federation_metrics) if len(tasks) == 1 else []
 
 
 def summary(clients: dict[str, dict], name: str) -> dict[str, Any]:
+    """Return the mean of a gain over clients that have it, and how many of these are degraded."""
     gains = [c[name] for c in clients.values() if c.get(name) is not None]
     return {
         "delta": sum(gains) / len(gains) if gains else None,

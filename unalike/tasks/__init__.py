@@ -4,6 +4,7 @@ from unalike.tasks.classification import Classification
 from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores
 from unalike.tasks.kmeans import kmeans
 from unalike.tasks.multilabel import MultiLabel
+from unalike.tasks.regression import Regression
 from unalike.tasks.retrieval import Retrieval
 from unalike.tasks.segmentation import Segmentation
 from unalike.tasks.task import Meter, Task
@@ -14,6 +15,7 @@ TASKS: dict[str, type[Task]] = {
     "segmentation": Segmentation,
     "clustering": Clustering,
     "retrieval": Retrieval,
+    "regression": Regression,
 }
 
 
@@ -28,6 +30,7 @@ __all__ = [
     "Clustering",
     "Meter",
     "MultiLabel",
+    "Regression",
     "Retrieval",
     "Segmentation",
     "Task",

@@ -33,6 +33,14 @@ class Clustering(Task):
     name: ClassVar[str] = "clustering"
     metric: ClassVar[str] = "acc"
     labelled: ClassVar[bool] = False
+    federation_metrics: ClassVar[tuple[str, ...]] = (
+        "acc",
+        "nmi",
+        "ari",
+        "joint acc",
+        "joint nmi",
+        "joint ari",
+    )
 
     def head(self, width: int) -> nn.Module:
         """Build the map from features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""

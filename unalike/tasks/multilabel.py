@@ -29,6 +29,13 @@ class MultiLabel(Task):
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
+    federation_metrics: ClassVar[tuple[str, ...]] = (
+        "macro_f1",
+        "macro_auc",
+        "mAP",
+        "CF1",
+        "micro_auc",
+    )
     classifies: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
 

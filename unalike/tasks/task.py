@@ -87,6 +87,8 @@ class Task:
     metric: ClassVar[str]  # the metric that tables show and gains are computed from
     higher_is_better: ClassVar[bool] = True  # of `metric`
     unit: ClassVar[str] = "%"  # of `metric`; empty: that of the targets, or none
+    # Metrics of all clients together that a report shows beside each client's own, by full name.
+    federation_metrics: ClassVar[tuple[str, ...]] = ()
 
     # Traits, which decide which methods can serve the task.
     labelled: ClassVar[bool] = True  # False: labels are used for scoring only, never for training
