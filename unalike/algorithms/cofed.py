@@ -1,7 +1,7 @@
 """CoFED (Cao 2023): clients vote on the labels of the public set, and each learns from the votes on its own labels.
 
 A client speaks only where its best guess is clearly ahead of the next; a label stands where enough of those who know it say so.
-docs/rivals.md says what is ours in it.
+docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """FedDF (Lin 2020): models of any architecture learn what all who know a label think of the public set, on average.
 
-Those of one architecture, task and label set first go on from the mean of their parameters. docs/rivals.md says what is ours in it.
+Those of one architecture, task and label set first go on from the mean of their parameters. docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass

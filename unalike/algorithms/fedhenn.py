@@ -1,7 +1,7 @@
 """FedHeNN (Makhija 2022): unlike models learn to find the same public rows alike, by the mean of everybody's kernel.
 
 Each round everyone tells how alike it finds some rows of the public set, two by two; while it trains on its labels, its own kernel is
-drawn to the mean of all. docs/rivals.md says what is ours in it.
+drawn to the mean of all. docs/baselines.md says what is ours in it.
 """
 
 from collections.abc import Iterator

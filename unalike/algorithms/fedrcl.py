@@ -1,7 +1,7 @@
 """FedRCL (Seo 2024): encoders of one architecture are averaged; each client contrasts classes, but lets a class keep its spread.
 
 Beside its task's loss a client draws the least alike sample of a class near and the most alike of others away, at several depths, and
-holds off those of a class that are almost one. docs/rivals.md says what is ours in it.
+holds off those of a class that are almost one. docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass

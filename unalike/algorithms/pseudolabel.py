@@ -1,6 +1,6 @@
 """Pseudo-labelling (Cascante-Bonilla 2021, curriculum labelling): everybody alone labels the public set and learns what it is surest of.
 
-The share that is trusted grows with the rounds, from nothing to all. docs/rivals.md says what is ours in it.
+The share that is trusted grows with the rounds, from nothing to all. docs/baselines.md says what is ours in it.
 """
 
 import math

@@ -1,6 +1,6 @@
 """SAGE (Liu 2025): FixMatch on the public set with two pseudo-labels, a client's own and that of all, mixed by how sure each is.
 
-docs/rivals.md says what is ours in it.
+docs/baselines.md says what is ours in it.
 """
 
 import math

@@ -1,6 +1,6 @@
 """SimCLR (Chen 2020): everybody alone learns that two views of a public sample are one.
 
-docs/rivals.md says what is ours in it.
+docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass
