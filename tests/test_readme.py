@@ -31,13 +31,13 @@ def test_the_readme_example_gains_and_ends_the_same_whenever_it_is_run(tmp_path,
     for _ in range(2):
         exec(compile(block, "README.md", "exec"), names := {})
         ends.append(
-            {id: (its["hash"], its["value"]) for id, its in names["results"]["clients"].items()}
+            {id: (its["hash"], its["value"]) for id, its in names["result"]["clients"].items()}
         )
     assert ends[0] == ends[1] and {
-        its["model"] for its in names["results"]["clients"].values()
-    } == {"Sequential"}
+        its["model"] for its in names["result"]["clients"].values()
+    } == {"cnn", "mlp"}
     assert names["models"]["clinic"](names["x"]).shape == (1797, 10)
-    assert all(its["gain"] > 0 for its in names["results"]["clients"].values())
+    assert all(its["gain"] > 0 for its in names["result"]["clients"].values())
     for run in (tmp_path / "runs").iterdir():
         assert {"config.yaml", "events.jsonl", "ledger.csv", "results.json", "report.html"} <= {
             p.name for p in run.iterdir()
