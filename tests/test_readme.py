@@ -33,9 +33,10 @@ def test_the_readme_example_gains_and_ends_the_same_whenever_it_is_run(tmp_path,
         ends.append(
             {id: (its["hash"], its["value"]) for id, its in names["result"]["clients"].items()}
         )
-    assert ends[0] == ends[1] and {
-        its["model"] for its in names["result"]["clients"].values()
-    } == {"cnn", "mlp"}
+    assert ends[0] == ends[1] and {its["model"] for its in names["result"]["clients"].values()} == {
+        "cnn",
+        "mlp",
+    }
     assert names["models"]["clinic"](names["x"]).shape == (1797, 10)
     assert all(its["gain"] > 0 for its in names["result"]["clients"].values())
     for run in (tmp_path / "runs").iterdir():
