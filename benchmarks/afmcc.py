@@ -467,8 +467,8 @@ def seconds(study: Study, rounds: int, how: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, made.name)
         threads, records = torch.get_num_threads(), afmcc.RECORDS
-        torch.set_num_threads(run.threads)
-        engine: Any = run.engine(run.folder.clients)
+        torch.set_num_threads(run.plan.threads)
+        engine: Any = run.build_engine(run.folder.clients)
         host = engine.host
         if how == "one by one":
             host.handle_all = lambda messages: {
@@ -477,9 +477,9 @@ def seconds(study: Study, rounds: int, how: str) -> float:
         fed, moments = (
             Federation(
                 engine,
-                run.training,
-                run.federation,
-                run.seed,
+                run.plan.training,
+                run.plan.federation,
+                run.plan.seed,
             ),
             [],
         )

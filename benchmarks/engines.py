@@ -38,9 +38,9 @@ from unalike.data import Tensors
 from unalike.engines.ray import RayEngine
 from unalike.engines.remote import RemoteEngine, greet
 from unalike.models import CNN, MLP
+from unalike.runs import Run, RunPlan
 from unalike.runs import run as run_clients
 from unalike.runs.plan import plan_to_dict
-from unalike.runs.run import Run
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
@@ -108,23 +108,21 @@ def engine(made: list[Client], training: Training, workers: int) -> float:
     """Seconds of the rounds alone: starting processes and building models come before."""
     folder = Path(tempfile.mkdtemp())
     federation = FederationConfig(participation=0.1)
-    run = Run(
-        Folder(folder),
+    plan = RunPlan(
         FedAvg(),
         made,
         training,
         federation,
         name="bench",
-        method="fedavg",
-        seed=0,
-        options={"workers": workers},
-        alone=False,
+        engine_options={"workers": workers},
+        local_baseline=False,
     )
-    carrier = run.engine(run.folder.clients)
+    run = Run(plan, Folder(folder))
+    carrier = run.build_engine(run.folder.clients)
     try:
         fed = Federation(carrier, training, federation, 0)
         fed.call("describe", clients=fed.clients)
-        return timed(lambda: run.serve(fed, lambda: 0.0))
+        return timed(lambda: run.run_rounds(fed, lambda: 0.0))
     finally:
         carrier.close()
         shutil.rmtree(folder)
@@ -179,8 +177,6 @@ import torch
 import unalike
 from unalike.models import MLP
 from unalike.base.randomness import stream
-from unalike.runs.run_folder import Folder
-from unalike.runs.run import Run
 
 def resident():
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
@@ -194,8 +190,8 @@ def watch(event, **facts):
     if event == "round":
         seen.append(resident())
 rounds = {rounds}
-training = unalike.Training(rounds=rounds, epochs=1, batch=10)
-unalike.run(unalike.{method}(), clients, training=training, terms=unalike.Terms(participation=0.01), out=sys.argv[1] + "/run",
+training = unalike.Training(rounds=rounds, epochs=1, batch_size=10)
+unalike.run(unalike.{method}(), clients, training=training, federation=unalike.FederationConfig(participation=0.01), out=sys.argv[1] + "/run",
             alone=False, alive=32, watch=watch)
 print(json.dumps([seen[rounds // 4], seen[-1], max(seen)]))
 """

@@ -19,7 +19,7 @@ from unalike.methods.prompt_tuning import PromptTuning
 from unalike.models import MLP
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.vlm import VisionLanguageModel
-from unalike.runs.run import Run
+from unalike.runs import Run, RunPlan
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Clustering, MultiLabel
 
@@ -205,18 +205,20 @@ def execute(
     """A run in a folder, new or resumed; returns the results."""
     options = {
         k: changed.pop(k)
-        for k in ("safeguard", "privacy", "checkpoint", "alive", "engine", "options", "replay")
+        for k in ("safeguard", "privacy", "checkpoint", "engine", "replay")
         if k in changed
     }
+    if "alive" in changed:
+        options["max_loaded_clients"] = changed.pop("alive")
+    engine_options = changed.pop("options", {})
     if workers:
-        options["options"] = {**options.get("options", {}), "workers": workers}
+        engine_options = {**engine_options, "workers": workers}
     there = (
         Folder(folder)
         if (Path(folder) / "config.yaml").exists()
         else Folder.create(folder, {"name": "toy"})
     )
-    return Run(
-        there,
+    plan = RunPlan(
         algorithm,
         clients,
         training(rounds=rounds, **changed),
@@ -224,10 +226,11 @@ def execute(
         name="toy",
         method=type(algorithm).__name__,
         seed=seed,
-        alone=alone,
-        watch=watch,
+        local_baseline=alone,
+        engine_options=engine_options,
         **options,
-    ).go()
+    )
+    return Run(plan, there, watch).execute()
 
 
 def federation(folder, algorithm, clients, *, seed=0, federation=None, **changed):

@@ -355,7 +355,7 @@ def test_trying_the_clients_leaves_no_trace():
 
     from unalike.algorithms.fedavg import FedAvg
     from unalike.core.client import Client
-    from unalike.runs.compatibility import compatibility_problems
+    from unalike.runs.compatibility import check_clients
     from unalike.tasks import Classification
     from unalike.training.loop import Training
 
@@ -367,7 +367,7 @@ def test_trying_the_clients_leaves_no_trace():
         torch.get_rng_state(),
         {name: t.clone() for name, t in encoder.state_dict().items()},
     )
-    assert compatibility_problems(FedAvg(), [client], Training(), 0) == []
+    assert check_clients(FedAvg(), [client], Training(), 0).problems == []
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(t, state[name]) for name, t in encoder.state_dict().items())
 

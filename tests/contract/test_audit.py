@@ -9,24 +9,13 @@ import pytest
 from unalike import FederationConfig, Privacy
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.runs.audit import alone, audit
-from unalike.runs.run import Run
+from unalike.runs import RunPlan
+from unalike.runs.audit import audit, audit_client
 
 
 def rehearsed(toys, method, clients, federation=None, **more):
-    return audit(
-        Run(
-            None,
-            method,
-            clients,
-            toys.training(rounds=3),
-            federation or FederationConfig(),
-            name="toy",
-            method="toy",
-            seed=0,
-            **more,
-        )
-    )
+    federation = federation or FederationConfig()
+    return audit(RunPlan(method, clients, toys.training(rounds=3), federation, **more))
 
 
 def ledgers(folder, found):
@@ -88,9 +77,8 @@ def test_with_privacy_the_audit_shows_what_does_not_leave(toys, tmp_path):
 
 def test_a_client_that_knows_no_other_is_told_too(toys):
     """Its own part is that of a federation of its like."""
-    by_itself = alone(
-        toys.client("a"), toys.method("fedmuscle"), toys.training(rounds=3), method="fedmuscle"
-    )
+    plan = RunPlan(toys.method("fedmuscle"), [toys.client("a")], toys.training(rounds=3))
+    by_itself = audit_client(plan)
     together = rehearsed(toys, toys.method("fedmuscle"), [toys.client(c) for c in "abc"])
     assert list(by_itself["clients"]) == ["a"]
     assert by_itself["clients"]["a"]["messages"] == together["clients"]["a"]["messages"]
@@ -98,16 +86,4 @@ def test_a_client_that_knows_no_other_is_told_too(toys):
 
 def test_a_client_that_is_not_there_is_named(toys):
     with pytest.raises(UserError, match=r'no client "z".*There are: a, b, c'):
-        audit(
-            Run(
-                None,
-                toys.method("local"),
-                toys.clients(),
-                toys.training(),
-                FederationConfig(),
-                name="toy",
-                method="local",
-                seed=0,
-            ),
-            ["z"],
-        )
+        audit(RunPlan(toys.method("local"), toys.clients(), toys.training()), ["z"])

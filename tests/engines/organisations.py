@@ -17,7 +17,7 @@ from torch import nn
 
 from unalike.algorithms import ALGORITHMS
 from unalike.core.privacy import Privacy
-from unalike.runs import plain
+from unalike.runs import to_plain
 from unalike.runs.run_folder import Folder
 
 PLACE = Path(__file__).parent
@@ -88,7 +88,7 @@ def prepared(folder, name, rounds=2, privacy=None, replay=None, alone=False, **c
         "python": True,
         "replay": replay and str(replay),
     }
-    return Folder.create(folder, plain(config))
+    return Folder.create(folder, to_plain(config))
 
 
 def here(folder, name, rounds=2, count=3, **options):

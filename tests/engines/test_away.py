@@ -16,7 +16,7 @@ from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.remote_run import RemoteRun, follow, serve
 from unalike.engines.process import EngineError
 from unalike.engines.remote import RemoteEngine, greet
-from unalike.runs.audit import of_member
+from unalike.runs.audit import audit_client_file
 from unalike.runs.export import trained
 from unalike.runs.run_folder import Folder
 
@@ -128,7 +128,9 @@ def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_
     (tmp_path / "server.yaml").write_text(
         json.dumps({**about, "engine": {"name": "flare", "clients": 3}})
     )
-    told = of_member(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"]["a"]
+    told = audit_client_file(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"][
+        "a"
+    ]
     away(tmp_path / "away", line, name, alone=alone)
     for way in ("up", "down"):
         assert told["bytes"][way] + told["bytes"]["measuring"][way] == sum(
@@ -199,7 +201,7 @@ def test_a_run_that_never_gets_anywhere_is_given_up(tmp_path):
     folder = organisations.prepared(tmp_path / "away", "fedavg")
 
     def submit():
-        folder.event("resume", round=1, rounds=2, algorithm="fedavg")
+        folder.record("resume", round=1, rounds=2, algorithm="fedavg")
         return lambda: "FLARE says no"
 
     with pytest.raises(EngineError, match="ended 5 times without finishing a round: FLARE says no"):
@@ -212,8 +214,8 @@ def test_a_server_that_was_given_up_saves_nothing_any_more(tmp_path):
     old = RemoteRun(folder, Direct(tmp_path / "sites"), 30.0)
     folder.write_json("attempt.json", 2)
     with pytest.raises(EngineError, match="another server has taken this run over"):
-        old.go()
-    assert folder.last() is None
+        old.execute()
+    assert folder.last_checkpoint() is None
 
 
 def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
@@ -225,9 +227,9 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
             return self.asked.count(("a", "save")) == 2 and self.asked[-1][1] != "save"
 
     with pytest.raises(EngineError):
-        RemoteRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).go()
+        RemoteRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).execute()
     whole.files.pop("a")
-    results = RemoteRun(folder, whole, 30.0).go()
+    results = RemoteRun(folder, whole, 30.0).execute()
     assert results["rounds"] == 4 and set(results["clients"]) == {"b", "c"}
     assert [(f["client"], f["reason"]) for f in results["failures"]] == [
         ("a", "left the federation")

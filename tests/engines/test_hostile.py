@@ -22,7 +22,7 @@ from unalike.core.signatures import tensor_spec
 from unalike.engines.host import Host
 from unalike.engines.realtime import read
 from unalike.engines.store import Store
-from unalike.runs.run import Run
+from unalike.runs import Run, RunPlan
 
 MANY = bool(os.environ.get("UNALIKE_FAULTS"))
 calm = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
@@ -112,27 +112,18 @@ def scrambled(data, draw):
 
 def at_the_door(toys, name, folder, privacy=None):
     """A server of a method that has heard each operation once: message sent, reply, sizes of its axes."""
-    made = Run(
-        None,
-        toys.method(name),
-        toys.clients(),
-        toys.training(rounds=1),
-        FederationConfig(),
-        name="toy",
-        method=name,
-        seed=0,
-        privacy=privacy,
-    )
-    engine = made.engine(folder / "clients", privacy=privacy)
+    plan = RunPlan(toys.method(name), toys.clients(), toys.training(rounds=1), privacy=privacy)
+    run = Run(plan)
+    engine = run.build_engine(folder / "clients", privacy=privacy)
     fed = Federation(
         engine,
-        made.training,
-        made.federation,
+        plan.training,
+        plan.federation,
         0,
-        evaluator=made.algorithm.evaluate,
-        declared=made.declared,
-        lengths=made.lengths,
-        counts=made.releases if privacy else None,
+        evaluator=plan.algorithm.evaluate,
+        declared=plan.declared,
+        lengths=plan.axis_lengths,
+        counts=run.releases.count if privacy else None,
     )
     heard, open_ = {}, fed._open
 
@@ -142,9 +133,9 @@ def at_the_door(toys, name, folder, privacy=None):
         return open_(arrival, past, sizes)
 
     fed._open = listen
-    for _ in made.algorithm.serve(fed):
+    for _ in plan.algorithm.serve(fed):
         fed.evaluate()
-    made.algorithm.finish(fed)
+    plan.algorithm.finish(fed)
     fed._open = open_
     return fed, list(heard.values())
 

@@ -7,7 +7,8 @@ import torch
 from unalike import Client, FedAvg, MultiLabel, Training, run
 from unalike.report import label_distribution as holdings
 from unalike.report.folder import read
-from unalike.runs import held_labels, run_scenario
+from unalike.runs import run_scenario
+from unalike.runs.label_statistics import label_statistics
 from unalike.scenarios import build_clients, load
 
 SMALL = [
@@ -40,11 +41,11 @@ def test_what_clients_hold_is_told_and_drawn(tmp_path):
 
 
 def test_clients_with_unlike_labels_have_no_such_picture():
-    assert held_labels(build_clients(load("digits")[0])) is None
+    assert label_statistics(build_clients(load("digits")[0])) is None
 
 
 def test_one_label_a_sample_has_no_pairs(toys):
-    told = held_labels(toys.clients())
+    told = label_statistics(toys.clients())
     assert (
         told["together"] is None
         and told["pairs"] == {}

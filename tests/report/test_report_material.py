@@ -7,7 +7,7 @@ import numpy as np
 from unalike.report import read
 from unalike.report.page import page
 from unalike.report.plots import draw
-from unalike.runs.figures import leave
+from unalike.runs.figures import write_figure
 
 
 def add(folder, *events):
@@ -22,7 +22,7 @@ def titled(folder, title):
 def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
     folder, classes = make(), np.arange(30) % 10
     for at in range(1, 9):
-        leave(
+        write_figure(
             folder,
             "fused features",
             at,
@@ -50,7 +50,7 @@ def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
 def test_a_matrix_is_drawn_as_it_was_last(make):
     folder = make()
     for at in (1, 2):
-        leave(
+        write_figure(
             folder,
             "weights",
             at,
@@ -67,9 +67,9 @@ def test_a_matrix_is_drawn_as_it_was_last(make):
 
 def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
     folder = make()
-    leave(folder, "same", 1, points=np.zeros((20, 4)), classes=np.zeros(20, dtype=int))
-    leave(folder, "few", 1, points=np.ones((3, 1)), classes=np.arange(3))
-    leave(folder, "level", 1, matrix=np.full((2, 2), np.nan))
+    write_figure(folder, "same", 1, points=np.zeros((20, 4)), classes=np.zeros(20, dtype=int))
+    write_figure(folder, "few", 1, points=np.ones((3, 1)), classes=np.arange(3))
+    write_figure(folder, "level", 1, matrix=np.full((2, 2), np.nan))
     (folder / "pictures" / "broken-000001.npz").write_bytes(b"no zip")
     text = page(read(folder))
     assert all(title in text for title in ("Same", "Few", "Level")) and "Broken" not in text

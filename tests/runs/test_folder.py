@@ -21,7 +21,9 @@ def test_a_new_folder_holds_its_config(tmp_path):
         == yaml.safe_load((folder.path / "config.yaml").read_text())
     )
     assert (
-        folder.results is None and folder.last() is None and not list(folder.path.glob("*.partial"))
+        folder.results is None
+        and folder.last_checkpoint() is None
+        and not list(folder.path.glob("*.partial"))
     )
 
 
@@ -57,8 +59,8 @@ def test_results_cut_short_are_told(tmp_path):
 
 def test_events_are_lines_in_order(tmp_path):
     folder = Folder.create(tmp_path, {})
-    folder.event("round", round=1)
-    folder.event("failure", reason="two\nlines, ünï")
+    folder.record("round", round=1)
+    folder.record("failure", reason="two\nlines, ünï")
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert (
         [e["event"] for e in events] == ["round", "failure"]
@@ -72,11 +74,11 @@ def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
     from unalike.report import read
 
     folder = Folder.create(tmp_path, {"name": "a"})
-    folder.event("start")
+    folder.record("start")
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(torn)
-    folder.event("resume")
-    folder.event("round")
+    folder.record("resume")
+    folder.record("round")
     events = [event["event"] for event in read(tmp_path).events]
     assert (
         events == ["start", *["round"] * torn.endswith("}"), "resume", "round"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unalike.methods.averaging import Averaging
-from unalike.runs.figures import leave
+from unalike.runs.figures import write_figure
 
 
 @dataclass
@@ -89,4 +89,4 @@ def test_large_things_are_thinned_evenly(toys, tmp_path):
 )
 def test_bad_pictures_say_so(tmp_path, name, part, told):
     with pytest.raises(ValueError, match=told):
-        leave(tmp_path, name, 1, **{part: [[1.0]]})
+        write_figure(tmp_path, name, 1, **{part: [[1.0]]})

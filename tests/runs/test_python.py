@@ -13,8 +13,9 @@ from unalike import Classification, Client, FedAvg, FedMuscle, Local, Training, 
 from unalike.base.errors import UserError
 from unalike.engines import store
 from unalike.models import build_encoder
-from unalike.runs import differences
-from unalike.runs.run import Run
+from unalike.runs import RunPlan, config_differences
+from unalike.runs.compatibility import check_plan
+from unalike.runs.local_baseline import cache_path
 from unalike.runs.run_folder import Folder
 
 ONCE = Training(rounds=1, batch_size=8)
@@ -226,10 +227,10 @@ def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
 
 
 def test_a_name_never_leads_out_of_the_folder_of_runs():
-    from unalike.runs import place
+    from unalike.runs import run_path
 
-    assert place(None, "../../evil", "fedavg", 0).parent.name == "runs"
-    assert place(None, "afmcc-digits", "local", 1).name.startswith("afmcc-digits-local-s1-")
+    assert run_path(None, "../../evil", "fedavg", 0).parent.name == "runs"
+    assert run_path(None, "afmcc-digits", "local", 1).name.startswith("afmcc-digits-local-s1-")
 
 
 def test_models_are_called_by_what_they_are(toys):
@@ -428,7 +429,7 @@ def test_resume_names_another_method_or_client(tmp_path, toys):
             [toys.client("a"), toys.client("b", rows=21)],
             resume=True,
         )
-    assert differences({"a": [1, 2]}, {"a": [1, 3]}) == ["a was [1, 2], is [1, 3]"]
+    assert config_differences({"a": [1, 2]}, {"a": [1, 3]}) == ["a was [1, 2], is [1, 3]"]
 
 
 def test_a_full_disk_is_told_in_a_sentence(tmp_path, toys, monkeypatch):
@@ -468,18 +469,9 @@ def test_alone_is_shared_between_methods_only_where_nothing_differs(toys, tmp_pa
 
     def key(algorithm):
         clients = [toys.client("a", model=lambda: nn.Sequential(nn.Linear(6, 8)))]
-        made = Run(
-            None,
-            algorithm,
-            clients,
-            toys.training(),
-            unalike.FederationConfig(),
-            name="toy",
-            method="toy",
-            seed=0,
-            cache=True,
-        )
-        return made.cached({"a": {"hash": "first"}})
+        plan = RunPlan(algorithm, clients, toys.training())
+        _, architectures = check_plan(plan)
+        return cache_path(plan, architectures, {"a": {"hash": "first"}})
 
     stronger = Milder()
     stronger.half = 2.0

@@ -7,7 +7,7 @@ from torch import nn
 import unalike
 from unalike import FedAvg, FedMuscle, Regression, Training
 from unalike.algorithms import ALGORITHMS
-from unalike.runs.run import gain
+from unalike.runs.result import gain
 
 
 def test_metrics_can_be_checked_by_hand():

@@ -85,14 +85,14 @@ def run(
 
     from unalike.report.progress import progress
     from unalike.runs import run_scenario
-    from unalike.runs.compatibility import rest
+    from unalike.runs.compatibility import scenario_problems
     from unalike.scenarios import load
 
     made, method = load(
         scenario,
         algorithm,
         settings,
-        partial(rest, folder=data_dir),
+        partial(scenario_problems, folder=data_dir),
         seed=seed,
         engine=engine,
         replay=replay and str(replay),
@@ -150,11 +150,11 @@ def check(
     from functools import partial
 
     from unalike.runs import prepare
-    from unalike.runs.compatibility import rest
+    from unalike.runs.compatibility import scenario_problems
     from unalike.scenarios import load
 
-    scenario, algorithm = load(file, None, settings, partial(rest, folder=data_dir))
-    clients = prepare(scenario, algorithm, None, data_dir, file).clients
+    scenario, algorithm = load(file, None, settings, partial(scenario_problems, folder=data_dir))
+    clients = prepare(scenario, algorithm, None, data_dir, file).plan.clients
     counts = [
         f"{count} {what}{'s' * (count != 1)}"
         for count, what in ((len(clients), "client"), (scenario.training.rounds, "round"))
@@ -191,20 +191,22 @@ def audit(
     from unalike.cli.audit import show
     from unalike.runs import prepare
     from unalike.runs.audit import audit as rehearse
-    from unalike.runs.audit import of_member
-    from unalike.runs.compatibility import rest
+    from unalike.runs.audit import audit_client_file
+    from unalike.runs.compatibility import scenario_problems
     from unalike.scenarios import load
     from unalike.scenarios.client_config import describes_client
 
     if describes_client(file):
         if client:
             raise UserError(f"{file} describes one client: leave --client out")
-        found = of_member(Path(file), run, algorithm, settings)
+        found = audit_client_file(Path(file), run, algorithm, settings)
     elif run is not None:
         raise UserError(f"--run goes with a client.yaml, and {file} is a scenario: leave it out")
     else:
-        scenario, method = load(file, algorithm, settings, partial(rest, folder=data_dir))
-        found = rehearse(prepare(scenario, method, None, data_dir, file), client)
+        scenario, method = load(
+            file, algorithm, settings, partial(scenario_problems, folder=data_dir)
+        )
+        found = rehearse(prepare(scenario, method, None, data_dir, file).plan, client)
     if as_json:
         print_json(found)
     else:

@@ -263,12 +263,10 @@ class Client:
         )
 
     def _model_name(self) -> str:
-        """A module's class, or the function that makes it; a lambda has no name, what it makes has."""
+        """The class of the module, or the name of the function that makes it."""
         if isinstance(self.model, nn.Module):
             return type(self.model).__name__
-        maker = self.model.func if isinstance(self.model, partial) else self.model
-        name = getattr(maker, "__name__", type(maker).__name__)
-        return name if name.isidentifier() else type(self.encoder(0)).__name__
+        return factory_name(self.model) or type(self.encoder(0)).__name__
 
     @overload
     def to_device(self, value: Tensor) -> Tensor: ...
@@ -318,6 +316,13 @@ def unlabelled(given: Any) -> Samples:
     ):
         raise UserError(f"in the public set {wrong}")
     return data
+
+
+def factory_name(factory: Callable[[], nn.Module]) -> str | None:
+    """The name of a function that makes models; None for a lambda, which has none."""
+    function = factory.func if isinstance(factory, partial) else factory
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if name.isidentifier() else None
 
 
 def _clone(module: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from unalike.base.errors import Problems, Refusal
+from unalike.base.errors import Refusal
 from unalike.base.message import MAX_BYTES, MessageError, decode, encode, require_dict
 from unalike.core.client import VERSION, Client
 from unalike.core.incidents import Incident
@@ -111,21 +111,21 @@ class ClientEndpoint:
         self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int
     ) -> dict[str, Any]:
         """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
-        from unalike.runs.compatibility import compatibility_problems, unsuited
+        from unalike.runs.compatibility import check_clients, task_problems
 
         made, client = plan_from_dict(terms), self.client(about)
         if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
             raise Refusal(why)
-        if problems := unsuited(made["algorithm"], [client], made["guarded"]):
+        if problems := task_problems(made["algorithm"], [client], made["guarded"]):
             raise Refusal(" ".join(sentence for _, sentence in problems))
-        if problems := compatibility_problems(
+        report = check_clients(
             made["algorithm"],
             [replace(client, privacy=None)],
             made["training"],
             made["seed"],
-            made["guarded"],
-        ):
-            raise Problems(str(self.file), problems)
+            safeguard=made["guarded"],
+        )
+        report.raise_problems(str(self.file))
         here = self.folder / quote(run)
         here.mkdir(parents=True, exist_ok=True)
         (here / f"{place}.json").write_text(json.dumps({"about": about, "terms": terms}))

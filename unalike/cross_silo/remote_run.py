@@ -12,13 +12,13 @@ from typing import Any
 from unalike.base.errors import UserError
 from unalike.base.message import MAX_BYTES
 from unalike.core.client import ClientInfo
-from unalike.core.engine import Engine
+from unalike.core.engine import Engine, Watch
 from unalike.core.federation import Federation, FederationConfig, QuorumError
 from unalike.core.privacy import Privacy
 from unalike.engines.process import EngineError
 from unalike.engines.remote import Line, RemoteEngine, greet, members
-from unalike.runs.plan import plan_from_dict, plan_to_dict
-from unalike.runs.run import Run, Watch
+from unalike.runs.execution import Run
+from unalike.runs.plan import RunPlan, plan_from_dict, plan_to_dict
 from unalike.runs.run_folder import Folder
 
 ATTEMPTS = 5  # in a row that finish no round, until it is given up
@@ -39,7 +39,7 @@ class RemoteRun(Run):
         )
         infos, refused = greet(line, self.about, timeout)
         for client, why in refused.items():
-            folder.event("refused", client=client, reason=why)
+            folder.record("refused", client=client, reason=why)
         if not infos:
             raise UserError(
                 "no client can take part: "
@@ -54,41 +54,44 @@ class RemoteRun(Run):
                 "privacy": privacy,
             }
         )
-        super().__init__(
-            folder,
-            made["algorithm"],
-            [],
-            made["training"],
-            FederationConfig(**config["federation"]),
+        plan = RunPlan(
+            algorithm=made["algorithm"],
+            clients=[],
+            training=made["training"],
+            federation=FederationConfig(**config["federation"]),
             name=config["name"],
             method=method,
             seed=seed,
             replay=config.get("replay"),
-            alone=config["alone"],
+            local_baseline=config["alone"],
             safeguard=made["guarded"],
             privacy=made["privacy"],
             checkpoint=config.get("checkpoint", 1),
             infos=ordered(infos, config),
         )
+        super().__init__(plan, folder)
 
-    def saved(self) -> dict[str, Any] | None:
-        saved = super().saved()
-        return present(saved, set(self.infos), self.tell) if saved is not None else None
+    def last_checkpoint(self) -> dict[str, Any] | None:
+        saved = super().last_checkpoint()
+        return present(saved, set(self.infos), self.emit) if saved is not None else None
 
-    def save(self, fed: Federation, number: int, seconds: float) -> None:
+    def save_checkpoint(self, fed: Federation, number: int, seconds: float) -> None:
         if self.folder.read_json("attempt.json") != self.attempt:
             raise EngineError("another server has taken this run over")
-        super().save(fed, number, seconds)
+        super().save_checkpoint(fed, number, seconds)
 
-    def engine(self, place: Path, guarded: bool = False, privacy: Privacy | None = None) -> Engine:
-        told = plan_to_dict(self.algorithm, self.method, self.training, self.seed, guarded, privacy)
+    def build_engine(
+        self, folder: Path, guarded: bool = False, privacy: Privacy | None = None
+    ) -> Engine:
+        plan = self.plan
+        told = plan_to_dict(plan.algorithm, plan.method, plan.training, plan.seed, guarded, privacy)
         return RemoteEngine(
             self.line,
             self.id,
-            place.name,
+            folder.name,
             self.infos,
             {"about": self.about, "terms": told},
-            self.federation.message_bytes or MAX_BYTES,
+            plan.federation.message_bytes or MAX_BYTES,
             self.timeout,
         )
 
@@ -140,7 +143,7 @@ def serve(folder: Path, line: Line, timeout: float) -> None:
     there = Folder(folder)
     attempt = there.read_json("attempt.json")
     try:
-        RemoteRun(there, line, timeout).go()
+        RemoteRun(there, line, timeout).execute()
     except (ValueError, QuorumError) as error:
         there.write_json(
             "problem.json", {"problem": str(error), "user": isinstance(error, ValueError)}
@@ -208,7 +211,7 @@ def follow(
         idle = 0 if any(event["event"] == "round" for event in told) else idle
         if reason is not None:
             idle += 1
-            folder.event("restart", reason=reason)  # told by the next look
+            folder.record("restart", reason=reason)  # told by the next look
             if idle >= ATTEMPTS:
                 raise EngineError(
                     f"the run ended {idle} times without finishing a round: {reason}; resume it when that is mended"

@@ -1,10 +1,12 @@
-"""What each client would send and be sent, to the byte, before it joins. Knows methods only by what all of them share.
+"""What each client would send and receive, to the byte, before it joins.
 
-The whole run is rehearsed: the server's program with all its rounds, and each client's operations, each done once and answered the same
-when it is asked again with the same names, shapes and numbers. A message's size follows from these (message.py), so it is the run's.
+The whole run is rehearsed: the server's program with all its rounds, and the operations of each
+client. An operation is executed once and answered the same when it is requested again with the
+same names, shapes and numbers. The size of a message follows from these, so it is the run's.
 """
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,224 +17,231 @@ from torch import Tensor
 from unalike.base.errors import UserError, unknown_name
 from unalike.base.ledger import MEASUREMENTS
 from unalike.base.message import Value, encoded_size, leaves
-from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.engine import EngineSettings
-from unalike.core.federation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import build_runtime
 from unalike.core.signatures import described
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
-from unalike.runs.run import Run
+from unalike.runs.execution import Run
+from unalike.runs.plan import RunPlan
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load, load_mapping
 from unalike.scenarios.client_config import load_client
-from unalike.training.loop import Training
+
+MAX_PLAYED_CLIENTS = 64  # tried as the number of peers that a method needs at least
 
 
-class Rehearsing(Host):
-    """Does each operation once, and writes down what passes."""
+class RehearsalHost(Host):
+    """Executes each operation once and records every message."""
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
-        self.done: dict[Any, dict[str, Any]] = {}
-        self.passed: dict[str, dict[tuple, dict[str, Any]]] = {
-            client: {} for client in self.clients
-        }
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.results: dict[Any, dict[str, Any]] = {}
+        # By client; equal messages of several rounds are one entry.
+        self.messages: dict[str, dict[tuple, dict[str, Any]]] = {id: {} for id in self.clients}
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
         reply = super().handle(client, message)
-        self.note(client, message, "down", message["body"], encoded_size(message))
-        self.note(
-            client,
-            message,
-            "up",
-            reply["body"] if "body" in reply else {"failure": reply["failure"]},
-            encoded_size(reply),
-        )
+        self._record(client, message, "down", message["body"], encoded_size(message))
+        body = reply["body"] if "body" in reply else {"failure": reply["failure"]}
+        self._record(client, message, "up", body, encoded_size(reply))
         return reply
 
-    def note(self, client: str, message: dict[str, Any], way: str, body: Value, bytes: int) -> None:
-        form = described(body)
-        entry = self.passed[client].setdefault(
-            (message["operation"], way, repr(form), bytes),
+    def _record(
+        self, client: str, message: dict[str, Any], direction: str, body: Value, size: int
+    ) -> None:
+        """Count a message among those with the same operation, contents and size."""
+        operation = message["operation"]
+        contents = described(body)
+        entry = self.messages[client].setdefault(
+            (operation, direction, repr(contents), size),
             {
-                "operation": message["operation"],
-                "way": way,
-                "measuring": message["operation"] in MEASUREMENTS,
-                "bytes": bytes,
+                "operation": operation,
+                "way": direction,
+                "measuring": operation in MEASUREMENTS,
+                "bytes": size,
                 "rounds": {},
                 "holds": [
-                    {"name": path, "kind": kind, "shape": shape} for path, kind, shape in form
+                    {"name": path, "kind": kind, "shape": shape} for path, kind, shape in contents
                 ],
             },
         )
-        entry["rounds"][message["round"]] = entry["rounds"].get(message["round"], 0) + 1
+        rounds = entry["rounds"]
+        rounds[message["round"]] = rounds.get(message["round"], 0) + 1
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
+        """Execute clients one by one, so that each result can be used again."""
         return []
 
     def _run(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        key = (
-            client,
-            message["operation"],
-            *(
-                (path, leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else (path, leaf)
-                for path, leaf in leaves(message["body"])
-            ),
-        )
-        if key not in self.done:
-            self.done[key] = super()._run(client, message)
-        return dict(self.done[key])
+        key: list[Any] = [client, message["operation"]]
+        for path, leaf in leaves(message["body"]):
+            if isinstance(leaf, Tensor):
+                key.append((path, leaf.dtype, leaf.shape))
+            else:
+                key.append((path, leaf))
+        if tuple(key) not in self.results:
+            self.results[tuple(key)] = super()._run(client, message)
+        return dict(self.results[tuple(key)])
 
 
-def audit(made: Run, clients: list[str] | None = None, comparing: bool = False) -> dict[str, Any]:
-    """Of these clients of a run that is ready to go, or of all: what each tells at the door, every kind of message with what it holds, its
-    bytes and how many there are in each round, and the bytes in all; `comparing`: also what everyone does alone, if the run is to compare.
-    Nothing is left of the rehearsal."""
-    for client in clients or ():
-        if client not in made.infos:
-            raise UserError(unknown_name("client", client, made.infos))
-    hosts: list[Rehearsing] = []
+class Rehearsal(Run):
+    """A run whose hosts record messages instead of computing everything."""
 
-    def engine(place: Path, guarded: bool = False, privacy: Privacy | None = None) -> LocalEngine:
+    def __init__(self, plan: RunPlan):
+        super().__init__(plan)
+        self.hosts: list[RehearsalHost] = []
+
+    def build_engine(
+        self, folder: Path, guarded: bool = False, privacy: Privacy | None = None
+    ) -> LocalEngine:
+        plan = self.plan
         build = partial(
             build_runtime,
-            algorithm=made.algorithm,
-            training=made.training,
-            seed=made.seed,
+            algorithm=plan.algorithm,
+            training=plan.training,
+            seed=plan.seed,
             guarded=guarded,
             privacy=privacy,
         )
-        settings = EngineSettings(tick=made.federation.tick)
-        carrier = LocalEngine(made.clients, build, place, settings)
-        carrier.host = Rehearsing(made.clients, build, carrier.store, made.alive)
-        hosts.append(carrier.host)
-        return carrier
+        settings = EngineSettings(tick=plan.federation.tick)
+        engine = LocalEngine(plan.clients, build, folder, settings)
+        host = RehearsalHost(plan.clients, build, engine.store, plan.max_loaded_clients)
+        engine.host = host
+        self.hosts.append(host)
+        return engine
 
+
+def audit(
+    plan: RunPlan, clients: Sequence[str] | None = None, with_baseline: bool = False
+) -> dict[str, Any]:
+    """Rehearse a run and report what clients would send and receive. Nothing is kept of it.
+
+    Args:
+        plan: what to rehearse.
+        clients: ids of those to report; all where it is None or empty.
+        with_baseline: also report messages of the local baseline, if the plan has one.
+    Returns: by client, what it announces (`card`), each kind of message with its contents, bytes
+        and number in each round (`messages`), and the sums (`bytes`).
+    Raises: UserError for a client that is not in the plan.
+    """
+    plan = replace(plan, local_baseline=plan.local_baseline and with_baseline, use_cache=False)
+    rehearsal = Rehearsal(plan)
+    infos = rehearsal.infos
+    for client in clients or ():
+        if client not in infos:
+            raise UserError(unknown_name("client", client, infos))
     with tempfile.TemporaryDirectory() as folder:
-        made.folder, made.engine = Folder.create(Path(folder) / "run", {"name": made.name}), engine  # type: ignore
-        made.alone = made.alone and comparing
-        made.go()
-    *alone, together = hosts  # that of everyone alone, if any, was made first
-    told = {}
-    for client, entries in together.passed.items():
-        own = [
-            *entries.values(),
-            *(
-                {**each, "measuring": True, "alone": True}
-                for host in alone
-                for each in host.passed[client].values()
-            ),
-        ]
-        if not clients or client in clients:
-            told[client] = {
-                "card": made.infos[client].as_dict(),
-                "messages": own,
-                "bytes": totals(own),
-            }
+        rehearsal.folder = Folder.create(Path(folder) / "run", {"name": plan.name})
+        rehearsal.execute()
+    # The host of the local baseline, if there is one, was made first.
+    *baseline, federated = rehearsal.hosts
+    reports = {}
+    for client in clients or infos:
+        messages = list(federated.messages[client].values())
+        for host in baseline:
+            for message in host.messages[client].values():
+                messages.append({**message, "measuring": True, "alone": True})
+        reports[client] = {
+            "card": infos[client].as_dict(),
+            "messages": messages,
+            "bytes": sum_bytes(messages),
+        }
     return {
-        "scenario": made.name,
-        "algorithm": made.method,
-        "seed": made.seed,
-        "rounds": made.training.rounds,
-        "clients": told,
+        "scenario": plan.name,
+        "algorithm": plan.method,
+        "seed": plan.seed,
+        "rounds": plan.training.rounds,
+        "clients": reports,
     }
 
 
-def totals(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Bytes each way, of the method and of measuring, and of the method by round."""
+def sum_bytes(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum bytes in each direction: of the method, of measurements, and of the method by round."""
 
-    def total(way: str, measuring: bool, round: int | None = None) -> int:
-        return sum(
-            each["bytes"] * count
-            for each in messages
-            if each["way"] == way and each["measuring"] is measuring
-            for number, count in each["rounds"].items()
-            if round in (None, number)
-        )
+    def total(direction: str, measuring: bool, round: int | None = None) -> int:
+        count = 0
+        for message in messages:
+            if message["way"] == direction and message["measuring"] is measuring:
+                rounds = message["rounds"]
+                times = sum(rounds.values()) if round is None else rounds.get(round, 0)
+                count += message["bytes"] * times
+        return count
 
-    rounds = sorted(
-        {number for each in messages if not each["measuring"] for number in each["rounds"]}
-    )
+    rounds: set[int] = set()
+    for message in messages:
+        if not message["measuring"]:
+            rounds |= message["rounds"].keys()
     return {
         "up": total("up", False),
         "down": total("down", False),
-        "measuring": {way: total(way, True) for way in ("up", "down")},
+        "measuring": {"up": total("up", True), "down": total("down", True)},
         "by_round": {
-            str(number): {way: total(way, False, number) for way in ("up", "down")}
-            for number in rounds
+            str(number): {"up": total("up", False, number), "down": total("down", False, number)}
+            for number in sorted(rounds)
         },
     }
 
 
-def alone(
-    client: Client,
-    algorithm: Algorithm,
-    training: Training,
-    federation: FederationConfig | None = None,
-    *,
-    method: str,
-    others: int | None = None,
-    seed: int = 0,
-    privacy: Privacy | None = None,
-    safeguard: bool = False,
-    comparing: bool = False,
+def audit_client(
+    plan: RunPlan, peers: int | None = None, with_baseline: bool = False
 ) -> dict[str, Any]:
-    """The audit of one client that knows none of the others: they are played by copies of it, as few as the method does with."""
-    rows = len(client.public) if client.public is not None else 0
-    count = (
-        others
-        if others is not None
-        else next((n for n in range(1, 65) if not algorithm.check(n + 1, rows)), 1)
-    )
-    copies = [client, *(replace(client, id=f"{client.id}'{i}") for i in range(1, count + 1))]
-    made = Run(
-        None,
-        algorithm,
-        copies,
-        training,
-        federation or FederationConfig(),
-        name=client.id,
-        method=method,
-        seed=seed,
-        privacy=privacy,
-        safeguard=safeguard,
-    )
-    return audit(made, [client.id], comparing)
+    """Audit one client that knows none of its peers: copies of it stand for them.
+
+    Args:
+        plan: with that client alone.
+        peers: how many take part besides it; by default as few as the method needs.
+        with_baseline: as for `audit`.
+    """
+    (client,) = plan.clients
+    public_rows = len(client.public) if client.public is not None else 0
+    if peers is None:
+        counts = range(1, MAX_PLAYED_CLIENTS + 1)
+        fits = (n for n in counts if not plan.algorithm.check(n + 1, public_rows))
+        peers = next(fits, 1)
+    copies = [replace(client, id=f"{client.id}'{i}") for i in range(1, peers + 1)]
+    plan = replace(plan, clients=[client, *copies])
+    return audit(plan, [client.id], with_baseline)
 
 
-def of_member(
+def audit_client_file(
     file: Path, run: str | None, algorithm: str | None, settings: list[str] | None
 ) -> dict[str, Any]:
-    """The audit of the client that a file describes, before it joins a run: that of a file without clients, as its server has it, or of a
-    method with these settings. `engine.clients` is how many take part; if not said, as few as the method does with."""
+    """Audit the client that a client.yaml describes, before it joins a run.
+
+    Args:
+        file: the client.yaml.
+        run: the server's scenario, a file without clients; `engine.clients` in it is the number
+            of participants, by default as few as the method needs.
+        algorithm: name of the method, where there is no such file.
+        settings: `key=value` of what the server sets.
+    """
     if run is None and algorithm is None:
         raise UserError(
-            f"{file} describes a client: say what it would take part in, --algorithm NAME with --set of what the server sets, "
-            "or --run FILE, the scenario that its server runs"
+            f"{file} describes a client: say what it would take part in, --algorithm NAME with "
+            "--set of what the server sets, or --run FILE, the scenario that its server runs"
         )
-    told = load_mapping(run) if run is not None else {"name": file.stem}
-    others = {
-        key: value
-        for key, value in told.items()
-        if key not in ("clients", "data", "public", "server")
-    }
+    described_run = load_mapping(run) if run is not None else {"name": file.stem}
+    for key in ("clients", "data", "public", "server"):
+        described_run.pop(key, None)
     scenario, method = load(
-        run or str(file), algorithm, settings, mapping={"engine": "flare", **others}
+        run or str(file), algorithm, settings, mapping={"engine": "flare", **described_run}
     )
     about = {"name": scenario.name, "algorithm": scenario.algorithm.name, "seed": scenario.seed}
+    client: Client = load_client(file, about)
     count = scenario.engine.options.get("clients")
-    return alone(
-        load_client(file, about),
-        method,
-        scenario.training,
-        scenario.federation,
+    plan = RunPlan(
+        algorithm=method,
+        clients=[client],
+        training=scenario.training,
+        federation=scenario.federation,
+        name=client.id,
         method=scenario.algorithm.name,
         seed=scenario.seed,
-        others=None if count is None else count - 1,
         privacy=scenario.privacy,
         safeguard=scenario.safeguard,
-        comparing=scenario.alone,
     )
+    peers = None if count is None else count - 1
+    return audit_client(plan, peers, with_baseline=scenario.alone)

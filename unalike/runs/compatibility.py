@@ -1,188 +1,338 @@
-"""What does not fit between a method and its clients, told before the work rather than in the middle of it. Knows no engine."""
+"""Whether a method, its clients and its settings fit together, found out before the work begins.
 
-from collections.abc import Sequence
-from dataclasses import replace
+Most checks only look. The dry run builds one client of each kind and feeds it two rows.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from unalike.base.errors import Problem, describe_error
+from unalike.base.errors import Problem, Problems, UserError, describe_error
 from unalike.base.randomness import scope
+from unalike.base.tracebacks import format_traceback, is_debugging, user_location
 from unalike.core.algorithm import Algorithm, ClientProgram
-from unalike.core.client import Client
+from unalike.core.client import Client, ClientInfo
 from unalike.core.privacy import Privacy, uncounted
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
+from unalike.runs.initial_models import SharedFactory
+from unalike.runs.plan import RunPlan
 from unalike.scenarios import Scenario
 from unalike.scenarios.build import try_build_clients
 from unalike.tasks import TASKS
 from unalike.training.loop import Training
 
 
-def rest(
+@dataclass
+class Report:
+    """What the checks found.
+
+    Attributes:
+        problems: (where, sentence) of each.
+        architectures: printed models of the clients that the dry run built.
+        bugs: exceptions in the user's own code, which are shown with their tracebacks.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    architectures: list[str] = field(default_factory=list)
+    bugs: list[Exception] = field(default_factory=list)
+
+    def add(self, other: "Report") -> None:
+        """Append what other checks found."""
+        self.problems += other.problems
+        self.architectures += other.architectures
+        self.bugs += other.bugs
+
+    def raise_problems(self, source: str) -> None:
+        """Raise all problems at once, with the tracebacks of bugs as notes; or do nothing."""
+        if not self.problems:
+            return
+        error = Problems(source, self.problems)
+        for bug in self.bugs:
+            error.add_note(format_traceback(bug))
+        raise error from (self.bugs[0] if self.bugs else None)
+
+
+def check_plan(
+    plan: RunPlan, needs_clients: bool = True
+) -> tuple[dict[str, ClientInfo], list[str]]:
+    """Check everything that can be known before a run.
+
+    Args:
+        plan: what to run.
+        needs_clients: False where other organisations bring the clients later.
+    Returns: what each client announces, and the printed models of the dry run.
+    Raises: UserError or Problems.
+    """
+    if needs_clients and not plan.clients and not plan.infos:
+        raise UserError("a federation needs at least one client")
+    if len({client.id for client in plan.clients}) != len(plan.clients):
+        raise UserError("two clients have the same id; ids must differ")
+    infos = plan.infos
+    if infos is None:
+        infos = {client.id: client.info() for client in plan.clients}
+    report = Report(problems=settings_problems(plan, infos) if infos else [])
+    sound = not report.problems
+    report.add(
+        check_clients(
+            plan.algorithm,
+            plan.clients,
+            plan.training,
+            plan.seed,
+            safeguard=plan.safeguard,
+            privacy=plan.privacy,
+            sound=sound,
+        )
+    )
+    if plan.server is not None:
+        report.add(
+            check_clients(plan.algorithm, [plan.server], plan.training, plan.seed, sound=sound)
+        )
+    report.raise_problems(plan.source or plan.name)
+    return infos, report.architectures
+
+
+def settings_problems(plan: RunPlan, infos: dict[str, ClientInfo]) -> list[Problem]:
+    """Fields of the method that do not fit the number of clients or public rows."""
+    algorithm = plan.algorithm
+    public_rows = [info.public_rows for info in infos.values() if info.public is not None]
+    lacks_public = algorithm.needs_public and not public_rows
+    # Without a public set its size cannot be wrong: that it is missing is reported below.
+    rows = sys.maxsize if lacks_public else min(public_rows, default=0)
+    misfits = algorithm.check(len(infos), rows)
+    misfits = misfits or algorithm.check_round(plan.federation.places(len(infos)))
+    problems = [(f"algorithm.{name}", sentence) for name, sentence in misfits]
+    if lacks_public:
+        sentence = (
+            f"{plan.method} needs a public set, unlabelled rows that every client may read: "
+            "pass public=."
+        )
+        problems.append(("public", sentence))
+    return problems
+
+
+def scenario_problems(
     scenario: Scenario, algorithm: Algorithm | None, sound: bool, folder: str | None = None
 ) -> list[Problem]:
-    """Everything that is wrong with a scenario's clients, alone and with the method, where it can be known."""
+    """Everything wrong with a scenario's clients, by themselves and with the method.
+
+    Args:
+        scenario: as it was read.
+        algorithm: its method; None where that could not be read.
+        sound: whether the method's own fields are right.
+        folder: where data files are.
+    """
     clients, problems = try_build_clients(scenario, folder)
     if algorithm is None:
-        return problems + tried(Algorithm(), clients, scenario.training, scenario.seed)
-    return problems + compatibility_problems(
-        algorithm,
-        clients,
-        scenario.training,
-        scenario.seed,
-        scenario.safeguard,
-        scenario.privacy,
-        sound,
-    )
+        report = dry_run(Algorithm(), clients, scenario.training, scenario.seed)
+    else:
+        report = check_clients(
+            algorithm,
+            clients,
+            scenario.training,
+            scenario.seed,
+            safeguard=scenario.safeguard,
+            privacy=scenario.privacy,
+            sound=sound,
+        )
+    return problems + report.problems
 
 
-def compatibility_problems(
+def check_clients(
     algorithm: Algorithm,
     clients: list[Client],
     training: Training,
     seed: int,
+    *,
     safeguard: bool = False,
     privacy: Privacy | None = None,
     sound: bool = True,
+) -> Report:
+    """Find what the method cannot do with these clients.
+
+    Args:
+        sound: whether the method's own fields are right. If not, only what no method could do is
+            reported of the clients.
+    """
+    problems = privacy_problems(algorithm if sound else None, clients, privacy)
+    problems = task_problems(algorithm, clients, safeguard, problems)
+    suited = [client for client in clients if algorithm.serves(client.task)]
+    reasons: dict[str, str] = {}
+    for client in suited:
+        reason = metric_problem(client)
+        if reason is None and sound:
+            reason = algorithm.client_problem(client)
+        if reason is not None:
+            reasons[client.id] = reason
+    for task in {type(client.task): None for client in suited}:
+        conflicts = task.check_clients([c for c in suited if type(c.task) is task])
+        for id, reason in conflicts.items():
+            reasons.setdefault(id, reason)
+    problems += group_by_reason(reasons)
+    report = Report(problems)
+    remaining = [client for client in suited if client.id not in reasons]
+    report.add(dry_run(algorithm if sound else Algorithm(), remaining, training, seed))
+    return report
+
+
+def privacy_problems(
+    algorithm: Algorithm | None, clients: Iterable[Client], privacy: Privacy | None
 ) -> list[Problem]:
-    """What the method cannot do with these clients; where its own fields are not sound, what no method can."""
+    """Why the run cannot be private, or is less private than a client asks for."""
     problems: list[Problem] = []
     if privacy is not None:
-        problems += [
-            ("privacy", f"{why}.")
-            for why in (algorithm.privacy_problem() if sound else None, uncounted())
-            if why is not None
-        ]
-    problems += [
-        (f"clients.{c.id}", f"{why}.")
-        for c in clients
-        if c.privacy is not None and (why := c.privacy.unmet(privacy))
-    ]
-    problems = unsuited(algorithm, clients, safeguard, problems)
-    served = [client for client in clients if algorithm.serves(client.task)]
-    refused = {
-        client.id: why
-        for client in served
-        if (why := unmeasured(client) or (algorithm.client_problem(client) if sound else None))
-    }
-    for task in {type(client.task): None for client in served}:
-        conflicts = task.check_clients([c for c in served if type(c.task) is task])
-        refused |= {id: why for id, why in conflicts.items() if id not in refused}
-    alike = {
-        why: [id for id, its in refused.items() if its == why] for why in refused.values()
-    }  # a sentence is told once
-    problems += [
-        (
-            f"clients.{ids[0]}",
-            why
-            if len(ids) == 1
-            else f"{why.removesuffix('.')}. The same is true of {', '.join(ids[1:])}.",
-        )
-        for why, ids in alike.items()
-    ]
-    return problems + tried(
-        algorithm if sound else Algorithm(),
-        [c for c in served if c.id not in refused],
-        training,
-        seed,
-    )
+        reasons = [algorithm.privacy_problem() if algorithm is not None else None, uncounted()]
+        problems += [("privacy", f"{reason}.") for reason in reasons if reason is not None]
+    for client in clients:
+        reason = client.privacy.unmet(privacy) if client.privacy is not None else None
+        if reason:
+            problems.append((f"clients.{client.id}", f"{reason}."))
+    return problems
 
 
-def unsuited(
-    algorithm: Algorithm, clients: list[Client], safeguard: bool, between: Sequence[Problem] = ()
+def task_problems(
+    algorithm: Algorithm,
+    clients: Sequence[Any],
+    safeguard: bool,
+    privacy_problems: Sequence[Problem] = (),
 ) -> list[Problem]:
-    """What can be told from the tasks of clients alone, which everyone knows; problems `between` come after those of the safeguard."""
+    """What can be told from the tasks of clients, which everyone knows.
+
+    Args:
+        clients: anything with an `id` and a `task`.
+        privacy_problems: listed after those of the safeguard.
+    """
     problems: list[Problem] = []
     if safeguard:
-        problems += (
-            [("safeguard", f"{why}. Leave it out, or set it to false.")]
-            if (why := algorithm.unjudged())
-            else [
-                (
-                    "safeguard",
-                    f"safeguard judges by a client's own labels; client {c.id} learns without ({c.task.name}).",
-                )
-                for c in clients
-                if not c.task.labelled
-            ][:1]
-        )
-    strange = {
-        client.task.name: client.id
-        for client in reversed(clients)
-        if not algorithm.serves(client.task)
-    }
+        reason = algorithm.unjudged()
+        unlabelled = next((client for client in clients if not client.task.labelled), None)
+        if reason:
+            problems.append(("safeguard", f"{reason}. Leave it out, or set it to false."))
+        elif unlabelled is not None:
+            sentence = (
+                f"safeguard judges by a client's own labels; client {unlabelled.id} learns "
+                f"without ({unlabelled.task.name})."
+            )
+            problems.append(("safeguard", sentence))
+    problems += privacy_problems
     served = [name for name, task in TASKS.items() if algorithm.serves(task)]
-    does = f"{type(algorithm).__name__} does {', '.join(served)}"
-    return [
-        *problems,
-        *between,
-        *((f"clients.{id}", f"{does}; client {id} wants {task}.") for task, id in strange.items()),
-    ]
+    supported = f"{type(algorithm).__name__} does {', '.join(served)}"
+    reported: set[str] = set()
+    for client in clients:
+        task = client.task.name
+        if task not in reported and not algorithm.serves(client.task):
+            reported.add(task)
+            sentence = f"{supported}; client {client.id} wants {task}."
+            problems.append((f"clients.{client.id}", sentence))
+    return problems
 
 
-def unmeasured(client: Client) -> str | None:
-    """Why its metric has no value on its test rows, those in memory; None: it has."""
+def group_by_reason(reasons: dict[str, str]) -> list[Problem]:
+    """Report each reason once, at the first client, with the names of the others.
+
+    >>> group_by_reason({"a": "no rows.", "b": "no rows."})
+    [('clients.a', 'no rows. The same is true of b.')]
+    """
+    clients: dict[str, list[str]] = {}
+    for id, reason in reasons.items():
+        clients.setdefault(reason, []).append(id)
+    problems = []
+    for reason, (first, *more) in clients.items():
+        same = f". The same is true of {', '.join(more)}." if more else ""
+        problems.append(
+            (f"clients.{first}", f"{reason.removesuffix('.')}{same}" if more else reason)
+        )
+    return problems
+
+
+def metric_problem(client: Client) -> str | None:
+    """Why the client's metric has no value on its test rows in memory; None: it has one."""
     test = client.test
-    if (
-        not isinstance(test, Tensors)
-        or test.y is None
-        or (why := client.task.unmeasured(test.y[test.index.to(test.y.device)])) is None
-    ):
+    if not isinstance(test, Tensors) or test.y is None:
+        return None
+    reason = client.task.unmeasured(test.y[test.index.to(test.y.device)])
+    if reason is None:
         return None
     return (
-        f"its {client.task.metric} is undefined on its {len(test)} test rows: {why}. Give it others; without any it takes part and is "
-        "not measured."
+        f"its {client.task.metric} is undefined on its {len(test)} test rows: {reason}. Give it "
+        "others; without any it takes part and is not measured."
     )
 
 
-def tried(
-    algorithm: Algorithm, clients: list[Client], training: Training, seed: int
-) -> list[Problem]:
-    """Clients whose half cannot be built or cannot take their rows: one of each kind, on two rows, and nothing is kept of it."""
-    problems: list[Problem] = []
+def dry_run(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> Report:
+    """Build one client of each kind, feed it two rows and throw it away.
+
+    An exception in the user's model, loss or data becomes a problem with its file and line; with
+    UNALIKE_DEBUG it is raised as it is.
+    """
+    report = Report()
     kinds: set[Any] = set()
-    first: tuple[str, Any] | None = None  # a client, and the names and shapes of its parameters
+    reported: set[Any] = set()
+    first: tuple[str, Any] | None = None  # a client, and names and shapes of its parameters
     for client in clients:
-        made = client.model
-        kind = (
-            repr((made.func, made.args, made.keywords)) if isinstance(made, partial) else id(made),
-            client.task,
-            id(client.head),
-            str(client.train.shape),
-            str(client.public.shape) if client.public is not None else "",
-            len(client.train) > 1,
-        )
+        kind = client_kind(client)
         if kind in kinds:
             continue
         kinds.add(kind)
         try:
-            here = replace(client, device="cpu")  # CUDA is left alone: workers fork later
-            program = algorithm.Program(here, algorithm, training, seed)
+            # On the CPU: worker processes are forked later, which CUDA does not survive.
+            on_cpu = replace(client, device="cpu")
+            program = algorithm.Program(on_cpu, algorithm, training, seed)
+            report.architectures.append(str(program.model))
             with scope(seed, "fit", client.id), torch.no_grad():
-                take(program, here, algorithm.needs_public)
-            first = first or (client.id, tensor_spec(program.model.state_dict()))
-            if (
-                algorithm.requires_identical_models
-                and tensor_spec(program.model.state_dict()) != first[1]
-            ):
-                raise ValueError(
-                    f"its model has other parameters than that of {first[0]}, and {type(algorithm).__name__} mixes them all: "
-                    "give everyone the same, made for the modalities of all"
+                _feed_two_rows(program, on_cpu, algorithm.needs_public)
+            spec = tensor_spec(program.model.state_dict())
+            first = first or (client.id, spec)
+            if algorithm.requires_identical_models and spec != first[1]:
+                raise UserError(
+                    f"its model has other parameters than that of {first[0]}, and "
+                    f"{type(algorithm).__name__} mixes them all: give everyone the same, made for "
+                    "the modalities of all"
                 )
         except Exception as error:
-            if (
-                kind[0],
-                describe_error(error),
-            ) not in kinds:  # the same of clients that differ in what they own is told once
-                kinds.add((kind[0], describe_error(error)))
-                problems.append((f"clients.{client.id}", describe_error(error)))
-    return problems
+            if is_debugging():
+                raise
+            location = user_location(error)
+            sentence = describe_error(error) if location is None else _describe_bug(error, location)
+            # Clients that differ only in their data fail alike: reported once.
+            if (kind[0], sentence) not in reported:
+                reported.add((kind[0], sentence))
+                report.problems.append((f"clients.{client.id}", sentence))
+                if location is not None:
+                    report.bugs.append(error)
+    return report
 
 
-def take(program: ClientProgram, client: Client, public: bool) -> None:
-    """A pass over two rows of the client's and of the public set, and the loss where the task has one to learn by."""
+def _describe_bug(error: Exception, location: str) -> str:
+    return f"{type(error).__name__}: {error} ({location})"
+
+
+def client_kind(client: Client) -> tuple[Any, ...]:
+    """What clients must have in common for one of them to stand for all in the dry run."""
+    model: Any = client.model.factory if isinstance(client.model, SharedFactory) else client.model
+    if isinstance(model, partial):
+        model = repr((model.func, model.args, model.keywords))
+    else:
+        model = id(model)
+    return (
+        model,
+        client.task,
+        id(client.head),
+        str(client.train.shape),
+        str(client.public.shape) if client.public is not None else "",
+        len(client.train) > 1,
+    )
+
+
+def _feed_two_rows(program: ClientProgram, client: Client, needs_public: bool) -> None:
+    """Pass two of the client's rows, and of the public set, through the model and the loss.
+
+    `client` holds its rows as they came; those of `program.client` may be features of all rows.
+    """
     x, y = client.train.rows(torch.arange(min(2, len(client.train))))
     program.model.train()
     if not client.task.labelled or y is None:  # the method brings its own loss
@@ -190,15 +340,13 @@ def take(program: ClientProgram, client: Client, public: bool) -> None:
     else:
         client.task.check(y)
         program.task_loss(client.to_device(x), client.to_device(y))
-    if public and client.public is not None:
-        try:
-            program.model.features(
-                client.public_to_device(
-                    client.public.rows(torch.arange(min(2, len(client.public))))[0]
-                )
-            )
-        except (RuntimeError, AttributeError, TypeError, ValueError, KeyError):
-            raise ValueError(
-                f"its model takes rows such as its own, {client.train.shape}, and cannot take those of the public set, "
-                f"{client.public.shape}"
-            ) from None
+    if not needs_public or client.public is None:
+        return
+    public, _ = client.public.rows(torch.arange(min(2, len(client.public))))
+    try:
+        program.model.features(client.public_to_device(public))
+    except (RuntimeError, AttributeError, TypeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"its model takes rows such as its own, {client.train.shape}, and cannot take those of "
+            f"the public set, {client.public.shape}"
+        ) from error

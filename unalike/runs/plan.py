@@ -1,13 +1,98 @@
-"""What both ends of a run must agree on, as plain values: enough to build a client's program, and no code travels."""
+"""What to run: one value with everything a run needs to know, and the part that travels.
 
-from dataclasses import fields
+A server and its clients must agree on the method, its settings and the seed. That part can be
+written as plain values, from which a client builds its program; no code travels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from unalike.base.errors import Problems, Refusal
 from unalike.core.algorithm import Algorithm
+from unalike.core.client import Client, ClientInfo
+from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
+from unalike.core.signatures import Declared, declared
 from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
+
+
+@dataclass
+class RunPlan:
+    """A method, its clients and all settings of a run.
+
+    Attributes:
+        algorithm: the method with its hyperparameters.
+        clients: the participants; empty where other organisations bring them.
+        training: rounds, local epochs, learning rate, batch size, optimizer.
+        federation: participation, dropout, deadline, quorum and message limits.
+        name: the scenario's name, for folders and reports.
+        method: the method's name, for folders and reports.
+        seed: all random numbers of the run derive from it.
+        engine: name of the engine that carries messages.
+        engine_options: options of that engine.
+        replay: folder of an asynchronous run whose order of arrivals is repeated.
+        threads: CPU threads of this process.
+        max_loaded_clients: clients in memory at once; the others wait on disk.
+        local_baseline: also train every client alone, to compare.
+        safeguard: each client keeps the better of both models by its own data.
+        privacy: clipping and noise on what clients send.
+        checkpoint: rounds between two checkpoints.
+        use_cache: keep values of the local baseline between runs.
+        source: file the plan was read from, for error messages.
+        server: model and data of the server itself, for methods that train one.
+        infos: what the clients announce; given where the clients are not in this process.
+    """
+
+    algorithm: Algorithm
+    clients: list[Client]
+    training: Training = field(default_factory=Training)
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    name: str = "own"
+    method: str = ""
+    seed: int = 0
+    engine: str = "local"
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    replay: str | Path | None = None
+    threads: int = 1
+    max_loaded_clients: int = 256
+    local_baseline: bool = True
+    safeguard: bool = False
+    privacy: Privacy | None = None
+    checkpoint: int = 1
+    use_cache: bool = False
+    source: str | None = None
+    server: Client | None = None
+    infos: dict[str, ClientInfo] | None = None
+
+    def __post_init__(self) -> None:
+        self.method = self.method or type(self.algorithm).__name__.lower()
+
+    @property
+    def noise_is_secret(self) -> bool:
+        """Whether clients draw noise that nobody can draw again, as in a real deployment."""
+        return self.privacy is not None and self.privacy.entropy == "secret"
+
+    @property
+    def compares(self) -> bool:
+        """Whether clients are also trained alone.
+
+        One client would be compared with itself. Where noise is secret or a client asks for
+        privacy, training without protection would tell what privacy is to hide.
+        """
+        protected = self.noise_is_secret or any(client.privacy for client in self.clients)
+        return self.local_baseline and len(self.clients) != 1 and not protected
+
+    @property
+    def axis_lengths(self) -> dict[str, int]:
+        """Integer fields of the method, which its operations may name as lengths of axes."""
+        return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
+
+    def declared(self, operation: str) -> Declared:
+        """What the method declares of the arguments and the reply of an operation."""
+        return declared(getattr(self.algorithm.Program, operation))
 
 
 def plan_to_dict(
@@ -18,12 +103,10 @@ def plan_to_dict(
     guarded: bool,
     privacy: Privacy | None,
 ) -> dict[str, Any]:
-    """The plan of a run as a server sends it."""
+    """Write what a client needs to build its program as plain values, as a server sends it."""
+    hyperparameters = {f.name: getattr(algorithm, f.name) for f in fields(algorithm)}
     return {
-        "algorithm": {
-            "name": method,
-            **{f.name: getattr(algorithm, f.name) for f in fields(algorithm)},
-        },
+        "algorithm": {"name": method, **hyperparameters},
         "seed": seed,
         "training": training.model_dump(),
         "guarded": guarded,
@@ -31,8 +114,11 @@ def plan_to_dict(
     }
 
 
-def plan_from_dict(plan: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `build_runtime`, from a plan that `plan_to_dict` wrote."""
+def plan_from_dict(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `build_runtime` from what `plan_to_dict` wrote.
+
+    Raises: Refusal where this installation does not know the method or one of its fields.
+    """
     algorithm, problems, _ = parse_algorithm(plan["algorithm"])
     if algorithm is None or problems:
         raise Refusal(str(Problems("what the server wants to run", problems)))

@@ -1,7 +1,8 @@
-"""A run's folder: config, events, ledger, checkpoints, results. Knows nothing of what happens in the run."""
+"""A run's folder: config, events, ledger, checkpoints, results. Knows nothing of what a run does."""
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,149 +13,219 @@ from typing import Any
 import yaml
 
 from unalike.base.errors import UserError
+from unalike.base.version import __version__
 from unalike.engines.store import CheckpointError, Store, load
+
+# Everything that a start writes before its first checkpoint.
+FILES_OF_A_START = (
+    "config.yaml",
+    "events.jsonl",
+    "ledger.csv",
+    "alone.json",
+    "run.json",
+    "attempt.json",
+    "problem.json",
+    "broken.json",
+    "checkpoints",
+    "pictures",
+)
+REPOSITORY = Path(__file__).parents[2]
 
 
 class Folder:
-    """The files of one run. Events and the ledger are appended to as things happen; everything else is written whole or not at all."""
+    """The files of one run.
+
+    Events and the ledger are appended to while the run goes on; everything else is written whole
+    or not at all.
+
+    Attributes:
+        path: the folder.
+        server: checkpoints of the server.
+        archive: large values of the server, saved before its checkpoint.
+        clients: folder with the states of clients.
+        ledger: ledger.csv, the bytes that were sent.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.server = Store(self.path / "checkpoints" / "server")
         self.clients = self.path / "checkpoints" / "clients"
         self.ledger = self.path / "ledger.csv"
-        self.archive = Store(
-            self.path / "checkpoints" / "archive", keeps=3
-        )  # as for clients: saved before the server
+        # Three versions, as of clients: it is saved before the server.
+        self.archive = Store(self.path / "checkpoints" / "archive", keeps=3)
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> "Folder":
-        path = Path(path)
-        if (path / "config.yaml").exists():
-            how = "resume=True" if config.get("python") else f"`unalike resume {path}`"
-            raise UserError(
-                f"{path} already holds a run; resume it with {how} or choose another folder"
-            )
+        """Make the folder of a new run and write its config.
+
+        What is left of a start that failed before its first checkpoint is moved to `failed-N`.
+
+        Raises: UserError where the folder holds a run, or cannot be written.
+        """
+        folder = cls(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder = cls(path)
-            folder.write("config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+            if folder.holds_failed_start():
+                folder.set_aside_failed_start()
+            if (folder.path / "config.yaml").exists():
+                how = "resume=True" if config.get("python") else f"`unalike resume {path}`"
+                raise UserError(
+                    f"{path} already holds a run; resume it with {how} or choose another folder"
+                )
+            folder.path.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            folder.write("config.yaml", text)
         except OSError as error:
-            raise UserError(
-                f"the run folder {path} cannot be written: {error.strerror or error}"
-            ) from None
+            reason = error.strerror or error
+            raise UserError(f"the run folder {path} cannot be written: {reason}") from None
         return folder
 
     @classmethod
     def open(cls, path: Path) -> "Folder":
+        """Open the folder of a run that was begun.
+
+        Raises: UserError where there is no config.yaml.
+        """
         if not (Path(path) / "config.yaml").is_file():
             raise UserError(f"{path} is no run folder: it has no config.yaml")
         return cls(path)
 
-    @property
-    def config(self) -> dict[str, Any]:
-        try:
-            told = yaml.safe_load((self.path / "config.yaml").read_text())
-        except (OSError, ValueError, yaml.YAMLError):
-            told = None
-        if not isinstance(told, dict):
-            raise UserError(
-                f"{self.path / 'config.yaml'} cannot be read: it was cut short or is no run's config"
-            )
-        return told
+    def holds_failed_start(self) -> bool:
+        """Whether a run ended here with an exception before its first checkpoint."""
+        if (self.path / "results.json").exists() or any(self._server_checkpoints()):
+            return False
+        last = None
+        for event in self.events():
+            last = event["event"]
+        return last == "failed"
+
+    def set_aside_failed_start(self) -> None:
+        """Move what a failed start wrote to a folder of its own inside this one."""
+        number = 1
+        while (self.path / f"failed-{number}").exists():
+            number += 1
+        target = self.path / f"failed-{number}"
+        target.mkdir()
+        for name in FILES_OF_A_START:
+            if (self.path / name).exists():
+                shutil.move(self.path / name, target / name)
 
     @property
-    def begun(self) -> dict[str, Any] | None:
-        """The config as it was when the run began; None where it has not."""
-        with suppress(FileNotFoundError), (self.path / "events.jsonl").open("rb") as lines:
-            for line in lines:
-                with suppress(ValueError):  # a killed run may leave half a line
-                    if (told := json.loads(line))["event"] == "start":
-                        return told.get("config")
-        return None
+    def config(self) -> dict[str, Any]:
+        """The run's config.yaml."""
+        path = self.path / "config.yaml"
+        try:
+            config = yaml.safe_load(path.read_text())
+        except (OSError, ValueError, yaml.YAMLError):
+            config = None
+        if not isinstance(config, dict):
+            raise UserError(f"{path} cannot be read: it was cut short or is no run's config")
+        return config
+
+    @property
+    def config_at_start(self) -> dict[str, Any] | None:
+        """The config as it was when the run began; None where it has not begun."""
+        start = next(self.events("start"), None)
+        return start.get("config") if start is not None else None
 
     @property
     def results(self) -> dict[str, Any] | None:
-        told = self.read_json("results.json")
-        return (
-            told | {"folder": str(self.path)} if isinstance(told, dict) else told
-        )  # it may have been moved since
+        """The run's results, with the folder as it is called now; None before the end."""
+        results = self.read_json("results.json")
+        if isinstance(results, dict):
+            results["folder"] = str(self.path)
+        return results
 
-    def event(self, event: str, **facts: Any) -> None:
+    def record(self, event: str, **facts: Any) -> None:
+        """Append an event to events.jsonl."""
+        line = json.dumps({"event": event, "time": time.time(), **facts})
         with (self.path / "events.jsonl").open("ab+") as file:
-            if (
-                file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-            ):  # a killed run left half a line
-                file.write(b"\n")
-            file.write(json.dumps({"event": event, "time": time.time(), **facts}).encode() + b"\n")
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a killed run left half a line
+                    file.write(b"\n")
+            file.write(line.encode() + b"\n")
 
-    def events(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Those of a kind, as they happened; half a line of a killed run is none."""
-        for line in (self.path / "events.jsonl").read_text().splitlines():
-            with suppress(ValueError):
-                if f'"event": "{kind}"' in line and (told := json.loads(line))["event"] == kind:
-                    yield told
+    def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
+        """Events in the order they happened, all or those of one kind.
+
+        Half a line of a killed run is left out.
+        """
+        path = self.path / "events.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as lines:
+            for line in lines:
+                if kind is not None and f'"event": "{kind}"'.encode() not in line:
+                    continue
+                with suppress(ValueError):
+                    event = json.loads(line)
+                    if kind is None or event["event"] == kind:
+                        yield event
 
     def write(self, name: str, text: str) -> None:
+        """Write a file whole, or not at all."""
         partial = self.path / f"{name}.{os.getpid()}.partial"
         partial.write_text(text)
         partial.replace(self.path / name)
 
     def write_json(self, name: str, value: Any) -> None:
+        """Write a JSON file whole, or not at all."""
         self.write(name, json.dumps(value))
 
     def read_json(self, name: str) -> Any:
+        """Read a JSON file; None where there is none.
+
+        Raises: UserError where it cannot be read.
+        """
         path = self.path / name
         try:
             return json.loads(path.read_text()) if path.exists() else None
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path} cannot be read ({error}); take it away to have it made again"
-            ) from None
+            message = f"{path} cannot be read ({error}); take it away to have it made again"
+            raise UserError(message) from None
 
-    def last(self, tell: Callable[..., None] | None = None) -> dict[str, Any] | None:
-        """The newest server state that can be read with its clients'; a damaged one is told of, and the one before it serves."""
-        damaged: list[str] = []
-        for path in sorted(
-            (self.path / "checkpoints" / "server" / "server").glob("*.safetensors"), reverse=True
-        ):
+    def last_checkpoint(self, emit: Callable[..., None] | None = None) -> dict[str, Any] | None:
+        """Return the newest server state that can be read together with its clients' states.
+
+        A damaged one is reported as an event, and the one before it is used.
+
+        Raises: UserError where there are checkpoints and none can be read.
+        """
+        damages: list[str] = []
+        for path in sorted(self._server_checkpoints(), reverse=True):
             try:
-                saved = load(path)
-                Store(self.clients).check(finished := saved["federation"]["finished"])
+                state = load(path)
+                finished = state["federation"]["finished"]
+                Store(self.clients).check(finished)
             except CheckpointError as error:
-                damaged.append(str(error))
+                damages.append(str(error))
                 continue
-            for reason in damaged:
-                (tell or self.event)(
-                    "damaged",
-                    reason=f"{reason}; the run goes on from round {finished}",
-                    round=finished,
-                )
-            return saved
-        if damaged:
-            raise UserError(f"no checkpoint of {self.path} can be read: {damaged[-1]}")
+            for damage in damages:
+                reason = f"{damage}; the run goes on from round {finished}"
+                (emit or self.record)("damaged", reason=reason, round=finished)
+            return state
+        if damages:
+            raise UserError(f"no checkpoint of {self.path} can be read: {damages[-1]}")
         return None
+
+    def _server_checkpoints(self) -> Iterator[Path]:
+        return (self.path / "checkpoints" / "server" / "server").glob("*.safetensors")
 
 
 def commit() -> str:
-    """The commit this code is at, with + where it was changed since; the version where it is no checkout."""
-    from unalike.base.version import __version__
+    """The git commit of this code, with + where it was changed since; else the version."""
+    if not (REPOSITORY / ".git").exists():
+        return __version__
+    revision = _git("rev-parse", "--short=12", "HEAD")
+    if not revision:
+        return __version__
+    return f"{revision}+" if _git("status", "--porcelain", "--", "unalike") else revision
 
-    def git(*words: str) -> str:
-        try:
-            return subprocess.run(
-                ["git", "-C", str(Path(__file__).parents[2]), *words],
-                capture_output=True,
-                text=True,
-            ).stdout.strip()
-        except OSError:
-            return ""
 
-    is_ours = (Path(__file__).parents[2] / ".git").exists() and git(
-        "rev-parse", "--short=12", "HEAD"
-    )
-    return (
-        f"{is_ours}{'+' if git('status', '--porcelain', '--', 'unalike') else ''}"
-        if is_ours
-        else __version__
-    )
+def _git(*words: str) -> str:
+    """Output of a git command in our repository; empty where git is missing or fails."""
+    command = ["git", "-C", str(REPOSITORY), *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""

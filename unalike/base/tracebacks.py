@@ -1,0 +1,45 @@
+"""Where in a user's own code an exception came from, to tell a bug there from a recognised mistake."""
+
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).parents[1])
+LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+DEBUG = "UNALIKE_DEBUG"  # environment variable: stop at the first exception, with its traceback
+
+
+def is_debugging() -> bool:
+    """Whether UNALIKE_DEBUG is set: exceptions are raised where they happen instead of collected."""
+    return bool(os.environ.get(DEBUG))
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Frames of the user's code that ours called, outermost first.
+
+    Frames before the first of ours are left out: they are the program that called us.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, f in enumerate(frames) if f.filename.startswith(PACKAGE)), len(frames))
+    return [frame for frame in frames[first:] if not _is_library(frame.filename)]
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith((PACKAGE, "<frozen", *LIBRARIES))
+
+
+def user_location(error: BaseException) -> str | None:
+    """File, line and function of the user's code that raised or led to it; None if there is none.
+
+    The result reads like `mine.py, line 12, in loss`.
+    """
+    frames = user_frames(error)
+    if not frames:
+        return None
+    return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+
+
+def format_traceback(error: BaseException) -> str:
+    """The whole traceback as Python prints it, causes included."""
+    return "".join(traceback.format_exception(error)).rstrip()
