@@ -14,7 +14,7 @@ from benchmarks.study import Row, Study, averages, benchmark
 from unalike.algorithms.subflot import SubFLOT
 from unalike.base.types import Parameters
 from unalike.matching import Matcher
-from unalike.methods.submodels import mean_of_held
+from unalike.methods.submodels import Contribution, masked_mean
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.classics import ResNet18
 from unalike.models.submodels import (
@@ -253,7 +253,7 @@ def bench_subflot_server(study: Study) -> dict:
         ]
         matcher = Matcher(method.inputs, method.solver)
         otp = (
-            best(partial(matcher.carry, [whole] * SERVER_CLIENTS, small, widths, own), device)
+            best(partial(matcher.transport, [whole] * SERVER_CLIENTS, small, widths, own), device)
             / SERVER_CLIENTS
         )
         ota = best(partial(merged, matcher, small, whole, own, widths), device) / SERVER_CLIENTS
@@ -301,12 +301,17 @@ def merged(
     widths: list[ChannelGroup],
 ) -> None:
     """OTA of uploads of one width."""
-    matcher.known.clear()
+    matcher.cache.clear()
     keys = [str(n) for n in range(len(small))]
-    carried = zip(keys, matcher.carry(small, [whole] * len(small), own, widths, keys), strict=True)
-    mean_of_held(
+    carried = zip(
+        keys, matcher.transport(small, [whole] * len(small), own, widths, keys), strict=True
+    )
+    masked_mean(
         whole,
-        ((key, state, matcher.reached(key, widths, whole)) for key, state in carried),
+        (
+            Contribution(key, state, matcher.pop_reached(key, widths, whole))
+            for key, state in carried
+        ),
         dict.fromkeys(keys, 1.0),
     )
 

@@ -65,9 +65,9 @@ def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(to
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.build_messages(fed, fed.active)
-    whole = algorithm.model(fed, "a")
+    whole = algorithm.server_model(fed, "a")
     for client, ratio in CAPACITIES.items():
-        widths = algorithm.widths(fed, client)
+        widths = algorithm.channel_groups(fed, client)
         expected = extract(whole, widths, first_units(widths, ratio))
         expected |= {
             name: expected[name] / ratio
@@ -85,7 +85,7 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
     """Equal width, alpha = 1."""
     algorithm = SubFLOT(alpha=1.0)
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    whole, widths = algorithm.model(fed, "a"), algorithm.widths(fed, "a")
+    whole, widths = algorithm.server_model(fed, "a"), algorithm.channel_groups(fed, "a")
     mixed = dict(whole)
     for width in widths:
         order = torch.randperm(width.units, generator=torch.Generator().manual_seed(3))
@@ -114,7 +114,7 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     sent = algorithm.build_messages(fed, ["b"])["b"]
     program = fed.engine.host.programs["b"]
     torch.manual_seed(0)
-    small = program.made(sent["units"])
+    small = program.build_submodel(sent["units"])
     small.load_state_dict(
         {
             n: t + 0.1 * torch.randn_like(t).abs() if t.is_floating_point() else t
@@ -123,7 +123,7 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     )
     whole = copy.deepcopy(fed.engine.host.programs["a"].model)
     algorithm.aggregate(fed, fed.state["group"]["b"], {"b": dict(small.state_dict())}, {"b": 1.0})
-    whole.load_state_dict(algorithm.model(fed, "a"))
+    whole.load_state_dict(algorithm.server_model(fed, "a"))
     x = torch.randn(5, 6, dtype=torch.float64)
     torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
 
@@ -133,7 +133,7 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     algorithm = SubFLOT()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     before, group = (
-        {n: t.clone() for n, t in algorithm.model(fed, "a").items()},
+        {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()},
         fed.state["group"]["b"],
     )
     sent = {
@@ -141,12 +141,12 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
         for c, message in algorithm.build_messages(fed, ["a", "b", "c"]).items()
     }
     algorithm.aggregate(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
-    assert largest(algorithm.model(fed, "a"), before) < 1e-12
+    assert largest(algorithm.server_model(fed, "a"), before) < 1e-12
     fed.begin(2)
     moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
     algorithm.aggregate(fed, group, {"c": moved}, {"c": 1.0})
     change = (
-        algorithm.model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]
+        algorithm.server_model(fed, "a")["encoder.first.weight"] - before["encoder.first.weight"]
     ).abs()
     assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
 
@@ -174,13 +174,13 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
     sent = algorithm.build_messages(fed, ["c"])["c"]
     fed.call("update", per_client={"c": sent})
     program = fed.engine.host.programs["c"]
-    assert program.rho == pytest.approx(0.75)
+    assert program.pruning_rate == pytest.approx(0.75)
     x, y = toys.blobs(5, 1)
     for p in program.model.parameters():
         p.data += 0.1
     origin = copy.deepcopy(program.model)
     origin.load_state_dict(sent["parameters"])
-    more = program.pace()
+    more = program.training_scales()
     with rescale_columns(program.model, more), rescale_columns(origin, more):
         plain = torch.autograd.grad(
             program.task_loss(x.double(), y), list(program.model.parameters())
@@ -207,12 +207,12 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
         other.begin(1)
         ways[level] = other.call("update", per_client={"c": sent})["c"]["parameters"]
     program = fed.engine.host.programs["c"]
-    program.take(**sent)
+    program.load_submodel(**sent)
     out, names = (
         program.model.eval()(x.double()),
         [name for name, _ in program.model.named_parameters()],
     )
-    with rescale_columns(program.model, program.pace()):
+    with rescale_columns(program.model, program.training_scales()):
         torch.testing.assert_close(program.model(x.double()), out)
         assert (
             largest(
@@ -252,11 +252,15 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
         sent = algorithm.build_messages(fed, ["c"])["c"]
         fed.call("update", per_client={"c": sent})
         places.append(
-            where() + [tensor.data_ptr() for tensor in (*program.pace().values(), program.begun)]
+            where()
+            + [
+                tensor.data_ptr()
+                for tensor in (*program.training_scales().values(), program.round_start)
+            ]
         )
-        program.take(**sent)
-        with rescale_columns(program.model, program.pace()):
-            distances.append(float(program.drift()))
+        program.load_submodel(**sent)
+        with rescale_columns(program.model, program.training_scales()):
+            distances.append(float(program.squared_drift()))
     assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
     assert distances == [0.0] * 3  # and it is where this round began, not the first
 
@@ -354,13 +358,13 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
     class Seen(Exception):
         pass
 
-    def carried(fed, model, states):
+    def place_uploads(fed, model, states):
         raise Seen({tensor.device.type for tensor in model.values()})
 
     algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.build_messages(fed, ["c"])["c"]["parameters"]
-    monkeypatch.setattr(algorithm, "carried", carried)
+    monkeypatch.setattr(algorithm, "place_uploads", place_uploads)
     with pytest.raises(Seen) as seen:
         algorithm.aggregate(
             fed,
@@ -374,7 +378,10 @@ def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkey
 def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
     """Narrowed or not; "meta" stands for a GPU."""
     fed = begun(toys, tmp_path, SubmodelMethod(), clients(toys))
-    widths, model = SubmodelMethod().widths(fed, "c"), SubmodelMethod().model(fed, "c")
+    widths, model = (
+        SubmodelMethod().channel_groups(fed, "c"),
+        SubmodelMethod().server_model(fed, "c"),
+    )
     keep = first_units(widths, 0.5)
     back = expand(
         extract(model, widths, keep),
@@ -388,14 +395,14 @@ def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
 def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
     algorithm = SubmodelMethod()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
-    before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
+    before = {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()}
     sent = algorithm.build_messages(fed, ["b", "c"])
     filled = {
         c: {n: torch.full_like(t, value) for n, t in sent[c]["parameters"].items()}
         for c, value in (("b", 1), ("c", 4))
     }
     algorithm.aggregate(fed, fed.state["group"]["b"], filled, {"b": 2.0, "c": 1.0})
-    after = algorithm.model(fed, "a")["encoder.first.weight"]
+    after = algorithm.server_model(fed, "a")["encoder.first.weight"]
     assert (
         (after[:2] == 2).all()
         and (after[2:4] == 1).all()
@@ -440,7 +447,7 @@ def test_which_units_are_sent(toys, tmp_path, method, rounds):
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     for number, units in rounds.items():
         fed.begin(number)
-        assert algorithm.keep(fed, "c")[0].tolist() == units
+        assert algorithm.select_units(fed, "c")[0].tolist() == units
 
 
 def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
@@ -449,8 +456,8 @@ def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
     drawn = set()
     for number in range(1, 9):
         fed.begin(number)
-        drawn.add(tuple(algorithm.keep(fed, "b")[0].tolist()))
-        assert torch.equal(algorithm.keep(fed, "b")[0], algorithm.keep(fed, "b")[0])
+        drawn.add(tuple(algorithm.select_units(fed, "b")[0].tolist()))
+        assert torch.equal(algorithm.select_units(fed, "b")[0], algorithm.select_units(fed, "b")[0])
     assert len(drawn) > 4 and all(len(set(units)) == 4 for units in drawn)
 
 
@@ -470,7 +477,7 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
     assert program.present().tolist() == [1, 1, 0, 0]
     asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
     assert not program.model(x.double())[:, 2:].any() and program.model(x.double())[:, :2].all()
-    program.blind = False
+    program.masks_output = False
     assert program.model(x.double()).all() and asked == program.evaluate(common=True)["log_loss"], (
         "of the common set it says what it thinks"
     )
@@ -505,13 +512,13 @@ def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(
         algorithm,
         [toys.client(c, model=net, train=(x, y)) for c, y in some.items()],
     )
-    before = {n: t.clone() for n, t in algorithm.model(fed, "a").items()}
+    before = {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()}
     ups = {
         c: {n: torch.full_like(t, value) for n, t in before.items()}
         for c, value in (("a", 1), ("b", 3))
     }
     algorithm.aggregate(fed, fed.state["group"]["a"], ups, {"a": 1.0, "b": 1.0})
-    after, last = algorithm.model(fed, "a"), "head.2.weight"
+    after, last = algorithm.server_model(fed, "a"), "head.2.weight"
     assert [float(row.mean()) for row in after[last][:3]] == pytest.approx(
         [1, 2, 3]
     ) and torch.equal(after[last][3], before[last][3])
@@ -538,9 +545,7 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
         assert list(fed.state.get("present", {})) == (["a", "b"] if masked else [])
         assert bool(program.model(x.double())[:, 2:].any()) is not masked
         if not masked:
-            assert "told only where" in str(
-                fed.call("present", clients=["a"], quorum=0).failures["a"]
-            )
+            assert "sent only if" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
 
 
 def test_masked_it_does_not_go_with_privacy():
@@ -669,7 +674,7 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
     )
     assert not [
         p.tensor
-        for w in SubFLOT().widths(fed, "a")
+        for w in SubFLOT().channel_groups(fed, "a")
         for p in w.slices
         if p.tensor.startswith("encoder")
     ], "the way out it names"
@@ -707,11 +712,13 @@ def test_unlike_models_keep_to_themselves(toys, tmp_path):
 
 def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
     from unalike.base.message import decode, encode
-    from unalike.methods.submodels import heard, told
+    from unalike.methods.submodels import groups_from_message, groups_to_message
 
     fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
-    widths = SubFLOT().widths(fed, "a")
-    back = heard(decode(encode(told(reindex_groups(widths, first_units(widths, 0.5))))))
+    widths = SubFLOT().channel_groups(fed, "a")
+    back = groups_from_message(
+        decode(encode(groups_to_message(reindex_groups(widths, first_units(widths, 0.5)))))
+    )
     assert all(
         torch.equal(p.entries, q.entries)
         for a, b in zip(back, reindex_groups(widths, first_units(widths, 0.5)))

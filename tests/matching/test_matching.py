@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unalike.matching import Matcher, entropic, plans
+from unalike.matching import Matcher, entropic_plans, solve_plans
 from unalike.models import CNN, MLP, Transformer
 from unalike.models.classics import VGG11, FastText, ResNet18
 from unalike.models.submodels import expand, extract, first_units, narrow_model, reindex_groups
@@ -94,7 +94,7 @@ def test_a_permuted_network_comes_back(name, inputs):
         torch.allclose(output(model, mixed, x), model(x), atol=1e-9)
         and apart(mixed, model.state_dict()) > 1e-2
     )
-    (back,) = Matcher(inputs).carry([model.state_dict()], [mixed], widths, widths)
+    (back,) = Matcher(inputs).transport([model.state_dict()], [mixed], widths, widths)
     assert apart(back, mixed) < 1e-6
 
 
@@ -114,7 +114,7 @@ def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
         n: t + 10 * torch.rand(t.shape, generator=draws) if n in norms else t
         for n, t in state.items()
     }
-    (back,) = Matcher(solver="picked").carry([state], [other], widths, widths)
+    (back,) = Matcher(solver="picked").transport([state], [other], widths, widths)
     assert norms and apart(back, state) == 0
 
 
@@ -124,7 +124,7 @@ def test_a_network_made_wider_computes_the_same(name):
     model, x, widths = made(name)
     keep = first_units(widths, 0.5)
     small = narrow_model(model, widths, keep, x).eval()
-    (wide,) = Matcher("mass").carry(
+    (wide,) = Matcher("mass").transport(
         [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
     )
     assert torch.allclose(output(model, wide, x), small(x), atol=1e-6)
@@ -142,7 +142,7 @@ def test_the_barycentre_of_columns_multiplies_outputs_by_the_ratio_of_widths():
     widths = trace(model, x)
     keep = first_units(widths, 0.5)
     small = narrow_model(model, widths, keep)
-    (wide,) = Matcher("barycentre").carry(
+    (wide,) = Matcher("barycentre").transport(
         [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
     )
     assert torch.allclose(output(model, wide, x), 4 * small(x), atol=1e-9)
@@ -153,8 +153,8 @@ def test_narrowing_what_was_widened_gives_it_back():
     keep = first_units(widths, 0.5)
     small, own = narrow_model(model, widths, keep, x).state_dict(), reindex_groups(widths, keep)
     matcher = Matcher("mass")
-    (wide,) = matcher.carry([small], [model.state_dict()], own, widths)
-    (back,) = matcher.carry([wide], [small], widths, own)
+    (wide,) = matcher.transport([small], [model.state_dict()], own, widths)
+    (back,) = matcher.transport([wide], [small], widths, own)
     assert apart(back, small) < 1e-6
 
 
@@ -167,37 +167,45 @@ def test_several_are_matched_as_one_by_one_and_plans_are_remembered(solver, larg
     own, full = reindex_groups(widths, keep), model.state_dict()
     clients = [extract(permuted(full, widths, seed), widths, keep) for seed in range(3)]
     matcher = Matcher(solver=solver)
-    together = matcher.carry([full] * 3, clients, widths, own, keys=["a", "b", "c"])
-    alone = [Matcher(solver=solver).carry([full], [client], widths, own)[0] for client in clients]
+    together = matcher.transport([full] * 3, clients, widths, own, keys=["a", "b", "c"])
+    alone = [
+        Matcher(solver=solver).transport([full], [client], widths, own)[0] for client in clients
+    ]
     assert all(
         apart(a, b) <= (1e-5 if solver == "entropic" else 0) for a, b in zip(together, alone)
     )
-    monkeypatch.setattr("unalike.matching.transport.plans", None)
+    monkeypatch.setattr("unalike.matching.transport.solve_plans", None)
     assert (
-        apart(matcher.carry([full], [clients[1]], widths, own, keys=["b"])[0], together[1]) < 1e-12
+        apart(matcher.transport([full], [clients[1]], widths, own, keys=["b"])[0], together[1])
+        < 1e-12
     )
     with pytest.raises(TypeError):
-        matcher.carry([full], [clients[1]], widths, own, keys=["d"])
+        matcher.transport([full], [clients[1]], widths, own, keys=["d"])
 
 
 def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
     torch.manual_seed(0)
     costs = torch.rand(3, 6, 4, dtype=torch.float64)
     for solver in ("exact", "entropic"):
-        found = plans(costs, solver)
+        found = solve_plans(costs, solver)
         torch.testing.assert_close(
             found.sum(2), torch.full((3, 6), 1 / 6, dtype=torch.float64), atol=1e-5, rtol=0
         )
         torch.testing.assert_close(
             found.sum(1), torch.full((3, 4), 1 / 4, dtype=torch.float64), atol=1e-5, rtol=0
         )
-    assert (plans(costs, "exact") > 0).flatten(1).sum(1).max() <= 9
+    assert (solve_plans(costs, "exact") > 0).flatten(1).sum(1).max() <= 9
     paid = lambda found: (found * costs).sum((1, 2))
-    assert (paid(plans(costs, "exact")) <= paid(plans(costs, "entropic")) + 1e-9).all()
+    assert (paid(solve_plans(costs, "exact")) <= paid(solve_plans(costs, "entropic")) + 1e-9).all()
     torch.testing.assert_close(
-        paid(entropic(costs, 0.002, 20000)), paid(plans(costs, "exact")), atol=1e-3, rtol=0
+        paid(entropic_plans(costs, 0.002, 20000)),
+        paid(solve_plans(costs, "exact")),
+        atol=1e-3,
+        rtol=0,
     )
-    torch.testing.assert_close(entropic(costs)[1:2], entropic(costs[1:2]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        entropic_plans(costs)[1:2], entropic_plans(costs[1:2]), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (7, 7)])
@@ -208,18 +216,18 @@ def test_picked_pairs_are_the_cheapest_whether_or_not_two_want_the_same(shape, a
     costs = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)) + apart * (
         1 - torch.eye(*shape)
     )
-    for cost, plan in zip(costs, plans(costs, "picked"), strict=True):
+    for cost, plan in zip(costs, solve_plans(costs, "picked"), strict=True):
         wanted = torch.zeros(shape)
         wanted[linear_sum_assignment(cost.numpy())] = 1 / shape[1]
         assert torch.equal(plan, wanted)
 
 
 def test_large_layers_get_entropic_plans_unless_told(monkeypatch):
-    monkeypatch.setattr("unalike.matching.solvers.LARGEST", 3)
+    monkeypatch.setattr("unalike.matching.solvers.MAX_EXACT", 3)
     costs = torch.rand(1, 4, 4)
-    assert (plans(costs) > 0).sum() == 16 and (plans(costs, "exact") > 0).sum() < 16
+    assert (solve_plans(costs) > 0).sum() == 16 and (solve_plans(costs, "exact") > 0).sum() < 16
     with pytest.raises(ValueError, match="one or more of each"):
-        plans(torch.rand(2, 0, 3))
+        solve_plans(torch.rand(2, 0, 3))
 
 
 def test_expand_is_a_plan_of_ones():
@@ -227,7 +235,7 @@ def test_expand_is_a_plan_of_ones():
     model, _, widths = made("linear")
     keep = first_units(widths, 0.5)
     small = extract(model.state_dict(), widths, keep)
-    (narrow_to_self,) = Matcher().carry(
+    (narrow_to_self,) = Matcher().transport(
         [small], [small], reindex_groups(widths, keep), reindex_groups(widths, keep)
     )
     assert (

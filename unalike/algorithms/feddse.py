@@ -1,4 +1,13 @@
-"""FedDSE (Wang 2024), as far as it is told: each client trains the units of the server's model that its own data excite most."""
+"""FedDSE: submodels of the units that a client's data activate most.
+
+Wang et al., "FedDSE: Distribution-aware Sub-model Extraction for Federated Learning over
+Resource-constrained Devices", WWW 2024.
+
+Every few rounds a client gets the full model, whose bytes count, and reports the mean activation of
+each unit on its data. It then trains the most active units of every layer, as many as its capacity
+allows; the server averages every entry over the clients that have it. Written from the paper's
+description, without its code.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,35 +22,33 @@ from unalike.models.submodels import first_units, kept_units
 
 @dataclass
 class FedDSE(SubmodelMethod):
-    """Every so many rounds a client gets the whole model, whose bytes count, and scores each unit by its mean activation."""
+    """The most active units of every layer, measured every few rounds."""
 
-    every: Annotated[int, Field(ge=1)] = 10
+    every: Annotated[int, Field(ge=1)] = 10  # rounds between two measurements
 
     def privacy_problem(self) -> str | None:
-        return "FedDSE's clients tell how much their data excite each unit, which nothing protects"
+        return "FedDSE's clients send how active their data make each unit, which nothing protects"
 
     def register_clients(self, fed: Federation) -> None:
+        """Register clients, and measure activity where it is missing or out of date."""
         super().register_clients(fed)
-        known = fed.state.setdefault("excitement", {})
+        measured = fed.state.setdefault("activity", {})
         due = [
             c
             for c in fed.active
             if c in fed.state["group"]
-            and fed.round >= known.get(c, {"round": -self.every})["round"] + self.every
+            and (c not in measured or fed.round >= measured[c]["round"] + self.every)
         ]
-        known |= {
-            c: {"round": fed.round, "of": [units[:, 0] for units in told]}
-            for c, told in self.excitement(fed, due).items()
-        }
+        for client, groups in self.fetch_activity(fed, due).items():
+            means = [activity[:, 0] for activity in groups]
+            measured[client] = {"round": fed.round, "mean": means}
 
-    def keep(self, fed: Federation, client: str) -> list[Tensor]:
-        widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
-        if client not in fed.state["excitement"]:
-            return first_units(widths, ratio)
-        return [
-            score.cpu()
-            .argsort(descending=True, stable=True)[: kept_units(width, ratio)]
-            .sort()
-            .values
-            for width, score in zip(widths, fed.state["excitement"][client]["of"], strict=True)
-        ]
+    def select_units(self, fed: Federation, client: str) -> list[Tensor]:
+        groups, ratio = self.channel_groups(fed, client), fed.state["ratio"][client]
+        if client not in fed.state["activity"]:
+            return first_units(groups, ratio)
+        units = []
+        for group, activity in zip(groups, fed.state["activity"][client]["mean"], strict=True):
+            order = activity.cpu().argsort(descending=True, stable=True)
+            units.append(order[: kept_units(group, ratio)].sort().values)
+        return units

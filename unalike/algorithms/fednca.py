@@ -60,8 +60,8 @@ class FedNCA(Averaging):
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.multilabel
 
-    def log_round(self, fed: Federation, replies: Replies) -> None:
-        super().log_round(fed, replies)
+    def record_round(self, fed: Federation, replies: Replies) -> None:
+        super().record_round(fed, replies)
         for name, title in CURVES.items():
             values = {
                 client: reply["collapse"][name]

@@ -1,4 +1,11 @@
-"""FedRolex (Alam 2022): as HeteroFL, but the window of channels rolls on by one each round, so that all are trained alike."""
+"""FedRolex: submodels from a window of channels that rolls on every round.
+
+Alam et al., "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction",
+NeurIPS 2022, https://arxiv.org/abs/2212.01548.
+
+As HeteroFL, but the window of channels that a client gets moves on by one every round, so that all
+channels are trained equally often. Nothing of the paper is left out.
+"""
 
 from dataclasses import dataclass
 
@@ -12,11 +19,12 @@ from unalike.models.submodels import kept_units
 
 @dataclass
 class FedRolex(SubmodelMethod):
-    """In round t a layer of n units sends those from t mod n on, around the end (eq. 4)."""
+    """In round t a layer of n units sends those from t mod n on, wrapping around (eq. 4)."""
 
-    def keep(self, fed: Federation, client: str) -> list[Tensor]:
+    def select_units(self, fed: Federation, client: str) -> list[Tensor]:
         ratio = fed.state["ratio"][client]
-        return [
-            ((torch.arange(kept_units(width, ratio)) + fed.round) % width.units).sort().values
-            for width in self.widths(fed, client)
-        ]
+        units = []
+        for group in self.channel_groups(fed, client):
+            window = (torch.arange(kept_units(group, ratio)) + fed.round) % group.units
+            units.append(window.sort().values)
+        return units

@@ -1,4 +1,13 @@
-"""FlexFL (Chen 2024) without its distillation: layers that are seldom idle keep more of their width, at the same size."""
+"""FlexFL: submodels whose layers keep different shares of their width.
+
+Chen et al., "FlexFL: Heterogeneous Federated Learning via APoZ-Guided Flexible Pruning in
+Uncertain Scenarios", 2024, https://arxiv.org/abs/2407.12729.
+
+Clients report once how often each unit gives zero (APoZ, average percentage of zeros). Layers that
+are seldom zero keep more of their width, at the same number of parameters, and larger submodels
+have more weight in the mean. Left out: self-distillation, the model pool and adaptive local
+pruning; APoZ is measured on the clients' data, not on proxy data at the server.
+"""
 
 from dataclasses import dataclass
 from math import ceil, log
@@ -8,77 +17,85 @@ from torch import Tensor
 
 from unalike.base.types import Parameters
 from unalike.core.federation import Federation
-from unalike.methods.submodels import SubmodelMethod
+from unalike.methods.submodels import SubmodelMethod, numel
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.submodels import extract, first_units
+
+SEARCH_STEPS = 20  # bisections to find the scale of the shares
 
 
 @dataclass
 class FlexFL(SubmodelMethod):
-    """A layer's share is s = 1 - APoZ ln(P) / ln(max P), P its parameters and APoZ how often its units give nothing, asked of the clients
-    once; shares are scaled until a submodel has as many parameters as at its client's ratio. Larger submodels count more in the mean."""
+    """The first units of every layer, more of them in layers with a low APoZ."""
 
     def privacy_problem(self) -> str | None:
-        return "FlexFL's clients tell how often their data leave each unit idle, which nothing protects"
+        return "FlexFL's clients send how often their data leave each unit idle, which nothing protects"
 
     def register_clients(self, fed: Federation) -> None:
+        """Register clients, and compute the shares of groups that have none yet."""
         super().register_clients(fed)
         shares = fed.state.setdefault("shares", {})
-        due = [
-            c for c in fed.active if c in fed.state["group"] and fed.state["group"][c] not in shares
-        ]
-        found = self.excitement(fed, due)
-        for group in dict.fromkeys(fed.state["group"][c] for c in found):
-            told = [found[c] for c in found if fed.state["group"][c] == group]
-            idle = [
-                sum(float(each[i][:, 1].mean()) for each in told) / len(told)
-                for i in range(len(told[0]))
-            ]
-            widths, model = (
-                self.widths(fed, next(c for c in found if fed.state["group"][c] == group)),
-                fed.state["models"][group],
+        group = fed.state["group"]
+        due = [c for c in fed.active if c in group and group[c] not in shares]
+        replies = self.fetch_activity(fed, due)
+        for key in dict.fromkeys(group[c] for c in replies):
+            members = [c for c in replies if group[c] == key]
+            channel_groups = self.channel_groups(fed, members[0])
+            shares[key] = layer_shares(
+                apoz=mean_apoz([replies[c] for c in members]),
+                sizes=[layer_size(fed.state["models"][key], g) for g in channel_groups],
             )
-            sizes = [
-                sum(model[p.tensor].numel() for p in width.slices if p.is_output)
-                for width in widths
-            ]
-            shares[group] = [
-                1 - apoz * log(max(size, 2)) / log(max(*sizes, 2))
-                for apoz, size in zip(idle, sizes, strict=True)
-            ]
 
-    def keep(self, fed: Federation, client: str) -> list[Tensor]:
-        widths, ratio = self.widths(fed, client), fed.state["ratio"][client]
-        if (shares := fed.state["shares"].get(fed.state["group"][client])) is None or ratio == 1:
-            return first_units(widths, ratio)
-        model = {name: tensor.to("meta") for name, tensor in self.model(fed, client).items()}
-        wanted, low, high = (
-            size(model, widths, first_units(widths, ratio)),
-            0.0,
-            1 / max(min(shares), 1e-3),
-        )
-        for _ in range(20):
+    def select_units(self, fed: Federation, client: str) -> list[Tensor]:
+        groups, ratio = self.channel_groups(fed, client), fed.state["ratio"][client]
+        shares = fed.state["shares"].get(fed.state["group"][client])
+        if shares is None or ratio == 1:
+            return first_units(groups, ratio)
+        model = {name: t.to("meta") for name, t in self.server_model(fed, client).items()}
+        budget = numel(extract(model, groups, first_units(groups, ratio)))
+        # Bisection: the largest scale of the shares at which a submodel is not over budget.
+        low, high = 0.0, 1 / max(min(shares), 1e-3)
+        for _ in range(SEARCH_STEPS):
             scale = (low + high) / 2
-            low, high = (
-                (scale, high)
-                if size(model, widths, at(widths, shares, scale)) <= wanted
-                else (low, scale)
-            )
-        return at(widths, shares, low)
+            if numel(extract(model, groups, units_at(groups, shares, scale))) <= budget:
+                low = scale
+            else:
+                high = scale
+        return units_at(groups, shares, low)
 
     def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
-        sizes = {c: sum(tensor.numel() for tensor in state.values()) for c, state in states.items()}
-        super().aggregate(fed, group, states, {c: weights[c] * sizes[c] for c in states})
+        """Average with weights multiplied by the size of a submodel."""
+        scaled = {c: weights[c] * numel(state) for c, state in states.items()}
+        super().aggregate(fed, group, states, scaled)
 
 
-def at(widths: list[ChannelGroup], shares: list[float], scale: float) -> list[Tensor]:
+def mean_apoz(replies: list[list[Tensor]]) -> list[float]:
+    """APoZ of every layer: the mean over clients of the mean over units."""
+    apoz = []
+    for layers in zip(*replies, strict=True):
+        apoz.append(sum(float(activity[:, 1].mean()) for activity in layers) / len(layers))
+    return apoz
+
+
+def layer_size(model: Parameters, group: ChannelGroup) -> int:
+    """P: number of parameters that produce the units of a channel group."""
+    return sum(model[part.tensor].numel() for part in group.slices if part.is_output)
+
+
+def layer_shares(apoz: list[float], sizes: list[int]) -> list[float]:
+    """s = 1 - APoZ ln(P) / ln(max P), for every layer."""
+    largest = log(max([*sizes, 2]))
     return [
-        torch.arange(min(width.units, max(1, ceil(scale * share * width.units))))
-        for width, share in zip(widths, shares, strict=True)
+        1 - zeros * log(max(size, 2)) / largest for zeros, size in zip(apoz, sizes, strict=True)
     ]
 
 
-def size(model: Parameters, widths: list[ChannelGroup], keep: list[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in extract(model, widths, keep).values())
+def units_at(groups: list[ChannelGroup], shares: list[float], scale: float) -> list[Tensor]:
+    """The first units of every layer: its share, times `scale`, of its width; at least one."""
+    units = []
+    for group, share in zip(groups, shares, strict=True):
+        count = min(group.units, max(1, ceil(scale * share * group.units)))
+        units.append(torch.arange(count))
+    return units

@@ -1,12 +1,26 @@
-"""SubFLOT (2026): personal submodels, cut from the server's model and merged into it by optimal transport between neurons."""
+"""SubFLOT: personalised submodels, extracted and aggregated by optimal transport between neurons.
 
-from collections.abc import Iterable, Iterator
+"SubFLOT: Submodel Extraction for Efficient and Personalized Federated Learning via Optimal
+Transport", 2026, https://arxiv.org/abs/2604.06631.
+
+OTP (pruning): what a client is sent is the server's model, carried over to the neurons of the
+client's last upload by optimal transport and mixed with that upload. SAR (regularisation): while
+it trains, a client is kept near what it was sent, the more the narrower it is. OTA (aggregation):
+uploads are carried over to the neurons of the server's model and averaged.
+
+The last upload stands for a client's data, however old it is; a client without one, or with one of
+another width, gets the first units. docs/subflot.md says what is ours: `solver` picked, `inputs`
+mass, `level` and `server_mix`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from unalike.base.types import Parameters
@@ -14,213 +28,239 @@ from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe
 from unalike.matching import Matcher
 from unalike.methods.averaging import cast_like
-from unalike.methods.submodels import Carried, SubmodelMethod, SubmodelProgram
+from unalike.methods.submodels import Contribution, SubmodelMethod, SubmodelProgram
+from unalike.models.channel_groups import ChannelGroup
 from unalike.models.submodels import column_scales, reindex_groups, rescale_columns
 
 Share = Annotated[float, Field(ge=0, le=1)]
-AT_ONCE = 8  # clients matched together
+MATCHED_TOGETHER = 8  # clients matched in one batch
 
 
 @dataclass
 class SubFLOT(SubmodelMethod):
-    """OTP: what a client is sent is the server's model carried over to the neurons of its last upload, mixed with that upload.
-    SAR: it is held near that while it trains, the more the narrower it is: task loss + lambda rho ||W - W_sent||^2.
-    OTA: uploads are carried over to the neurons of the server's model, and averaged.
+    """Submodels by OTP, trained with SAR, merged by OTA."""
 
-    A client's last upload stands for its data, however old; one that has none, or had another width, gets the first units.
-    """
-
-    alpha: Share = 0.5  # of the server's model in what is sent
-    penalty: Annotated[float, Field(ge=0)] = 1.0  # lambda
-    otp: bool = True
-    ota: bool = True
-    inputs: Literal["mass", "barycentre"] = (
-        "mass"  # how columns are carried over (matching/transport.py)
-    )
-    level: bool = True  # narrow clients learn at the pace of full ones
+    alpha: Share = 0.5  # share of the server's model in what is sent; the rest is the last upload
+    penalty: NonNegativeFloat = 1.0  # lambda of SAR
+    otp: bool = True  # false: the first units are sent
+    ota: bool = True  # false: entries are averaged over the clients that have them
+    inputs: Literal["mass", "barycentre"] = "mass"  # how columns are carried over (`Matcher`)
+    level: bool = True  # narrow clients learn at the pace of full ones (`Program.reparametrize`)
     solver: Literal["picked", "auto", "exact", "entropic"] = "picked"
-    server_mix: Share = 0.0  # of its last model in the server's next
+    server_mix: Share = 0.0  # share of the server's previous model in its next
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         if self.solver in ("exact", "auto") and find_spec("ot") is None:
-            return [
-                (
-                    "solver",
-                    'exact plans need POT: install "unalike[matching]", or take solver entropic.',
-                )
-            ]
+            message = 'exact plans need POT: install "unalike[matching]", or take solver entropic.'
+            return [("solver", message)]
         return []
 
-    def parameters_for(
-        self, fed: Federation, keep: dict[str, list[Tensor]]
-    ) -> dict[str, tuple[Parameters, list[int]]]:
-        units = {c: [len(kept) for kept in its] for c, its in keep.items()}
-        known = {
-            c: its
-            for c, its in units.items()
-            if self.otp and fed.state.get("uploads", {}).get(c, {}).get("units") == its
-        }
-        made = {
-            c: (self.rescale_columns(fed, c, sent, its), its)
-            for c, (sent, its) in super()
-            .parameters_for(fed, {c: its for c, its in keep.items() if c not in known})
-            .items()
-        }
-        for some in self.alike(fed, known):
-            made |= {
-                c: (sent, units[c]) for c, sent in self.extracted(fed, some, units[some[0]]).items()
-            }
-        return made
+    # OTP: what a client is sent
 
-    def rescale_columns(
-        self, fed: Federation, client: str, sent: Parameters, units: list[int]
-    ) -> Parameters:
-        """A first submodel as strong as the whole: it takes in fewer units, so each counts more, as it does in what OTP sends."""
-        return sent | {
-            name: sent[name] * more.to(sent[name])
-            for name, more in self.column_scales(fed, client, sent, units).items()
+    def extract_submodels(
+        self, fed: Federation, units: dict[str, list[Tensor]]
+    ) -> dict[str, Parameters]:
+        """OTP for clients whose last upload has this width, the first units for all others."""
+        counts = count_units(units)
+        uploads = fed.state.get("uploads", {}) if self.otp else {}
+        matched = {
+            c: count for c, count in counts.items() if uploads.get(c, {}).get("units") == count
+        }
+        cold = {c: kept for c, kept in units.items() if c not in matched}
+        submodels = {}
+        for client, parameters in super().extract_submodels(fed, cold).items():
+            # A submodel has fewer inputs than the full model: scale its columns up.
+            scales = self.column_scales(fed, client, parameters, counts[client])
+            submodels[client] = scale_tensors(parameters, scales)
+        for batch in self.batch_clients(fed, matched):
+            submodels |= self.transport_to_clients(fed, batch, matched[batch[0]])
+        return submodels
+
+    def transport_to_clients(
+        self, fed: Federation, clients: list[str], units: list[int]
+    ) -> dict[str, Parameters]:
+        """OTP for clients of one model and width.
+
+        The server's model in the order of a client's neurons, mixed with its last upload.
+        """
+        model = self.server_model(fed, clients[0])
+        groups = self.channel_groups(fed, clients[0])
+        uploads = []
+        for client in clients:
+            state = fed.archive[client]
+            uploads.append({name: state[name].to(model[name].device) for name in state})
+        keys = [(c, fed.state["merged"], fed.state["uploads"][c]["round"]) for c in clients]
+        models = self.matcher(fed).transport(
+            sources=[model] * len(clients),
+            targets=uploads,
+            source_groups=groups,
+            target_groups=first_groups(groups, units),
+            keys=keys,
+        )
+        return {
+            c: interpolate(aligned, upload, self.alpha)
+            for c, aligned, upload in zip(clients, models, uploads, strict=True)
         }
 
     def column_scales(
-        self, fed: Federation, client: str, state: Parameters, units: list[int]
+        self, fed: Federation, client: str, parameters: Parameters, units: list[int]
     ) -> Parameters:
-        widths = self.widths(fed, client)
-        return (
-            column_scales(widths, reindex_groups(widths, [torch.arange(n) for n in units]), state)
-            if self.inputs == "mass"
-            else {}
-        )
+        """Factors by which columns of a submodel exceed the full model's; none for barycentres."""
+        if self.inputs != "mass":
+            return {}
+        groups = self.channel_groups(fed, client)
+        return column_scales(groups, first_groups(groups, units), parameters)
 
-    def extracted(
-        self, fed: Federation, clients: list[str], units: list[int]
-    ) -> dict[str, Parameters]:
-        """OTP: the server's model in the places of each client's neurons, mixed with its last upload."""
-        widths, model = self.widths(fed, clients[0]), self.model(fed, clients[0])
-        own = reindex_groups(widths, [torch.arange(n) for n in units])
-        last = [
-            {name: tensor.to(model[name].device) for name, tensor in fed.archive[c].items()}
-            for c in clients
-        ]
-        keys = [(c, fed.state["merged"], fed.state["uploads"][c]["round"]) for c in clients]
-        aligned = self.matcher(fed).carry([model] * len(clients), last, widths, own, keys)
-        return {
-            c: mixed(new, old, self.alpha)
-            for c, new, old in zip(clients, aligned, last, strict=True)
-        }
+    # OTA: what becomes of the uploads
 
     def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
-        before = fed.state["models"][group]
+        previous = fed.state["models"][group]
         super().aggregate(fed, group, states, weights)
         if self.server_mix:
             merged = fed.state["models"][group]
-            fed.state["models"][group] = mixed(
-                {n: t.to(merged[n].device) for n, t in before.items()}, merged, self.server_mix
-            )
+            previous = {name: previous[name].to(merged[name].device) for name in previous}
+            fed.state["models"][group] = interpolate(previous, merged, self.server_mix)
         fed.state["merged"] = fed.round
-        for client, units in self.units(fed, states).items():
+        uploads = fed.state.setdefault("uploads", {})
+        for client, units in self.unit_counts(fed, states).items():
             fed.archive[client] = states[client]
-            fed.state.setdefault("uploads", {})[client] = {"units": units, "round": fed.round}
+            uploads[client] = {"units": units, "round": fed.round}
 
-    def carried(
+    def place_uploads(
         self, fed: Federation, model: Parameters, states: dict[str, Parameters]
-    ) -> Iterator[Carried]:
-        """OTA: uploads in the places of the server's neurons, by the plans of this round."""
-        units = self.units(fed, states)
+    ) -> Iterator[Contribution]:
+        """OTA: uploads in the order of the server's neurons, by the plans of this round."""
+        units = self.unit_counts(fed, states)
         if not self.ota:
-            yield from super().carried(
-                fed,
-                model,
-                {
-                    c: state
-                    | {
-                        name: state[name] / more.to(state[name])
-                        for name, more in self.column_scales(fed, c, state, units[c]).items()
-                    }
-                    for c, state in states.items()
-                },
-            )
+            plain = {}
+            for client, state in states.items():
+                scales = self.column_scales(fed, client, state, units[client])
+                plain[client] = divide_tensors(state, scales)
+            yield from super().place_uploads(fed, model, plain)
             return
-        everything = {
-            name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()
-        }  # is reached by plans that spread
-        for some in self.alike(fed, units):
-            widths, matcher = self.widths(fed, some[0]), self.matcher(fed)
-            keys = [(c, "up", fed.round) for c in some] if self.solver == "picked" else None
-            own = reindex_groups(widths, [torch.arange(n) for n in units[some[0]]])
-            found = matcher.carry([states[c] for c in some], [model] * len(some), own, widths, keys)
-            for i, (client, state) in enumerate(zip(some, found, strict=True)):
-                yield client, state, matcher.reached(keys[i], widths, model) if keys else everything
+        for batch in self.batch_clients(fed, units):
+            yield from self.transport_to_server(fed, model, states, batch, units[batch[0]])
 
-    def units(self, fed: Federation, clients: Iterable[str]) -> dict[str, list[int]]:
-        return {c: [len(kept) for kept in self.keep(fed, c)] for c in clients}
+    def transport_to_server(
+        self,
+        fed: Federation,
+        model: Parameters,
+        states: dict[str, Parameters],
+        clients: list[str],
+        units: list[int],
+    ) -> Iterator[Contribution]:
+        """OTA for clients of one model and width."""
+        groups = self.channel_groups(fed, clients[0])
+        matcher = self.matcher(fed)
+        # Picked plans leave units of the server without a partner; plans that spread reach all.
+        spreads = self.solver != "picked"
+        keys = [(c, "up", fed.round) for c in clients]
+        uploads = matcher.transport(
+            sources=[states[c] for c in clients],
+            targets=[model] * len(clients),
+            source_groups=first_groups(groups, units),
+            target_groups=groups,
+            keys=None if spreads else keys,
+        )
+        ones = {name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()}
+        for client, key, upload in zip(clients, keys, uploads, strict=True):
+            mask = ones if spreads else matcher.pop_reached(key, groups, model)
+            yield Contribution(client, upload, mask)
 
-    def alike(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
-        """Clients of one model and width, a few at a time."""
-        kinds: dict[Any, list[str]] = {}
-        for client, its in units.items():
-            kinds.setdefault((fed.state["group"][client], tuple(its)), []).append(client)
-        for clients in kinds.values():
-            for start in range(0, len(clients), AT_ONCE):
-                yield clients[start : start + AT_ONCE]
+    def unit_counts(self, fed: Federation, clients: Iterable[str]) -> dict[str, list[int]]:
+        """Number of units per channel group that each client was sent this round."""
+        return count_units({c: self.select_units(fed, c) for c in clients})
+
+    def batch_clients(self, fed: Federation, units: dict[str, list[int]]) -> Iterator[list[str]]:
+        """Batches of clients with the same model and width."""
+        alike: dict[Any, list[str]] = {}
+        for client, count in units.items():
+            alike.setdefault((fed.state["group"][client], tuple(count)), []).append(client)
+        for clients in alike.values():
+            for start in range(0, len(clients), MATCHED_TOGETHER):
+                yield clients[start : start + MATCHED_TOGETHER]
 
     def matcher(self, fed: Federation) -> Matcher:
+        """The matcher of this run, which caches plans."""
         return fed.scratch.setdefault("matcher", Matcher(self.inputs, self.solver))
 
     class Program(SubmodelProgram):
         algorithm: "SubFLOT"
 
-        def __init__(self, *given: Any):
-            super().__init__(*given)
-            self.begun: Tensor = torch.empty(0)  # parameters where this round began
-            self.paced: tuple[Any, dict[str, Tensor]] = None, {}
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            self.round_start: Tensor = torch.empty(0)  # all parameters at the start of the round
+            self._training_scales: tuple[Any, Parameters] = None, {}  # and the model they are for
 
-        def learn(self, *args: Any, **options: Any) -> float:
-            """At the pace of full ones. What a unit of a narrow model takes in is as much, from fewer and stronger columns: divided by the
-            root of the ratio while they are trained, they are as long as a full model's, and a step of SGD changes outputs as much."""
-            if len(args) < 2 and options.get("optimizer") is None:
-                options["optimizer"] = (
-                    self.optimizer()
-                )  # made before: divided, parameters come in another order
-            with rescale_columns(
-                self.model,
-                self.pace() if self.algorithm.level and self.algorithm.inputs == "mass" else {},
-            ):
-                begun = self.flat().detach()
-                self.begun = (
-                    self.begun.copy_(begun) if self.begun.shape == begun.shape else begun
-                )  # in place: it may be recorded
-                return super().learn(*args, **options)
+        @contextmanager
+        def reparametrize(self) -> Iterator[None]:
+            """Train columns divided by the root of their scale, so that narrow clients keep pace.
 
-        def pace(self) -> dict[str, Tensor]:
-            if self.paced[0] is not self.model:
+            Columns of a submodel are fewer and larger than the full model's. Divided by the root
+            of that ratio they are as long, and a step of SGD changes outputs as much.
+            """
+            method = self.algorithm
+            scales = self.training_scales() if method.level and method.inputs == "mass" else {}
+            with rescale_columns(self.model, scales):
+                start = self.flat_parameters().detach()
+                if self.round_start.shape == start.shape:
+                    self.round_start.copy_(start)  # in place: a CUDA graph may have recorded it
+                else:
+                    self.round_start = start
+                yield
+
+        def training_scales(self) -> Parameters:
+            """Square roots of the column scales of the present submodel."""
+            if self._training_scales[0] is not self.model:
                 state = self.model.state_dict()
-                found = column_scales(
-                    self.widths,
-                    reindex_groups(self.widths, [torch.arange(n) for n in self.memory["units"]]),
-                    state,
-                )
-                self.paced = (
-                    self.model,
-                    {name: more.sqrt().to(state[name]) for name, more in found.items()},
-                )
-            return self.paced[1]
+                own = first_groups(self.channel_groups, self.memory["units"])
+                scales = column_scales(self.channel_groups, own, state)
+                roots = {name: scale.sqrt().to(state[name]) for name, scale in scales.items()}
+                self._training_scales = self.model, roots
+            return self._training_scales[1]
 
-        def flat(self) -> Tensor:
+        def flat_parameters(self) -> Tensor:
+            """All parameters as one vector."""
             return torch.cat([p.flatten() for p in self.model.parameters()])
 
-        def drift(self) -> Tensor:
-            return (self.flat() - self.begun).square().sum()
+        def squared_drift(self) -> Tensor:
+            """||W - W_sent||^2."""
+            return (self.flat_parameters() - self.round_start).square().sum()
 
         @graph_safe
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            hold = self.algorithm.penalty * self.rho
-            return super().loss(x, y) + hold * self.drift() if hold else super().loss(x, y)
+            """SAR: task loss + lambda rho ||W - W_sent||^2, rho the pruning rate."""
+            weight = self.algorithm.penalty * self.pruning_rate
+            loss = super().loss(x, y)
+            return loss + weight * self.squared_drift() if weight else loss
 
 
-def mixed(one: Parameters, other: Parameters, share: float) -> Parameters:
-    """So much of the one, the rest of the other."""
+def first_groups(groups: Sequence[ChannelGroup], units: Iterable[int]) -> list[ChannelGroup]:
+    """Channel groups of the submodel with the first `units` of each group."""
+    return reindex_groups(groups, [torch.arange(count) for count in units])
+
+
+def count_units(units: dict[str, list[Tensor]]) -> dict[str, list[int]]:
+    """Number of units per channel group, by client."""
+    return {client: [len(kept) for kept in groups] for client, groups in units.items()}
+
+
+def scale_tensors(parameters: Parameters, scales: Parameters) -> Parameters:
+    """Parameters of which some are multiplied by factors."""
+    scaled = {n: parameters[n] * scale.to(parameters[n]) for n, scale in scales.items()}
+    return parameters | scaled
+
+
+def divide_tensors(parameters: Parameters, scales: Parameters) -> Parameters:
+    """Parameters of which some are divided by factors."""
+    divided = {n: parameters[n] / scale.to(parameters[n]) for n, scale in scales.items()}
+    return parameters | divided
+
+
+def interpolate(one: Parameters, other: Parameters, share: float) -> Parameters:
+    """share x one + (1 - share) x other; integers (counters) are rounded."""
     return {
         name: cast_like(share * tensor + (1 - share) * other[name], tensor)
         for name, tensor in one.items()

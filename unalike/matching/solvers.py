@@ -1,4 +1,4 @@
-"""Transport plans between two sets of equal weights, from what it costs to bring one to the other. Knows matrices only."""
+"""Transport plans between two sets of uniform weights, from a matrix of costs."""
 
 import math
 from typing import Literal
@@ -7,28 +7,41 @@ import torch
 from torch import Tensor
 
 Solver = Literal["exact", "entropic", "auto", "picked"]
-LARGEST = 512  # auto: up to so many on a side a plan is exact
+MAX_EXACT = 512  # "auto" solves exactly up to so many points on a side
 
 
-def plans(costs: Tensor, solver: Solver = "auto", share: float = 0.05) -> Tensor:
-    """A plan for each matrix of costs (b, n, m): rows sum to 1 / n, columns to 1 / m; if picked, those that have a partner to 1 / m.
+def solve_plans(costs: Tensor, solver: Solver = "auto", entropy: float = 0.05) -> Tensor:
+    """A transport plan for every cost matrix of a batch.
 
-    >>> plans(torch.tensor([[[3.0, 0.0], [0.0, 3.0]]])).tolist()
+    Args:
+        costs: (b, n, m), at least one of each.
+        solver: "exact" (needs POT), "entropic", "auto" (exact up to `MAX_EXACT` points), or
+            "picked" (an assignment: each point of the smaller side gets one partner).
+        entropy: weight of the entropy as a share of the median cost, for entropic plans.
+    Returns: plans (b, n, m) whose rows sum to 1 / n and whose columns sum to 1 / m; for "picked"
+        every pair has mass 1 / m.
+    Raises: ValueError if `costs` has another shape, or POT is missing.
+
+    >>> solve_plans(torch.tensor([[[3.0, 0.0], [0.0, 3.0]]])).tolist()
     [[[0.0, 0.5], [0.5, 0.0]]]
     """
     if costs.dim() != 3 or 0 in costs.shape:
         raise ValueError(
-            f"plans takes costs (clients, units, units), one or more of each, got {tuple(costs.shape)}"
+            "expected costs (batch, units, units), one or more of each, "
+            f"got shape {tuple(costs.shape)}"
         )
     if solver == "picked":
-        return picked(costs)
-    if solver == "entropic" or (solver == "auto" and max(costs.shape[1:]) > LARGEST):
-        return entropic(costs, share)
-    return torch.stack([exact(cost) for cost in costs])
+        return assignment_plans(costs)
+    if solver == "entropic" or (solver == "auto" and max(costs.shape[1:]) > MAX_EXACT):
+        return entropic_plans(costs, entropy)
+    return torch.stack([exact_plan(cost) for cost in costs])
 
 
-def exact(cost: Tensor) -> Tensor:
-    """The cheapest plan (n, m), a vertex: no more than n + m - 1 entries are above 0 (POT's network simplex)."""
+def exact_plan(cost: Tensor) -> Tensor:
+    """The cheapest plan (n, m) for costs (n, m), by POT's network simplex.
+
+    It is a vertex of the transport polytope: at most n + m - 1 entries are above 0.
+    """
     try:
         import ot
     except ImportError:
@@ -38,46 +51,61 @@ def exact(cost: Tensor) -> Tensor:
     n, m = cost.shape
     if n == m == 1:
         return torch.ones_like(cost)
-    given = cost.detach().double().cpu().numpy()
-    found = ot.emd([1 / n] * n, [1 / m] * m, given, numItermax=2_000_000)
-    return torch.from_numpy(found).to(cost.device, cost.dtype)
+    array = cost.detach().double().cpu().numpy()
+    plan = ot.emd([1 / n] * n, [1 / m] * m, array, numItermax=2_000_000)
+    return torch.from_numpy(plan).to(cost.device, cost.dtype)
 
 
-def picked(costs: Tensor) -> Tensor:
-    """Each of the fewer with one of the more, the cheapest way, and the rest with nobody: 1 / m for every pair (Kuhn 1955). A GPU is waited
-    for once, where two want the same twice, and plans (b, n, m) lie beside the processor, which reads them.
+def assignment_plans(costs: Tensor) -> Tensor:
+    """The cheapest assignment of each point on the smaller side to one on the larger (Kuhn 1955).
 
-    >>> picked(torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])).tolist()
+    Points without a partner have no mass. Plans (b, n, m) are returned on the CPU, where they are
+    read; a GPU is waited for once, and a second time if two points want the same partner.
+
+    >>> assignment_plans(torch.tensor([[[3.0, 0.0], [1.0, 4.0], [9.0, 9.0]]])).tolist()
     [[[0.0, 0.5], [0.5, 0.0], [0.0, 0.0]]]
     """
-    few = costs.detach() if costs.shape[1] <= costs.shape[2] else costs.detach().mT
-    nearest, own = few.argmin(2).cpu(), torch.arange(few.shape[1])
-    disputed = [
-        len(each.unique()) < len(each) for each in nearest
-    ]  # otherwise nobody wants another's, and nothing can be cheaper
-    if any(disputed):
+    transposed = costs.shape[1] > costs.shape[2]
+    wide = costs.detach().mT if transposed else costs.detach()  # rows are the smaller side
+    partner = wide.argmin(2).cpu()  # (b, rows)
+    # Where all rows want different partners, their nearest ones are the cheapest assignment.
+    disputed = [n for n, nearest in enumerate(partner) if len(nearest.unique()) < len(nearest)]
+    if disputed:
         from scipy.optimize import linear_sum_assignment
 
-        given = few.double().cpu().numpy()
-        for n in (n for n, so in enumerate(disputed) if so):
-            nearest[n] = torch.from_numpy(linear_sum_assignment(given[n])[1])
-    plan = torch.zeros(few.shape, dtype=costs.dtype)
-    plan[torch.arange(len(plan))[:, None], own, nearest] = 1 / costs.shape[2]
-    return plan if few.shape == costs.shape else plan.mT.contiguous()
+        array = wide.double().cpu().numpy()
+        for n in disputed:
+            partner[n] = torch.from_numpy(linear_sum_assignment(array[n])[1])
+    plan = torch.zeros(wide.shape, dtype=costs.dtype)
+    batch, row = torch.arange(len(plan))[:, None], torch.arange(wide.shape[1])
+    plan[batch, row, partner] = 1 / costs.shape[2]
+    return plan.mT.contiguous() if transposed else plan
 
 
-def entropic(costs: Tensor, share: float = 0.05, steps: int = 1000, within: float = 1e-6) -> Tensor:
-    """Plans (b, n, m) with entropy of weight `share` of each median cost, by Sinkhorn's steps in logarithms (Cuturi 2013)."""
+def entropic_plans(
+    costs: Tensor, entropy: float = 0.05, steps: int = 1000, tolerance: float = 1e-6
+) -> Tensor:
+    """Entropy-regularised plans by Sinkhorn's iteration in the log domain.
+
+    Cuturi 2013, https://arxiv.org/abs/1306.0895.
+
+    Args:
+        costs: (b, n, m).
+        entropy: weight of the entropy, as a share of each matrix's median cost.
+        steps: most iterations.
+        tolerance: relative error of the row sums at which the iteration ends.
+    Returns: (b, n, m).
+    """
     n, m = costs.shape[1:]
-    weight = (share * costs.flatten(1).median(1).values).clamp(min=1e-12)[:, None, None]
+    weight = (entropy * costs.flatten(1).median(1).values).clamp(min=1e-12)[:, None, None]
     score = -costs / weight
-    down, across = torch.zeros_like(score[:, :, :1]), torch.zeros_like(score[:, :1])
+    log_u = torch.zeros_like(score[:, :, :1])
+    log_v = torch.zeros_like(score[:, :1])
     for step in range(steps):
-        down = -math.log(n) - (score + across).logsumexp(2, keepdim=True)
-        across = -math.log(m) - (score + down).logsumexp(1, keepdim=True)
-        if (
-            step % 20 == 19
-            and float(((score + down + across).exp().sum(2) * n - 1).abs().max()) < within
-        ):
-            break
-    return (score + down + across).exp()
+        log_u = -math.log(n) - (score + log_v).logsumexp(2, keepdim=True)
+        log_v = -math.log(m) - (score + log_u).logsumexp(1, keepdim=True)
+        if step % 20 == 19:
+            rows = (score + log_u + log_v).exp().sum(2) * n
+            if float((rows - 1).abs().max()) < tolerance:
+                break
+    return (score + log_u + log_v).exp()

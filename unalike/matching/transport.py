@@ -1,301 +1,347 @@
-"""One network's parameters in the places of another's neurons, layer by layer. Knows widths (where units show), no architectures."""
+"""Carries the parameters of one network over to the neurons of another, layer by layer.
+
+After OTFusion (Singh and Jaggi 2020, https://arxiv.org/abs/1910.05653). The units of a channel
+group are matched by the weights that produce them, after the inputs of these weights have been
+matched; then the tensors of the source are rewritten in terms of the target's units. Several pairs
+of networks are matched in one batch: tensors have a leading axis `pairs`.
+"""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from unalike.matching.solvers import Solver, plans
+from unalike.base.types import Parameters
+from unalike.matching.solvers import Solver, solve_plans
+from unalike.models.channel_groups import AxisSlice, ChannelGroup
 
-if TYPE_CHECKING:
-    from unalike.models.channel_groups import AxisSlice, ChannelGroup
-
-State = dict[str, Tensor]
 Inputs = Literal["mass", "barycentre"]
-LARGE = 2**15  # entries of a tensor
+LARGE = 2**15  # entries of a tensor from which gathering copies less pair by pair
+MAX_SPARSE = 16  # source units per target unit up to which a map is a sum of gathers
 
 
 @dataclass
 class Matcher:
-    """Carries networks over to the units of others, of the same kind but perhaps of other widths.
+    """Carries networks over to the units of others of the same kind, perhaps of other widths.
 
-    What makes a unit (rows, bias, norm) becomes the mean of the source's units that go there. What takes units in (columns) is by `inputs`
-    shared out among the units that its source goes to ("mass": a network made wider so computes the same), or becomes their mean, as in
-    OTFusion ("barycentre": outputs then grow with the ratio of the widths).
+    Args:
+        inputs: how columns, which take units in, are carried over. "mass": a unit's columns are
+            shared out among the target units that it goes to, so a network made wider computes the
+            same. "barycentre": they are averaged, as in OTFusion; outputs then grow with the ratio
+            of the widths. Rows, biases and norms, which produce units, are always averaged.
+        solver, entropy: of the transport plans (`solve_plans`).
+        cache_size: number of pairs whose plans are kept.
     """
 
     inputs: Inputs = "mass"
     solver: Solver = "auto"
-    share: float = 0.05  # of the median cost, for entropic plans
-    holds: int = 256  # plans of so many pairs are kept
-    known: OrderedDict[Hashable, list[Tensor]] = field(default_factory=OrderedDict)
+    entropy: float = 0.05
+    cache_size: int = 256
+    cache: OrderedDict[Hashable, list[Tensor]] = field(default_factory=OrderedDict)
 
-    def carry(
+    def transport(
         self,
         sources: Sequence[Mapping[str, Tensor]],
         targets: Sequence[Mapping[str, Tensor]],
-        source_widths: Sequence["ChannelGroup"],
-        target_widths: Sequence["ChannelGroup"],
+        source_groups: Sequence[ChannelGroup],
+        target_groups: Sequence[ChannelGroup],
         keys: Sequence[Hashable] | None = None,
-    ) -> list[State]:
-        """Each source in the places of its target's units, all of the same two shapes; several are matched at once.
+    ) -> list[Parameters]:
+        """Rewrite each source in terms of its target's units.
 
-        With `keys`, a plan for the same key is not made again.
+        Args:
+            sources: parameters of networks of one shape.
+            targets: as many networks, of one shape.
+            source_groups, target_groups: channel groups of the two shapes, in the same order.
+            keys: names of the pairs; plans of a name that is cached are not computed again.
+        Returns: parameters in the shape of the targets.
         """
-        found = (
-            [self.known[key] for key in keys]
-            if keys is not None and all(key in self.known for key in keys)
-            else None
+        cached = None
+        if keys is not None and all(key in self.cache for key in keys):
+            cached = [self.cache[key] for key in keys]
+        alignment = Alignment(
+            stack_states(sources), stack_states(targets), source_groups, target_groups, self.inputs
         )
-        pairs = Pairs(stacked(sources), stacked(targets), source_widths, target_widths, self.inputs)
-        for i in range(len(source_widths)):
-            pairs.add(
-                plans(pairs.cost(i), self.solver, self.share)
-                if found is None
-                else torch.stack([each[i] for each in found])
-            )
+        for i in range(len(source_groups)):
+            if cached is None:
+                plans = solve_plans(alignment.cost(i), self.solver, self.entropy)
+            else:
+                plans = torch.stack([pair_plans[i] for pair_plans in cached])
+            alignment.add_plans(plans)
         for n, key in enumerate(keys or ()):
-            self.known[key] = [plan[n] for plan in pairs.plans]
-            self.known.move_to_end(key)
-        while len(self.known) > self.holds:
-            self.known.popitem(last=False)
-        made = pairs.result()
-        return [{name: tensor[n] for name, tensor in made.items()} for n in range(len(sources))]
+            self.cache[key] = [plans[n] for plans in alignment.plans]
+            self.cache.move_to_end(key)
+        while len(self.cache) > self.cache_size:
+            self.cache.popitem(last=False)
+        result = alignment.result()
+        return [{name: tensor[n] for name, tensor in result.items()} for n in range(len(sources))]
 
-    def reached(
-        self, key: Hashable, widths: Sequence["ChannelGroup"], target: Mapping[str, Tensor]
-    ) -> State:
-        """Which entries of a target got something by a plan that is known, and is forgotten with that: 1 or 0, with axes of size 1 where
-        all are alike."""
-        found: State = {}
-        for plan, width in zip(self.known.pop(key), widths, strict=True):
-            there, lines = (plan.sum(0) > 0).double().cpu(), {}
-            for place in width.slices:
-                tensor = target[place.tensor]
-                if (
-                    form := (tensor.shape[place.axis], spelled(place))
-                ) not in lines:  # norms' tensors are all alike
-                    line = torch.ones(tensor.shape[place.axis], dtype=torch.float64)
-                    line[place.entries.flatten()] = there.repeat_interleave(place.entries.shape[1])
-                    lines[form] = line.to(tensor.device)
-                mask = lines[form].view(
-                    [-1 if axis == place.axis else 1 for axis in range(tensor.dim())]
-                )
-                found[place.tensor] = found[place.tensor] * mask if place.tensor in found else mask
-        return {
-            name: found[name]
-            if name in found
-            else tensor.new_ones([1] * tensor.dim(), dtype=torch.float64)
-            for name, tensor in target.items()
-        }
+    def pop_reached(
+        self, key: Hashable, groups: Sequence[ChannelGroup], target: Mapping[str, Tensor]
+    ) -> Parameters:
+        """Which entries of a target a cached plan reached; the plan is then forgotten.
+
+        Args:
+            groups: channel groups of the target.
+        Returns: masks of 1 and 0, with axes of size 1 where all entries are alike.
+        """
+        masks: Parameters = {}
+        for plan, group in zip(self.cache.pop(key), groups, strict=True):
+            reached = (plan.sum(0) > 0).double().cpu()  # (units,)
+            lines: dict[Hashable, Tensor] = {}  # all tensors of a norm share one
+            for part in group.slices:
+                tensor = target[part.tensor]
+                size = tensor.shape[part.axis]
+                line_key = (size, entries_key(part))
+                if line_key not in lines:
+                    line = torch.ones(size, dtype=torch.float64)
+                    line[part.entries.flatten()] = reached.repeat_interleave(part.entries.shape[1])
+                    lines[line_key] = line.to(tensor.device)
+                mask = lines[line_key].view(axis_shape(part.axis, tensor.dim()))
+                masks[part.tensor] = masks[part.tensor] * mask if part.tensor in masks else mask
+        for name, tensor in target.items():
+            if name not in masks:
+                masks[name] = tensor.new_ones([1] * tensor.dim(), dtype=torch.float64)
+        return {name: masks[name] for name in target}
 
 
-@dataclass
-class Pairs:
-    """Sources on their way to targets: tensors (pairs, ...), and the plans (pairs, units of the source, of the target) found so far."""
+class UnitParts(NamedTuple):
+    """A plan by target unit: which source units it consists of, and how much of each."""
 
-    source: State
-    target: State
-    source_widths: Sequence["ChannelGroup"]
-    target_widths: Sequence["ChannelGroup"]
-    inputs: Inputs
+    unit: Tensor  # (pairs, target units, parts), padded with 0
+    amount: Tensor  # same shape, padded with 0
 
-    def __post_init__(self) -> None:
-        self.plans: list[Tensor] = []
-        self.gaps: Tensor | None = (
-            None  # (pairs, 1, 1): some unit of the target has none of the source
-        )
-        self.parts: list[Parts] = []
-        self.taken: set[str] = set()  # tensors whose columns have been carried over
-        self.maps: dict[Hashable, Map] = {}  # of axes, many of which are alike
-        self.slices: dict[
-            tuple[str, bool], list[Shown]
-        ] = {}  # by tensor, and whether it makes the units
-        for j, (of, to) in enumerate(zip(self.source_widths, self.target_widths, strict=True)):
-            for a, b in zip(of.slices, to.slices, strict=True):
-                self.slices.setdefault((a.tensor, a.is_output), []).append((j, a, b))
 
-    def add(self, plan: Tensor) -> None:
-        empty = (plan.sum(1) == 0).any(1)[:, None, None]
-        self.gaps = empty if self.gaps is None else self.gaps | empty.to(self.gaps.device)
-        self.plans.append(plan)
-        self.parts.append(parts(plan))
+class SlicePair(NamedTuple):
+    """The entries of one channel group along one axis of a tensor, in source and target."""
+
+    group: int  # number of the channel group
+    source: AxisSlice
+    target: AxisSlice
+
+
+# How the entries of an axis of the target come from the source's: a matrix (pairs, size, before),
+# or a sum of gathers, each an index (pairs, size) and weights (pairs, size), None for all 1.
+AxisMap = Tensor | list[tuple[Tensor, Tensor | None]]
+
+
+class Alignment:
+    """Sources that are being rewritten in terms of their targets' units.
+
+    Channel groups are handled in order: `cost(i)`, then `add_plans` with plans for it; `result()`
+    after the last.
+
+    Args:
+        source, target: stacked parameters (pairs, ...); `source` is changed.
+    """
+
+    def __init__(
+        self,
+        source: Parameters,
+        target: Parameters,
+        source_groups: Sequence[ChannelGroup],
+        target_groups: Sequence[ChannelGroup],
+        inputs: Inputs,
+    ):
+        self.source, self.target = source, target
+        self.source_groups, self.target_groups = source_groups, target_groups
+        self.inputs = inputs
+        self.plans: list[Tensor] = []  # by group, (pairs, source units, target units)
+        self.parts: list[UnitParts] = []  # the same plans by target unit
+        # (pairs, 1, 1): some unit of the target has no partner in the source.
+        self.has_gaps: Tensor | None = None
+        self.moved_columns: set[str] = set()  # tensors whose columns have been carried over
+        self.axis_maps: dict[Hashable, AxisMap] = {}  # many axes share one
+        # By tensor, and whether it produces the units or takes them in.
+        self.slices: dict[tuple[str, bool], list[SlicePair]] = {}
+        for j, (before, after) in enumerate(zip(source_groups, target_groups, strict=True)):
+            for a, b in zip(before.slices, after.slices, strict=True):
+                self.slices.setdefault((a.tensor, a.is_output), []).append(SlicePair(j, a, b))
+
+    def add_plans(self, plans: Tensor) -> None:
+        """Add the plans (pairs, source units, target units) of the next channel group."""
+        gaps = (plans.sum(1) == 0).any(1)[:, None, None]
+        if self.has_gaps is not None:
+            gaps = self.has_gaps | gaps.to(self.has_gaps.device)
+        self.has_gaps = gaps
+        self.plans.append(plans)
+        self.parts.append(split_plans(plans))
 
     def cost(self, i: int) -> Tensor:
-        """(pairs, units, units): how far each unit of a source is from each of its target, by the weights that make them and their biases,
-        as far as all they take in is matched already (a residual stream is matched where it begins)."""
-        rows: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for name in neurons(self.source_widths[i], self.source):
-            if any(j >= len(self.plans) for j, _, _ in self.slices.get((name, False), ())):
+        """Distances of units of channel group i, (pairs, source units, target units).
+
+        Units are compared by the weights and biases that produce them, of layers whose inputs are
+        all matched already; a residual stream is thus matched where it begins.
+        """
+        own_rows: list[Tensor] = []
+        other_rows: list[Tensor] = []
+        for name in producing_tensors(self.source_groups[i], self.source):
+            columns = self.slices.get((name, False), [])
+            if any(pair.group >= len(self.plans) for pair in columns):
                 continue
-            self.take(name)
-            for j, of, to in self.slices[name, True]:
-                if j == i:
-                    rows[0].append(units(self.source[name], of))
-                    rows[1].append(units(self.target[name], to).to(self.source[name].device))
-        if not rows[0]:
-            return torch.zeros(
-                len(next(iter(self.source.values()))),
-                self.source_widths[i].units,
-                self.target_widths[i].units,
-            )
-        own, other = torch.cat(rows[0], 2), torch.cat(rows[1], 2)
-        if self.gaps is not None:  # what the source takes nothing in from tells nothing
-            other = other * ((own != 0).any(1, keepdim=True) | ~self.gaps.to(own.device))
+            self.move_columns(name)
+            for pair in self.slices[name, True]:
+                if pair.group == i:
+                    rows = unit_rows(self.source[name], pair.source)
+                    own_rows.append(rows)
+                    other_rows.append(unit_rows(self.target[name], pair.target).to(rows.device))
+        if not own_rows:
+            pairs = len(next(iter(self.source.values())))
+            return torch.zeros(pairs, self.source_groups[i].units, self.target_groups[i].units)
+        own, other = torch.cat(own_rows, 2), torch.cat(other_rows, 2)
+        if self.has_gaps is not None:
+            # Inputs that have no partner in the source say nothing about its units.
+            other = other * ((own != 0).any(1, keepdim=True) | ~self.has_gaps.to(own.device))
         return torch.cdist(own, other)
 
-    def take(self, name: str) -> None:
-        """Carry a tensor's columns over, once."""
-        if name not in self.taken:
-            self.taken.add(name)
-            self.move(name, made=False)
-
-    def result(self) -> State:
+    def result(self) -> Parameters:
+        """The sources in terms of the targets' units."""
         for name in self.source:
-            self.take(name)
-            self.move(name, made=True)
+            self.move_columns(name)
+            self.move(name, is_output=True)
         return self.source
 
-    def move(self, name: str, made: bool) -> None:
-        here = self.slices.get((name, made), [])
-        for axis in sorted({of.axis for _, of, _ in here}):
-            shown = [each for each in here if each[1].axis == axis]
-            tensor, size = self.source[name], self.target[name].shape[axis + 1]
-            key = (
-                made,
-                tensor.shape[axis + 1],
-                size,
-                tensor.dtype,
-                *((j, spelled(of), spelled(to)) for j, of, to in shown),
-            )
-            if key not in self.maps:
-                parts = [
-                    (self.parts[j], self.scale(j, made), of.entries, to.entries)
-                    for j, of, to in shown
-                ]
-                self.maps[key] = mapped(parts, tensor.shape[axis + 1], size, tensor)
-            self.source[name] = along(tensor, axis, self.maps[key])
+    def move_columns(self, name: str) -> None:
+        """Carry a tensor's columns over, once."""
+        if name not in self.moved_columns:
+            self.moved_columns.add(name)
+            self.move(name, is_output=False)
 
-    def scale(self, i: int, made: bool) -> int:
-        """What makes columns of a plan sum to 1, or its rows."""
-        return (
-            self.source_widths[i].units
-            if self.inputs == "mass" and not made
-            else self.target_widths[i].units
-        )
+    def move(self, name: str, is_output: bool) -> None:
+        """Carry over the axes of a tensor that hold units which it produces or takes in."""
+        pairs = self.slices.get((name, is_output), [])
+        for axis in sorted({pair.source.axis for pair in pairs}):
+            on_axis = [pair for pair in pairs if pair.source.axis == axis]
+            tensor = self.source[name]
+            before, size = tensor.shape[axis + 1], self.target[name].shape[axis + 1]
+            entries = [
+                (pair.group, entries_key(pair.source), entries_key(pair.target)) for pair in on_axis
+            ]
+            key = (is_output, before, size, tensor.dtype, *entries)
+            if key not in self.axis_maps:
+                self.axis_maps[key] = self.build_axis_map(on_axis, is_output, before, size, tensor)
+            self.source[name] = apply_axis_map(tensor, axis, self.axis_maps[key])
+
+    def build_axis_map(
+        self, pairs: Sequence[SlicePair], is_output: bool, before: int, size: int, like: Tensor
+    ) -> AxisMap:
+        """Where every entry of an axis of the target comes from.
+
+        Entries that belong to no unit keep their order.
+
+        Args:
+            before, size: length of the axis in the source and in the target.
+            like: a tensor with the device and dtype of the map.
+        """
+        count = len(self.parts[pairs[0].group].unit)
+        most = max(self.parts[pair.group].unit.shape[2] for pair in pairs)
+        index = torch.zeros(count, most, size, dtype=torch.int64)
+        weight = torch.zeros(count, most, size, dtype=torch.float64)
+        free_before = torch.ones(before, dtype=torch.bool)
+        free_after = torch.ones(size, dtype=torch.bool)
+        for group, source, target in pairs:
+            parts = self.parts[group]
+            slots, entries_per_unit = parts.unit.shape[2], target.entries.shape[1]
+            to = target.entries.flatten()
+            free_before[source.entries.flatten()] = False
+            free_after[to] = False
+            index[:, :slots, to] = source.entries[parts.unit].transpose(1, 2).flatten(2)
+            amount = (self.plan_scale(group, is_output) * parts.amount.double()).mT
+            weight[:, :slots, to] = amount.repeat_interleave(entries_per_unit, 2)
+        index[:, 0, free_after] = free_before.nonzero().flatten()
+        weight[:, 0, free_after] = 1.0
+        if most > MAX_SPARSE:
+            matrix = torch.zeros(count, size, before, dtype=torch.float64)
+            return matrix.scatter_add_(2, index.mT, weight.mT).to(like)
+        is_one = [bool(((part - 1).abs() <= 1e-12).all()) for part in weight.transpose(0, 1)]
+        index, weight = index.to(like.device), weight.to(like)
+        return [(index[:, n], None if one else weight[:, n]) for n, one in enumerate(is_one)]
+
+    def plan_scale(self, i: int, is_output: bool) -> int:
+        """The factor that makes a plan's columns sum to 1 or, for shared-out inputs, its rows."""
+        if self.inputs == "mass" and not is_output:
+            return self.source_groups[i].units
+        return self.target_groups[i].units
 
 
-Shown = tuple[
-    int, "AxisSlice", "AxisSlice"
-]  # which width, where in the source, where in the target
-Parts = tuple[
-    Tensor, Tensor
-]  # of each unit of a target: which of the source's, how much of each; (pairs, units, most)
-Map = (
-    Tensor | list[tuple[Tensor, Tensor | None]]
-)  # (pairs, size, before); or sums of entries (pairs, size) by weights, None: 1
+def entries_key(part: AxisSlice) -> bytes:
+    """Equal for slices whose units have the same entries."""
+    return bytes(str(part.entries.shape[1]), "ascii") + part.entries.numpy().tobytes()
 
 
-def spelled(place: "AxisSlice") -> bytes:
-    """Equal where units have the same entries."""
-    return bytes(str(place.entries.shape[1]), "ascii") + place.entries.numpy().tobytes()
-
-
-def stacked(states: Sequence[Mapping[str, Tensor]]) -> State:
+def stack_states(states: Sequence[Mapping[str, Tensor]]) -> Parameters:
+    """Parameters of several networks with a leading axis for the networks."""
     return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
 
-def parts(plan: Tensor) -> Parts:
-    """The entries of plans (pairs, n, m) that are not 0, by column: an exact one has few."""
-    plan = plan.cpu()
-    pair, to, of = plan.mT.nonzero().T
-    column = pair * plan.shape[2] + to
-    slot = (
-        torch.arange(len(column))
-        - torch.searchsorted(column, torch.arange(len(plan) * plan.shape[2]))[column]
-    )
-    which, much = (
-        torch.zeros(len(plan) * plan.shape[2], int(slot.max()) + 1, dtype=kind)
-        for kind in (torch.int64, plan.dtype)
-    )
-    which[column, slot], much[column, slot] = of, plan[pair, of, to]
-    return which.unflatten(0, (len(plan), -1)), much.unflatten(0, (len(plan), -1))
+def axis_shape(axis: int, dim: int) -> list[int]:
+    """A shape that lets a vector broadcast along one axis of a tensor."""
+    return [-1 if a == axis else 1 for a in range(dim)]
 
 
-def units(tensor: Tensor, place: "AxisSlice") -> Tensor:
-    """(pairs, units, everything in the tensor that is of each)."""
-    return tensor.movedim(place.axis + 1, 1)[:, place.entries.to(tensor.device)].flatten(2)
+def split_plans(plans: Tensor) -> UnitParts:
+    """The nonzero entries of plans (pairs, n, m) by target unit; an exact plan has few."""
+    plans = plans.cpu()
+    pair, to, source = plans.mT.nonzero().T
+    units = len(plans) * plans.shape[2]  # target units of all pairs, numbered
+    unit = pair * plans.shape[2] + to
+    # Position of every entry among those of its unit; `unit` is sorted.
+    slot = torch.arange(len(unit)) - torch.searchsorted(unit, torch.arange(units))[unit]
+    slots = int(slot.max()) + 1
+    index = torch.zeros(units, slots, dtype=torch.int64)
+    amount = torch.zeros(units, slots, dtype=plans.dtype)
+    index[unit, slot] = source
+    amount[unit, slot] = plans[pair, source, to]
+    return UnitParts(index.unflatten(0, (len(plans), -1)), amount.unflatten(0, (len(plans), -1)))
 
 
-def neurons(width: "ChannelGroup", state: Mapping[str, Tensor]) -> list[str]:
-    """Tensors that make the units of a width: weights, and biases beside them; norms go with their channel and tell nothing.
-    Of several networks at once: a vector has two axes here."""
-    made = dict.fromkeys(place.tensor for place in width.slices if place.is_output)
-    weights = [name for name in made if state[name].dim() > 2]
+def unit_rows(tensor: Tensor, part: AxisSlice) -> Tensor:
+    """Everything in a stacked tensor that belongs to each unit, (pairs, units, numbers)."""
+    return tensor.movedim(part.axis + 1, 1)[:, part.entries.to(tensor.device)].flatten(2)
+
+
+def producing_tensors(group: ChannelGroup, stacked: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors by which units are compared: weights that produce them, and biases.
+
+    Norms are left out, unless there is nothing else: they say nothing about which unit is which.
+    """
+    names = dict.fromkeys(part.tensor for part in group.slices if part.is_output)
+    # A vector has two axes here, the first for the pairs.
+    weights = [name for name in names if stacked[name].dim() > 2]
+    if not weights:
+        return list(names)
     layers = {name.rpartition(".")[0] for name in weights}
-    return (
-        [name for name in made if name in weights or name.rpartition(".")[0] in layers]
-        if weights
-        else list(made)
-    )
+    return [name for name in names if name in weights or name.rpartition(".")[0] in layers]
 
 
-def mapped(
-    maps: Sequence[tuple[Parts, int, Tensor, Tensor]], before: int, size: int, like: Tensor
-) -> Map:
-    """Where each entry of an axis of a target comes from: parts of units, their scale, entries in source and in target; others stay."""
-    pairs, most = len(maps[0][0][0]), max(which.shape[2] for (which, _), _, _, _ in maps)
-    index, weight = (
-        torch.zeros(pairs, most, size, dtype=torch.int64),
-        torch.zeros(pairs, most, size, dtype=torch.float64),
-    )
-    free, there = torch.ones(before, dtype=torch.bool), torch.ones(size, dtype=torch.bool)
-    for (which, much), scale, of, to in maps:
-        free[of.flatten()] = there[to.flatten()] = False
-        count, each = which.shape[2], to.shape[1]
-        index[:, :count, to.flatten()] = of[which].transpose(1, 2).flatten(2)
-        weight[:, :count, to.flatten()] = (scale * much.double()).mT.repeat_interleave(each, 2)
-    index[:, 0, there], weight[:, 0, there] = free.nonzero().flatten(), 1.0
-    if most > 16:  # a dense plan: one product
-        return (
-            torch.zeros(pairs, size, before, dtype=torch.float64)
-            .scatter_add_(2, index.mT, weight.mT)
-            .to(like)
-        )
-    plain = [bool(((part - 1).abs() <= 1e-12).all()) for part in weight.transpose(0, 1)]
-    index, weight = index.to(like.device), weight.to(like)
-    return [(index[:, n], None if as_is else weight[:, n]) for n, as_is in enumerate(plain)]
-
-
-def along(tensor: Tensor, axis: int, how: Map) -> Tensor:
-    """Tensors (pairs, ...) with the entries of one axis mapped."""
-    if isinstance(how, Tensor):
+def apply_axis_map(tensor: Tensor, axis: int, axis_map: AxisMap) -> Tensor:
+    """Stacked tensors (pairs, ...) with the entries of one axis mapped."""
+    if isinstance(axis_map, Tensor):
         rows = tensor.movedim(axis + 1, 1)
-        return (
-            (how @ rows.reshape(*rows.shape[:2], -1))
-            .reshape(*how.shape[:2], *rows.shape[2:])
-            .movedim(1, axis + 1)
-        )
-    shape = [-1 if a == axis else 1 for a in range(tensor.dim() - 1)]
-    out: Tensor | None = None
-    for index, weight in how:
-        rows = entries(tensor, axis, index, shape)
-        rows = rows if weight is None else rows.mul_(weight.view(len(tensor), *shape))
-        out = rows if out is None else out.add_(rows)
-    assert out is not None
-    return out
+        mapped = axis_map @ rows.reshape(*rows.shape[:2], -1)
+        return mapped.reshape(*axis_map.shape[:2], *rows.shape[2:]).movedim(1, axis + 1)
+    shape = axis_shape(axis, tensor.dim() - 1)
+    total: Tensor | None = None
+    for index, weight in axis_map:
+        rows = gather_axis(tensor, axis, index)
+        if weight is not None:
+            rows = rows.mul_(weight.view(len(tensor), *shape))
+        total = rows if total is None else total.add_(rows)
+    assert total is not None
+    return total
 
 
-def entries(tensor: Tensor, axis: int, index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Of each of (pairs, ...) the entries (pairs, size) of an axis: at once where calls cost more than copying."""
-    whole = [*tensor.shape]
-    whole[axis + 1] = index.shape[1]
+def gather_axis(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Entries `index` (pairs, size) along one axis of stacked tensors (pairs, ...)."""
+    shape = [*tensor.shape]
+    shape[axis + 1] = index.shape[1]
     if tensor[0].numel() <= LARGE:
-        return tensor.gather(axis + 1, index.view(len(index), *shape).expand(whole))
-    out = tensor.new_empty(whole)
-    for each, chosen, place in zip(tensor, index, out, strict=True):
-        torch.index_select(each, axis, chosen, out=place)
+        line = index.view(len(index), *axis_shape(axis, tensor.dim() - 1))
+        return tensor.gather(axis + 1, line.expand(shape))
+    out = tensor.new_empty(shape)
+    for source, chosen, result in zip(tensor, index, out, strict=True):
+        torch.index_select(source, axis, chosen, out=result)
     return out

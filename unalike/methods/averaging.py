@@ -193,7 +193,7 @@ class Averaging(Algorithm):
                     if fed.state["group"][c] == group
                 }
                 self.aggregate(fed, group, states, weights)
-            self.log_round(fed, replies)
+            self.record_round(fed, replies)
             yield round
 
     def drop_false_counts(self, fed: Federation, replies: Replies) -> None:
@@ -205,8 +205,8 @@ class Averaging(Algorithm):
                 fed.refuse(client, "update", reason)
                 del replies[client]
 
-    def log_round(self, fed: Federation, replies: Replies) -> None:
-        """Log a round's metrics for the curves in the report."""
+    def record_round(self, fed: Federation, replies: Replies) -> None:
+        """Record the replies of a round; by default logs the training loss."""
         fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
 
     def register_clients(self, fed: Federation) -> None:

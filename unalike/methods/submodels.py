@@ -1,13 +1,19 @@
-"""Averaging over clients of different capacity: each trains a narrower version of the server's model. Knows no engine.
+"""Width-reduced submodels: clients of different capacity train narrower versions of one model.
 
-A client tells at what ratio of the full width it can train; the server sends that many units of every layer, and puts back what returns.
+The family of HeteroFL (https://arxiv.org/abs/2010.01264). A client announces the ratio of the full
+width that it can train. The server sends it that share of the units of every layer, and averages
+every entry of the full model over the clients that have it.
+
+A method derives from `SubmodelMethod` and says which units a client gets (`select_units`). Units
+that must be kept or removed together form a channel group (`unalike.models.channel_groups`).
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from pydantic import Field
@@ -24,7 +30,6 @@ from unalike.core.operations import operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
     Averaging,
-    AveragingProgram,
     LabelMask,
     Update,
     cast_like,
@@ -52,178 +57,206 @@ from unalike.training.batching import batches
 from unalike.training.loop import Training
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
-Carried = tuple[
-    str, Parameters, Parameters
-]  # a client, its upload as the whole model's, and which entries it has: 1 or 0
-RATIOS = (
-    1.0,
-    0.75,
-    0.5,
-    0.25,
-)  # the paper's 1 - rho, of which a budget takes the largest that it can pay
+# Ratios of the width that a memory or FLOPs budget may buy: the largest that it can pay for.
+RATIOS = (1.0, 0.75, 0.5, 0.25)
 
 
-class Reach(TypedDict):
-    """Of the full model, and the ratio of its width that a client can train."""
+class ShapeReply(TypedDict):
+    """Shape of the full model, and the ratio of its width that the client can train."""
 
     shape: str
     ratio: Ratio
 
 
-class PlaceTold(TypedDict):
+class SliceMessage(TypedDict):
+    """An `AxisSlice` as it is sent; `made` is its `is_output`."""
+
     tensor: str
     axis: int
     entries: Annotated[Tensor, Shape(None, None, whole=True)]
     made: bool
 
 
-class WidthTold(TypedDict):
+class GroupMessage(TypedDict):
+    """A `ChannelGroup` as it is sent."""
+
     units: int
-    places: list[PlaceTold]
+    places: list[SliceMessage]
 
 
-class Start(TypedDict):
-    """First weights of the full model, and where its units are in them."""
+class InitialModel(TypedDict):
+    """Initial weights of the full model, and its channel groups."""
 
     parameters: Parameters
-    widths: list[WidthTold]
+    widths: list[GroupMessage]
 
 
-class NarrowUpdate(Update):
+class SubmodelUpdate(Update):
+    """A client's reply after local training, with the ratio that it can train next."""
+
     ratio: Ratio
 
 
-class SubmodelProgram(AveragingProgram):
-    """Trains whatever width it is sent."""
+class Contribution(NamedTuple):
+    """A client's upload at the positions of the full model."""
+
+    client: str
+    parameters: Parameters
+    mask: Parameters  # 1 where the client has the entry, else 0; shapes broadcast to the tensors
+
+
+class SubmodelProgram(ClientProgram):
+    """The client's half: trains the submodel that it is sent, of whatever width."""
 
     algorithm: "SubmodelMethod"
 
     def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
-        self.widths = find_channel_groups(self.model, self.row(), algorithm.fixed)
-        self.whole: nn.Module = copy.deepcopy(self.model).to(
-            "meta"
-        )  # shapes without numbers, to make submodels of
-        self.beside = {
-            name: b for name, b in self.model.named_buffers() if name not in self.model.state_dict()
+        self.channel_groups = find_channel_groups(self.model, self.row(), algorithm.fixed)
+        # Shapes without values, from which submodels are built.
+        self.full_model: nn.Module = copy.deepcopy(self.model).to("meta")
+        persistent = self.model.state_dict()
+        self.other_buffers = {
+            name: buffer for name, buffer in self.model.named_buffers() if name not in persistent
         }
-        self.memory["units"] = self.everything = [width.units for width in self.widths]
-        self.costs: dict[tuple[int, ...], int] = {}
-        self.blind = algorithm.masked and client.task.single_label  # to labels it lacks
-        self.see(self.model)
-        self.made(self.units(self.ratio()))  # what cannot be, is told before anything runs
+        self.full_units = [group.units for group in self.channel_groups]
+        self.memory["units"] = self.full_units
+        self.flops_by_units: dict[tuple[int, ...], int] = {}
+        self.masks_output = algorithm.masked and client.task.single_label
+        self.add_output_mask(self.model)
+        # Raises before the run starts if the model cannot be made that narrow.
+        self.build_submodel(self.units_at(self.ratio()))
 
-    def made(self, units: Sequence[int]) -> Model:
-        """The submodel of the first units, whose parameters are still to come. A layer that cannot be so narrow is named."""
-        keep = [torch.arange(n) for n in units]
-        small = narrow_model(self.whole, self.widths, keep).to_empty(device=self.client.device)
-        for tensor in small.state_dict().values():
-            tensor.zero_()  # not what lies about in memory, which a layer may stumble over
-        for name, buffer in self.beside.items():
-            owner, _, last = name.rpartition(".")
-            setattr(small.get_submodule(owner), last, buffer)
-        check_submodel(small, reindex_groups(self.widths, keep), self.row(), self.algorithm.fixed)
-        assert isinstance(small, Model)
-        self.see(small)
-        return small
+    def build_submodel(self, units: Sequence[int]) -> Model:
+        """A submodel with the first units of every channel group; all its parameters are 0.
 
-    def see(self, model: Model) -> None:
-        """What it says of labels the client lacks is 0, as long as the client is `blind`."""
-        if self.blind:
-            absent = ~self.there  # before a look: it may be recorded, or exported
+        Raises a UserError that names a layer which cannot be made narrower.
+        """
+        keep = [torch.arange(count) for count in units]
+        submodel = narrow_model(self.full_model, self.channel_groups, keep)
+        submodel = submodel.to_empty(device=self.client.device)
+        for tensor in submodel.state_dict().values():
+            tensor.zero_()  # uninitialised memory may hold NaN
+        for name, buffer in self.other_buffers.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(submodel.get_submodule(owner), attribute, buffer)
+        groups = reindex_groups(self.channel_groups, keep)
+        check_submodel(submodel, groups, self.row(), self.algorithm.fixed)
+        assert isinstance(submodel, Model)
+        self.add_output_mask(submodel)
+        return submodel
+
+    def add_output_mask(self, model: Model) -> None:
+        """Set logits of labels that the client lacks to 0, while `masks_output` is on."""
+        if self.masks_output:
+            absent = ~self.label_mask  # computed now: the hook may be recorded or exported
             model.head.register_forward_hook(
-                lambda head, x, out: out.masked_fill(absent, 0.0) if self.blind else out
+                lambda head, x, out: out.masked_fill(absent, 0.0) if self.masks_output else out
             )
 
     @cached_property
-    def there(self) -> Tensor:
-        """(labels,): True where the client has a sample of it."""
+    def label_mask(self) -> Tensor:
+        """(labels,) bool: the labels that the client has samples of."""
         return self.client.present.to(self.client.device)
 
-    def fit(self, units: Sequence[int]) -> None:
-        """Be as wide as that."""
+    def resize_to(self, units: Sequence[int]) -> None:
+        """Replace the model by one with so many units per channel group, if it has others."""
         if self.memory["units"] != list(units):
-            self.model, self.optimizers, self.memory["units"] = self.made(units), {}, list(units)
+            self.model = self.build_submodel(units)
+            self.optimizers = {}
+            self.memory["units"] = list(units)
 
-    def units(self, ratio: float) -> list[int]:
-        return [kept_units(width, ratio) for width in self.widths]
+    def units_at(self, ratio: float) -> list[int]:
+        """Units of every channel group at a ratio of the full width."""
+        return [kept_units(group, ratio) for group in self.channel_groups]
 
-    def cost(self, units: Sequence[int]) -> int:
-        """Floating-point operations of a submodel on one sample, counted without computing."""
-        if (key := tuple(units)) not in self.costs:
-            small = narrow_model(self.whole, self.widths, [torch.arange(n) for n in units])
-            row = self.row()
-            bare = (
-                {name: x.to("meta") for name, x in row.items()}
-                if isinstance(row, dict)
-                else row.to("meta")
-            )
-            self.costs[key] = count_flops(small, bare)
-        return self.costs[key]
+    def flops(self, units: Sequence[int]) -> int:
+        """FLOPs of a submodel on one sample, counted without computing it."""
+        key = tuple(units)
+        if key not in self.flops_by_units:
+            keep = [torch.arange(count) for count in units]
+            submodel = narrow_model(self.full_model, self.channel_groups, keep)
+            x = self.row()
+            if isinstance(x, dict):
+                x = {name: rows.to("meta") for name, rows in x.items()}
+            else:
+                x = x.to("meta")
+            self.flops_by_units[key] = count_flops(submodel, x)
+        return self.flops_by_units[key]
 
-    def share(self, units: Sequence[int], of: str) -> float:
-        """What a submodel needs of what the full model does."""
-        if of == "flops" and (whole := self.cost(self.everything)):
-            return self.cost(units) / whole
-        small = extract(self.whole.state_dict(), self.widths, [torch.arange(n) for n in units])
-        return sum(t.numel() for t in small.values()) / sum(
-            t.numel() for t in self.whole.state_dict().values()
-        )
+    def relative_cost(self, units: Sequence[int], resource: str) -> float:
+        """FLOPs or memory (parameters) of a submodel as a share of the full model's."""
+        if resource == "flops":
+            full = self.flops(self.full_units)
+            if full:
+                return self.flops(units) / full
+        state = self.full_model.state_dict()
+        keep = [torch.arange(count) for count in units]
+        return numel(extract(state, self.channel_groups, keep)) / numel(state)
 
     def ratio(self) -> float:
-        """The width this client can train now: its capacity is a share of the width, or a budget of memory or computation."""
+        """The ratio of the full width that this client can train now.
+
+        Its capacity is that ratio, or a share of the full model's memory or FLOPs (`budget`).
+        """
         capacity, budget = self.client.capacity, self.algorithm.budget
         if budget == "width":
             return capacity
-        shares = {ratio: self.share(self.units(ratio), budget) for ratio in RATIOS}
-        if not (paid := [ratio for ratio, share in shares.items() if share <= capacity + 1e-9]):
-            raise UserError(
-                f"client {self.client.id} has {capacity:g} of the full model's {budget}, and the smallest submodel needs "
-                f"{min(shares.values()):.3g}; raise its capacity to that, or leave it out"
-            )
-        return paid[0]
+        costs = {ratio: self.relative_cost(self.units_at(ratio), budget) for ratio in RATIOS}
+        for ratio, cost in costs.items():
+            if cost <= capacity + 1e-9:
+                return ratio
+        raise UserError(
+            f"client {self.client.id} has {capacity:g} of the full model's {budget}, and the "
+            f"smallest submodel needs {min(costs.values()):.3g}; raise its capacity to that, or "
+            "leave it out"
+        )
 
     @property
-    def rho(self) -> float:
-        """The pruning rate of the submodel it has."""
-        return 1 - sum(self.memory["units"]) / max(sum(self.everything), 1) if self.widths else 0.0
+    def pruning_rate(self) -> float:
+        """rho: the share of the full model's units that the present submodel lacks."""
+        if not self.channel_groups:
+            return 0.0
+        return 1 - sum(self.memory["units"]) / max(sum(self.full_units), 1)
 
     @query
     @sends("open")
-    def shape(self) -> Reach:
-        """Of the full model, whatever it has now; and the width it can train."""
-        return {"shape": shape_hash(self.whole.state_dict()), "ratio": self.ratio()}
+    def shape(self) -> ShapeReply:
+        """Shape of the full model, and the ratio that this client can train."""
+        return {"shape": shape_hash(self.full_model.state_dict()), "ratio": self.ratio()}
 
     @query
     def present(self) -> LabelMask:
-        """(labels,): which of them the client has a sample of."""
+        """(labels,): 1 for labels that the client has samples of."""
         if not self.algorithm.masked:
-            raise ValueError("which labels a client has is told only where the method is masked")
-        return self.there.float()
+            raise ValueError("which labels a client has is sent only if the method is masked")
+        return self.label_mask.float()
 
     @query
     @sends(parameters="first", widths="open")
-    def begin(self) -> Start:
+    def begin(self) -> InitialModel:
+        """The initial full model."""
         return {
             "parameters": dict(self.fresh_copy().model.state_dict()),
-            "widths": told(self.widths),
+            "widths": groups_to_message(self.channel_groups),
         }
 
     @operation
     def receive(self, parameters: Parameters, units: list[int]) -> None:
-        """Have this submodel to leave with."""
-        self.take(parameters, units)
-        self.acclimatise(self.model)
+        """Keep this submodel as the final one."""
+        self.load_submodel(parameters, units)
+        self.recalibrate_batch_norm(self.model)
 
-    def take(self, parameters: Parameters, units: list[int]) -> None:
-        self.fit(units)
+    def load_submodel(self, parameters: Parameters, units: list[int]) -> None:
+        """Take on the width of a submodel, and its parameters."""
+        self.resize_to(units)
         self.model.load_state_dict(parameters)
 
     @operation
     @sends(parameters="parameters", samples="open", ratio="open")
-    def update(self, parameters: Parameters, units: list[int]) -> NarrowUpdate:
-        self.take(parameters, units)
-        self.round_start = parameters
+    def update(self, parameters: Parameters, units: list[int]) -> SubmodelUpdate:
+        """Train the local epochs from this submodel."""
+        self.load_submodel(parameters, units)
         loss = self.learn(optimizer=self.optimizer(fresh=True))
         return {
             "parameters": dict(self.model.state_dict()),
@@ -233,6 +266,7 @@ class SubmodelProgram(AveragingProgram):
         }
 
     def blank_update(self, **body: Any) -> dict[str, Value]:
+        """An update without content, sent by a client with privacy whose training failed."""
         return {
             "parameters": dict(self.model.state_dict()),
             "samples": len(self.client.train),
@@ -242,290 +276,340 @@ class SubmodelProgram(AveragingProgram):
 
     @query
     def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
-        """Metrics of a submodel on the client's own test set, leaving its own as it is."""
+        """Metrics of a submodel on the client's own test set; the client's model stays."""
         if self.client.test is None or not len(self.client.test):
             return {}
-        other = self.made(units)
-        other.load_state_dict(parameters)
-        self.acclimatise(other)
-        return measure(other, self.client.test, self.client, self.training.batch_size)
+        submodel = self.build_submodel(units)
+        submodel.load_state_dict(parameters)
+        self.recalibrate_batch_norm(submodel)
+        return measure(submodel, self.client.test, self.client, self.training.batch_size)
 
     @query
     def evaluate(self, common: bool = False) -> dict[str, float]:
-        blind, self.blind = self.blind, self.blind and not common
+        """Metrics of the client's model; on the common test set no label is masked."""
+        before = self.masks_output
+        self.masks_output = before and not common
         try:
             return super().evaluate(common)
         finally:
-            self.blind = blind
+            self.masks_output = before
 
     @query
     def excited(self, parameters: Parameters) -> list[Annotated[Tensor, Shape(None, 2)]]:
-        """Of every unit of the whole model, how much this client's data excite it and how often not at all (`activity`)."""
-        whole = self.made(self.everything)
-        whole.load_state_dict(parameters)
-        rows = (
-            self.client.to_device(self.client.train.rows(index)[0])
-            for index in batches(len(self.client.train), 256)
-        )
-        self.work += len(self.client.train) / 3
-        return [found.float() for found in measure_activity(whole, self.widths, rows)]
+        """Activity of every unit of the full model on the client's training samples.
 
-    def learn(self, *args: Any, **options: Any) -> float:
-        """A submodel is done sooner, by its share of the full model's operations."""
+        Returns: for every channel group (units, 2): the mean positive activation, and the share of
+        activations that are not positive (`measure_activity`).
+        """
+        full = self.build_submodel(self.full_units)
+        full.load_state_dict(parameters)
+        data = self.client.train
+        rows = (self.client.to_device(data.rows(index)[0]) for index in batches(len(data), 256))
+        self.work += len(data) / 3  # a forward pass counts a third of a training step
+        return [activity.float() for activity in measure_activity(full, self.channel_groups, rows)]
+
+    def learn(
+        self,
+        epochs: range | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Callable[[Tensor | dict, Tensor], Tensor] | None = None,
+    ) -> float:
+        """Local epochs, whose work counts by the submodel's share of the full model's FLOPs."""
         before = self.work
-        loss = super().learn(*args, **options)
-        self.acclimatise(self.model)
-        self.work = before + (self.work - before) * self.share(self.memory["units"], "flops")
-        return loss
+        # Before `reparametrize`: an optimizer's state belongs to the plain order of parameters.
+        optimizer = optimizer or self.optimizer()
+        with self.reparametrize():
+            mean_loss = super().learn(epochs, optimizer, loss)
+            self.recalibrate_batch_norm(self.model)
+        share = self.relative_cost(self.memory["units"], "flops")
+        self.work = before + (self.work - before) * share
+        return mean_loss
 
-    def acclimatise(self, model: nn.Module) -> None:
-        """Batch norms with the statistics of the client's own data: those that are sent are of other units' inputs, and a few steps do
-        not forget them."""
-        rows = len(self.client.train)
-        if rows > 1 and tracking_batch_norms(model.train()):  # one row has no spread
-            some = batches(
-                rows,
-                self.training.batch_size,
-                stream(self.seed, "statistics", self.client.id, self.round),
-            )
-            recompute_statistics(
-                model, (self.client.to_device(self.sampled(index)[0]) for index in some)
-            )
-            self.work += rows / 3
+    def reparametrize(self) -> AbstractContextManager[None]:
+        """A hook for methods that train the model in another parametrization: a context."""
+        return nullcontext()
+
+    def recalibrate_batch_norm(self, model: nn.Module) -> None:
+        """Recompute batch-norm statistics on the client's own samples.
+
+        Those that were sent belong to units with other inputs, and local steps are too few to
+        forget them.
+        """
+        count = len(self.client.train)
+        # One sample has no variance.
+        if count > 1 and tracking_batch_norms(model.train()):
+            generator = stream(self.seed, "statistics", self.client.id, self.round)
+            indices = batches(count, self.training.batch_size, generator)
+            rows = (self.client.to_device(self.sampled(index)[0]) for index in indices)
+            recompute_statistics(model, rows)
+            self.work += count / 3
 
     def load(self, parameters: Parameters) -> None:
-        self.fit(count_units(parameters, self.widths, self.whole.state_dict()))
+        """Take on the width that these parameters have, and load them."""
+        full = self.full_model.state_dict()
+        self.resize_to(count_units(parameters, self.channel_groups, full))
         super().load(parameters)
 
     def restore(self, state: State) -> None:
-        self.fit(state["memory"]["units"])
+        self.resize_to(state["memory"]["units"])
         super().restore(state)
 
 
 @dataclass
 class SubmodelMethod(Averaging):
-    """Each client gets the first units of every layer, as many as it can train; every entry is averaged over those who have it.
+    """Averages submodels; by default a client gets the first units of every channel group.
 
-    Masked, models are blind to labels that their client has no sample of, unless the common test set is asked about, and rows of the last
-    layer are averaged over clients that have their label: these tell the server which they have.
+    With `masked`, logits of labels that a client has no samples of are 0 (but on the common test
+    set), and the rows of the last layer are averaged over clients that have their label. Clients
+    then tell the server which labels they have.
     """
 
     personalised: ClassVar[bool] = True
     Program: ClassVar[type[ClientProgram]] = SubmodelProgram
 
-    budget: Literal["width", "memory", "flops"] = (
-        "width"  # what of the full model a client's capacity is a share of
-    )
-    fixed: tuple[str, ...] = ()  # layers by name, such as encoder.first, that stay as they are
-    masked: bool = (
-        False  # where clients classify, what a model says of a label its client lacks is 0
-    )
+    # What of the full model a client's capacity is a share of.
+    budget: Literal["width", "memory", "flops"] = "width"
+    fixed: tuple[str, ...] = ()  # names of layers that keep their full width, e.g. encoder.first
+    masked: bool = False  # mask labels that a client lacks, where clients classify
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.labelled and not task.paired
 
     def privacy_problem(self) -> str | None:
-        return (
-            "masked, clients tell which labels they have, which nothing protects; set algorithm.masked to false"
-            if (self.masked)
-            else super().privacy_problem()
-        )
+        if self.masked:
+            return (
+                "masked, clients tell which labels they have, which nothing protects; "
+                "set algorithm.masked to false"
+            )
+        return super().privacy_problem()
 
-    def keep(self, fed: Federation, client: str) -> list[Tensor]:
-        """The units of each width that a client is sent this round."""
-        return first_units(self.widths(fed, client), fed.state["ratio"][client])
+    # Which submodel a client is sent
+
+    def select_units(self, fed: Federation, client: str) -> list[Tensor]:
+        """Indices of the units that a client is sent this round, for every channel group."""
+        return first_units(self.channel_groups(fed, client), fed.state["ratio"][client])
 
     def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
-        sent = self.parameters_for(fed, {c: self.keep(fed, c) for c in clients})
-        return {c: {"parameters": sent[c][0], "units": sent[c][1]} for c in clients}
-
-    def parameters_for(
-        self, fed: Federation, keep: dict[str, list[Tensor]]
-    ) -> dict[str, tuple[Parameters, list[int]]]:
-        """The submodel of each client, from the units it is to have, and how many these are."""
+        units = {c: self.select_units(fed, c) for c in clients}
+        submodels = self.extract_submodels(fed, units)
         return {
-            c: (
-                extract(self.model(fed, c), self.widths(fed, c), its),
-                [len(units) for units in its],
-            )
-            for c, its in keep.items()
+            c: {"parameters": submodels[c], "units": [len(kept) for kept in units[c]]}
+            for c in clients
         }
+
+    def extract_submodels(
+        self, fed: Federation, units: dict[str, list[Tensor]]
+    ) -> dict[str, Parameters]:
+        """Parameters of each client's submodel, from the units that it gets."""
+        return {
+            c: extract(self.server_model(fed, c), self.channel_groups(fed, c), units[c])
+            for c in units
+        }
+
+    # What becomes of the replies
 
     def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
     ) -> None:
-        where = next(iter(states.values()))  # a model that was read from disk lies elsewhere
+        """Average every entry of the full model over the clients that have it."""
+        if self.masked:
+            label_masks(fed, [c for c in states if fed.infos[c].has("single_label")])
+        upload = next(iter(states.values()))
+        # A model restored from disk may lie on another device than the uploads.
         model = {
-            name: tensor.to(where[name].device)
+            name: tensor.to(upload[name].device)
             for name, tensor in fed.state["models"][group].items()
         }
-        self.ask(fed, list(states))
-        carried = (
-            (
-                client,
-                state,
-                there
-                | {
-                    name: there[name] * have
-                    for name, have in self.known(fed, client, model).items()
-                },
-            )
-            for client, state, there in self.carried(fed, model, states)
-        )
-        fed.state["models"][group] = mean_of_held(model, carried, weights)
+        contributions = self.mask_absent(fed, model, self.place_uploads(fed, model, states))
+        fed.state["models"][group] = masked_mean(model, contributions, weights)
 
-    def carried(
+    def place_uploads(
         self, fed: Federation, model: Parameters, states: dict[str, Parameters]
-    ) -> Iterator[Carried]:
-        """Uploads in the places of the server's units: here, those they came from."""
-        none = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
+    ) -> Iterator[Contribution]:
+        """Put uploads at positions of the full model; by default where their units came from."""
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
         for client, state in states.items():
-            widths, keep = self.widths(fed, client), self.keep(fed, client)
-            every = {name: torch.ones_like(tensor) for name, tensor in state.items()}
-            yield client, expand(state, widths, keep, none), expand(every, widths, keep, none)
+            groups, units = self.channel_groups(fed, client), self.select_units(fed, client)
+            ones = {name: torch.ones_like(tensor) for name, tensor in state.items()}
+            yield Contribution(
+                client=client,
+                parameters=expand(state, groups, units, zeros),
+                mask=expand(ones, groups, units, zeros),
+            )
 
-    def ask(self, fed: Federation, clients: list[str]) -> None:
-        """Which labels these clients have, where it matters."""
-        if self.masked:
-            label_masks(fed, [c for c in clients if fed.infos[c].has("single_label")])
+    def mask_absent(
+        self, fed: Federation, model: Parameters, contributions: Iterable[Contribution]
+    ) -> Iterator[Contribution]:
+        """Take the last layer's rows of labels that a client lacks out of its contribution."""
+        for contribution in contributions:
+            mask = dict(contribution.mask)
+            for name, rows in self.label_rows(fed, contribution.client, model).items():
+                mask[name] = mask[name] * rows
+            yield contribution._replace(mask=mask)
 
-    def known(self, fed: Federation, client: str, state: Parameters) -> Parameters:
-        """Of the last layer's tensors, 1 in the rows of labels that a client has and 0 in others; of a shape that goes with them."""
-        if (have := fed.state.get("present", {}).get(client)) is None:
+    def label_rows(self, fed: Federation, client: str, model: Parameters) -> Parameters:
+        """Masks of the last layer's tensors: 1 in rows of labels that a client has, else 0.
+
+        Their shapes broadcast to the tensors. Empty unless the client told its labels.
+        """
+        labels = fed.state.get("present", {}).get(client)
+        if labels is None:
             return {}
-        last = [name for name, tensor in state.items() if tensor.dim() > 1][-1].rpartition(".")[0]
-        return {
-            name: have.to(state[name]).view(-1, *[1] * (state[name].dim() - 1))
-            for name in (f"{last}.weight", f"{last}.bias")
-            if name in state and len(state[name]) == len(have)
-        }
+        matrices = [name for name, tensor in model.items() if tensor.dim() > 1]
+        last_layer = matrices[-1].rpartition(".")[0]
+        masks = {}
+        for name in (f"{last_layer}.weight", f"{last_layer}.bias"):
+            if name in model and len(model[name]) == len(labels):
+                shape = [-1, *[1] * (model[name].dim() - 1)]
+                masks[name] = labels.to(model[name]).view(shape)
+        return masks
 
-    def model(self, fed: Federation, client: str) -> Parameters:
-        return fed.state["models"][fed.state["group"][client]]
-
-    def widths(self, fed: Federation, client: str) -> list[ChannelGroup]:
-        """Of the full model of a client's group."""
-        return heard(fed.state["widths"][fed.state["group"][client]])
-
-    def register_clients(self, fed: Federation) -> None:
-        group, models, widths, ratio = (
-            fed.state.setdefault(name, {}) for name in ("group", "models", "widths", "ratio")
-        )
-        if not (new := [c for c in (fed.active if group else fed.clients) if c not in group]):
-            return
-        for client, said in fed.call("shape", clients=new, quorum=0 if group else None).items():
-            shape = self.group_key(fed, client, said["shape"])
-            if shape not in models and (begun := fed.call("begin", clients=[client], quorum=0)):
-                if not sound(said["shape"], **begun[client]):
-                    fed.refuse(client, "begin", "its first weights are not as it told")
-                    continue
-                models[shape], widths[shape] = begun[client]["parameters"], begun[client]["widths"]
-            if shape in models:
-                group[client], ratio[client] = shape, said["ratio"]
-
-    def excitement(self, fed: Federation, clients: list[str]) -> Replies:
-        """What these clients' data do to the units of the whole model."""
-        found = fed.call(
-            "excited",
-            clients=clients,
-            per_client={c: {"parameters": self.model(fed, c)} for c in clients},
-        )
-        for client in [
-            c
-            for c in found
-            if [len(each) for each in found[c]] != [width.units for width in self.widths(fed, c)]
-        ]:
-            fed.refuse(client, "excited", "it tells of other units than the model has")
-            del found[client]
-        return found
-
-    def log_round(self, fed: Federation, replies: Replies) -> None:
-        """Who has trained, and at what width each will next."""
+    def record_round(self, fed: Federation, replies: Replies) -> None:
+        """Note which clients have trained, and the ratio that each can train next."""
         fed.state["trained"] = sorted({*fed.state.get("trained", []), *replies})
         fed.state["ratio"] |= {client: reply["ratio"] for client, reply in replies.items()}
-        super().log_round(fed, replies)
+        super().record_round(fed, replies)
+
+    # What the server knows of its clients
+
+    def server_model(self, fed: Federation, client: str) -> Parameters:
+        """The full model of a client's group."""
+        return fed.state["models"][fed.state["group"][client]]
+
+    def channel_groups(self, fed: Federation, client: str) -> list[ChannelGroup]:
+        """Channel groups of the full model of a client's group."""
+        return groups_from_message(fed.state["widths"][fed.state["group"][client]])
+
+    def register_clients(self, fed: Federation) -> None:
+        fed.state.setdefault("widths", {})
+        fed.state.setdefault("ratio", {})
+        super().register_clients(fed)
+
+    def group_key(self, fed: Federation, client: str, answer: ShapeReply) -> str:
+        return super().group_key(fed, client, answer["shape"])
+
+    def add_group(
+        self, fed: Federation, key: str, answer: ShapeReply, initial: InitialModel
+    ) -> bool:
+        parameters, groups = initial["parameters"], initial["widths"]
+        if shape_hash(parameters) != answer["shape"] or not groups_fit(groups, parameters):
+            return False
+        fed.state["models"][key] = parameters
+        fed.state["widths"][key] = groups
+        return True
+
+    def add_member(self, fed: Federation, key: str, client: str, answer: ShapeReply) -> None:
+        super().add_member(fed, key, client, answer)
+        fed.state["ratio"][client] = answer["ratio"]
+
+    def fetch_activity(self, fed: Federation, clients: list[str]) -> Replies:
+        """Send clients the full model, and get the activity of its units on their data."""
+        replies = fed.call(
+            "excited",
+            clients=clients,
+            per_client={c: {"parameters": self.server_model(fed, c)} for c in clients},
+        )
+        for client in list(replies):
+            expected = [group.units for group in self.channel_groups(fed, client)]
+            got = [len(activity) for activity in replies[client]]
+            if got != expected:
+                reason = f"expected the activity of {expected} units, got {got}"
+                fed.refuse(client, "excited", reason)
+                del replies[client]
+        return replies
+
+    # Evaluation and end
 
     def evaluate(self, fed: Federation) -> Replies:
-        """Each client's submodel as it trained it last, on its own test set; of who has not trained yet, the one it would be sent."""
+        """Metrics on each client's own test set: of the submodel that it trained last or, before
+        its first training, of the one that it would be sent."""
         trained = set(fed.state.get("trained", []))
-        new = [c for c in fed.clients if c in fed.state["group"] and c not in trained]
-        old = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
-        first = fed.call(
-            "appraise", clients=new, quorum=0, per_client=self.build_messages(fed, new)
-        )
-        found = {**old, **first}
-        return Replies(
-            {c: found[c] for c in fed.infos if c in found}, {**old.failures, **first.failures}
-        )
+        known = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
+        new = [c for c in self.members(fed) if c not in trained]
+        messages = self.build_messages(fed, new)
+        initial = fed.call("appraise", clients=new, quorum=0, per_client=messages)
+        metrics = {**known, **initial}
+        failures = {**known.failures, **initial.failures}
+        return Replies({c: metrics[c] for c in fed.infos if c in metrics}, failures)
 
     def finish(self, fed: Federation) -> None:
-        """Everyone keeps the submodel it trained; who never did is given one."""
-        there = [
-            c
-            for c in fed.clients
-            if c in fed.state["group"] and c not in fed.state.get("trained", [])
-        ]
-        fed.call("receive", clients=there, quorum=0, per_client=self.build_messages(fed, there))
+        """Clients keep the submodel that they trained; those that never trained get one."""
+        trained = set(fed.state.get("trained", []))
+        new = [c for c in self.members(fed) if c not in trained]
+        fed.call("receive", clients=new, quorum=0, per_client=self.build_messages(fed, new))
 
 
-def mean_of_held(
-    model: Parameters, carried: Iterable[Carried], weights: dict[str, float]
+def masked_mean(
+    model: Parameters, contributions: Iterable[Contribution], weights: dict[str, float]
 ) -> Parameters:
-    """Each entry's mean over those who have it; what nobody has stays."""
+    """Weighted mean of every entry over the clients that have it; other entries stay as in `model`.
+
+    Args:
+        weights: by client.
+    """
     total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
-    held: dict[str, Any] = dict.fromkeys(model, 0)
-    for client, state, there in carried:
+    total_weight: dict[str, Any] = dict.fromkeys(model, 0)
+    for client, parameters, mask in contributions:
         for name in model:
-            total[name].addcmul_(state[name], there[name], value=weights[client])
-            held[name] = held[name] + weights[client] * there[name]
-    return {
-        name: cast_like(
-            torch.where(held[name] > 0, total[name] / held[name], tensor.double()), tensor
+            total[name].addcmul_(parameters[name], mask[name], value=weights[client])
+            total_weight[name] = total_weight[name] + weights[client] * mask[name]
+    mean = {}
+    for name, tensor in model.items():
+        average = total[name] / total_weight[name]
+        mean[name] = cast_like(
+            torch.where(total_weight[name] > 0, average, tensor.double()), tensor
         )
-        for name, tensor in model.items()
+    return mean
+
+
+def numel(parameters: Parameters) -> int:
+    """Number of entries of all tensors."""
+    return sum(tensor.numel() for tensor in parameters.values())
+
+
+def groups_to_message(groups: Sequence[ChannelGroup]) -> list[GroupMessage]:
+    """Channel groups as they are sent."""
+    return [
+        {"units": group.units, "places": [slice_to_message(part) for part in group.slices]}
+        for group in groups
+    ]
+
+
+def slice_to_message(part: AxisSlice) -> SliceMessage:
+    """An axis slice as it is sent."""
+    return {
+        "tensor": part.tensor,
+        "axis": part.axis,
+        "entries": part.entries,
+        "made": part.is_output,
     }
 
 
-def told(widths: Sequence[ChannelGroup]) -> list[WidthTold]:
-    """Widths as they travel."""
-    return [
-        {
-            "units": w.units,
-            "places": [
-                {"tensor": p.tensor, "axis": p.axis, "entries": p.entries, "made": p.is_output}
-                for p in w.slices
-            ],
-        }
-        for w in widths
-    ]
+def groups_from_message(message: Sequence[GroupMessage]) -> list[ChannelGroup]:
+    """Channel groups from what `groups_to_message` made of them."""
+    groups = []
+    for group in message:
+        slices = [
+            AxisSlice(part["tensor"], part["axis"], part["entries"].cpu(), part["made"])
+            for part in group["places"]
+        ]
+        groups.append(ChannelGroup(group["units"], tuple(slices)))
+    return groups
 
 
-def sound(shape: str, parameters: Parameters, widths: list[WidthTold]) -> bool:
-    """Whether first weights have the shape that was told, and their widths are places in them."""
-    return shape_hash(parameters) == shape and all(
-        width["units"] > 0
-        and place["tensor"] in parameters
-        and 0 <= place["axis"] < (of := parameters[place["tensor"]]).dim()
-        and len(place["entries"]) == width["units"]
-        and place["entries"].numel()
-        and 0
-        <= int(place["entries"].min())
-        <= int(place["entries"].max())
-        < of.shape[place["axis"]]
-        for width in widths
-        for place in width["places"]
-    )
-
-
-def heard(said: Any) -> list[ChannelGroup]:
-    return [
-        ChannelGroup(
-            w["units"],
-            tuple(
-                AxisSlice(p["tensor"], p["axis"], p["entries"].cpu(), p["made"])
-                for p in w["places"]
-            ),
-        )
-        for w in said
-    ]
+def groups_fit(groups: Sequence[GroupMessage], parameters: Parameters) -> bool:
+    """Whether channel groups that a client sent are slices of its parameters."""
+    for group in groups:
+        if group["units"] <= 0:
+            return False
+        for part in group["places"]:
+            tensor = parameters.get(part["tensor"])
+            if tensor is None or not 0 <= part["axis"] < tensor.dim():
+                return False
+            entries = part["entries"]
+            if len(entries) != group["units"] or not entries.numel():
+                return False
+            if entries.min() < 0 or entries.max() >= tensor.shape[part["axis"]]:
+                return False
+    return True
