@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from unalike import cli
+from unalike.cli import commands
 
 TINY = {
     "name": "tiny",
@@ -272,8 +273,8 @@ def problems(told):
         ({"clients.0.missing": 1.0}, "clients.0.missing", "must be below 1, got 1.0."),
         ({"seed": "x"}, "seed", "must be a whole number"),
         ({"dtype": "float16"}, "dtype", "must be 'float32' or 'float64', got 'float16'."),
-        ({"device": "warp"}, "device", 'there is no device "warp"; cpu, cuda'),
-        ({"device": "cuda:99"}, "device", "cuda:99 is not here: torch sees"),
+        ({"device": "warp"}, "device", 'there is no device "warp"; devices are cpu, cuda'),
+        ({"device": "cuda:99"}, "device", "cuda:99 does not exist here: torch sees"),
         (
             {"data.partition": {"name": "dirichlet", "alpha": 1.0, "alhpa": 1.0}},
             "data.partition.alhpa",
@@ -846,6 +847,47 @@ def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenari
     assert code == 1 and "ada, ben, cleo: the training loss became" in err
 
 
+@pytest.mark.parametrize("bug", [NameError("x"), ValueError("x"), RuntimeError("x"), KeyError("x")])
+def test_a_bug_in_a_method_keeps_its_traceback(command, scenario, monkeypatch, bug):
+    """Only recognised mistakes become a sentence: Python prints the traceback of all else."""
+    from unalike.algorithms import FedMuscle
+
+    def fail(self, fed):
+        raise bug
+
+    monkeypatch.setattr(FedMuscle, "serve", fail)
+    with pytest.raises(type(bug)) as caught:
+        command("run", scenario(), "--no-alone", "--json", "--out", "bug")
+    assert caught.value is bug and caught.traceback[-1].name == "fail"
+    assert any("The run is kept in bug" in note for note in bug.__notes__)
+
+
+@pytest.mark.parametrize("words", [["run", "digts"], ["check", "digts"], ["resume", "nowhere"]])
+def test_debug_raises_mistakes_instead_of_printing_them(command, monkeypatch, words):
+    from unalike.base.errors import UserError
+
+    monkeypatch.setenv("UNALIKE_DEBUG", "")  # so that it is restored after the test
+    with pytest.raises(UserError):
+        command(*words, "--debug")
+    assert os.environ["UNALIKE_DEBUG"] == "1"
+
+
+def test_a_full_disk_is_one_sentence_and_other_system_errors_keep_their_traceback(
+    command, monkeypatch
+):
+    def fail_with(error):
+        def fail():
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(commands, "app", fail_with(OSError(28, "No space left on device", "runs")))
+    assert command() == (1, "", "unalike: runs: No space left on device\n")
+    monkeypatch.setattr(commands, "app", fail_with(FileNotFoundError(2, "No such file", "mine")))
+    with pytest.raises(FileNotFoundError):
+        command()
+
+
 def test_help_is_quick_and_loads_nothing_heavy():
     code = (
         "import sys; sys.argv = ['unalike', '--help']\nfrom unalike.cli import main\ntry:\n    main()\nexcept SystemExit as e:\n"
@@ -861,7 +903,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 
 def test_threads_that_wait_sleep_unless_told_otherwise(monkeypatch):
-    monkeypatch.setattr(cli, "app", lambda: None)
+    monkeypatch.setattr(commands, "app", lambda: None)
     for before, after in (("ACTIVE", "ACTIVE"), (None, "PASSIVE")):
         monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
         if before is None:

@@ -1,4 +1,4 @@
-"""`python -m unalike.cli`, the same as the command."""
+"""`python -m unalike.cli` is the same as the command `unalike`."""
 
 from unalike.cli import main
 

@@ -1,4 +1,4 @@
-"""What a client would send and be sent, as a page to read before joining. Prints what runs/audit.py found; finds nothing itself."""
+"""Prints an audit: what each client would send and receive, to read before joining a federation."""
 
 from typing import Any
 
@@ -7,76 +7,76 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+RIGHT_ALIGNED = ("times", "bytes each", "in all")
 
-def show(found: dict[str, Any]) -> None:
-    """Clients of whom the same can be said are told of together."""
+
+def show(audit: dict[str, Any]) -> None:
+    """Print the result of `unalike.runs.audit`; clients with the same messages share a table."""
     console = Console(highlight=False)
-    alike: dict[str, list[str]] = {}
-    for client, told in found["clients"].items():
-        alike.setdefault(repr([told["messages"], told["bytes"]]), []).append(client)
-    for clients in alike.values():
-        told = found["clients"][clients[0]]
-        each = "" if len(clients) == 1 else ", each"
+    groups: dict[str, list[str]] = {}
+    for client, details in audit["clients"].items():
+        groups.setdefault(repr([details["messages"], details["bytes"]]), []).append(client)
+    for clients in groups.values():
+        details = audit["clients"][clients[0]]
+        is_group = len(clients) > 1
+        names = ", ".join(clients) + (", each" if is_group else "")
+        title = f"{names}: {audit['algorithm']}, {audit['rounds']} rounds"
+        console.print(Text(title, "bold"))
+        info = {key: value for key, value in details["card"].items() if value is not None}
+        texts = [key if is_group else f"{key} {value}" for key, value in info.items()]
+        console.print(Text(f"  Announced at registration: {', '.join(texts)}"))
+        console.print(Padding(_messages_table(details["messages"]), (1, 2)))
+        size = details["bytes"]
+        measuring = size["measuring"]
         console.print(
-            Text(
-                f"{', '.join(clients)}{each}: {found['algorithm']}, {found['rounds']} rounds",
-                "bold",
-            )
+            f"  In all {size['up']:,} bytes up and {size['down']:,} down; "
+            f"evaluation adds {measuring['up']:,} up and {measuring['down']:,} down."
         )
-        info = [
-            f"{key}{'' if each else f' {value}'}"
-            for key, value in told["card"].items()
-            if value is not None
-        ]
-        console.print(Text(f"  At the door: {', '.join(info)}"))
-        console.print(Padding(table(told["messages"]), (1, 2)))
-        spent, measuring = told["bytes"], told["bytes"]["measuring"]
-        console.print(
-            f"  In all {spent['up']:,} bytes up and {spent['down']:,} down; to measure what came of it another "
-            f"{measuring['up']:,} up and {measuring['down']:,} down."
-        )
-        console.print(f"  By round: {by_round(spent['by_round'])}\n")
+        console.print(f"  By round: {describe_rounds(size['by_round'])}\n")
 
 
-def table(messages: list[dict[str, Any]]) -> Table:
-    made = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("operation", "way", "times", "bytes each", "in all", "what"):
-        made.add_column(
-            name,
-            justify="right" if name in ("times", "bytes each", "in all") else "left",
-            no_wrap=name != "what",
-        )
-    for each in messages:
-        times = sum(each["rounds"].values())
-        what = [
+def _messages_table(messages: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("operation", "way", *RIGHT_ALIGNED, "what"):
+        justify: Any = "right" if name in RIGHT_ALIGNED else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "what")
+    for message in messages:
+        times = sum(message["rounds"].values())
+        contents = [
             f"{part['name'] or 'value'}  {part['kind']}{part['shape'] or ''}"
-            for part in each["holds"]
-        ] or ["nothing"]
-        why = " (alone)" if each.get("alone") else " (measuring)" if each["measuring"] else ""
-        made.add_row(
-            each["operation"] + why,
-            each["way"],
+            for part in message["holds"]
+        ]
+        purpose = ""
+        if message.get("alone"):
+            purpose = " (alone)"
+        elif message["measuring"]:
+            purpose = " (measuring)"
+        table.add_row(
+            message["operation"] + purpose,
+            message["way"],
             str(times),
-            f"{each['bytes']:,}",
-            f"{each['bytes'] * times:,}",
-            Text("\n".join(what)),
+            f"{message['bytes']:,}",
+            f"{message['bytes'] * times:,}",
+            Text("\n".join(contents or ["nothing"])),
         )
-    return made
+    return table
 
 
-def by_round(rounds: dict[str, dict[str, int]]) -> str:
-    """Bytes up and down of each round; rounds that follow each other with the same are told once.
+def describe_rounds(rounds: dict[str, dict[str, int]]) -> str:
+    """Bytes up and down of each round; consecutive rounds with the same bytes are joined.
 
-    >>> by_round({"1": {"up": 5, "down": 1}, "2": {"up": 2, "down": 1}, "3": {"up": 2, "down": 1}})
+    >>> rounds = {"1": {"up": 5, "down": 1}, "2": {"up": 2, "down": 1}, "3": {"up": 2, "down": 1}}
+    >>> describe_rounds(rounds)
     '1: 5 up, 1 down; 2 to 3: 2 up, 1 down'
     """
     spans: list[tuple[str, str, dict[str, int]]] = []
-    for number, spent in rounds.items():
-        if spans and spans[-1][2] == spent:
-            spans[-1] = (spans[-1][0], number, spent)
+    for number, size in rounds.items():
+        if spans and spans[-1][2] == size:
+            spans[-1] = (spans[-1][0], number, size)
         else:
-            spans.append((number, number, spent))
-    return "; ".join(
-        f"{first if first == last else f'{first} to {last}'}: {spent['up']:,} up, {spent['down']:,} down"
-        for first, last, spent in spans
-    )
+            spans.append((number, number, size))
+    texts = []
+    for first, last, size in spans:
+        name = first if first == last else f"{first} to {last}"
+        texts.append(f"{name}: {size['up']:,} up, {size['down']:,} down")
+    return "; ".join(texts)

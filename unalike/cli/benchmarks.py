@@ -1,4 +1,4 @@
-"""Finds the benchmarks of a checkout: they lie beside the package and are not installed with it."""
+"""Finds the benchmarks of a checkout: they are beside the package and not installed with it."""
 
 import os
 import sys
@@ -12,7 +12,11 @@ FOLDER = "benchmarks"
 
 
 def benchmark_module(name: str = "") -> ModuleType:
-    """The package `benchmarks`, or a module of it, from the checkout of this package or from here."""
+    """Import the package `benchmarks`, or a module of it.
+
+    It is looked for in the checkout of this package and in the current folder.
+    Raises: UserError, if it is in neither.
+    """
     for root in (Path(__file__).parents[2], Path.cwd()):
         if (root / FOLDER / "study.py").is_file():
             if str(root) not in sys.path:

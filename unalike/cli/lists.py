@@ -1,4 +1,7 @@
-"""What there is to choose from, with a sentence each, or one kind of it with all there is to set. Reads the lists of the other rooms."""
+"""Lists scenarios, algorithms, datasets, models and benchmarks, with one sentence each.
+
+A list of one kind also shows what can be set: fields, targets, options, with their defaults.
+"""
 
 import dataclasses
 import inspect
@@ -21,105 +24,145 @@ from unalike.scenarios import load_mapping, shipped_scenarios
 Rows = list[tuple[str, ...]]
 
 
-def first(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().split("\n")[0]
+def show(kind: str | None = None, folder: str | None = None) -> None:
+    """Print all lists, or the list of one kind with details.
 
-
-KINDS: dict[str, Callable[[], dict[str, str]]] = {
-    "scenarios": lambda: {
-        name: load_mapping(name).get("summary", "") for name in shipped_scenarios()
-    },
-    "algorithms": lambda: {
-        name: first(import_module(method.__module__)) for name, method in ALGORITHMS.items()
-    },
-    "datasets": lambda: {name: first(loader) for name, loader in DATASETS.items()},
-    "models": lambda: {name: first(model) for name, model in ENCODERS.items()},
-    "benches": benchmark_summaries,
-}
-
-
-def show(what: str | None = None, folder: str | None = None) -> None:
-    """Everything there is; or all of one kind, with what can be set or asked of each. `folder` is where datasets lie."""
-    if what is not None and what not in KINDS:
-        raise UserError(unknown_name("kind of thing", what, KINDS))
+    Args:
+        folder: where datasets are.
+    Raises: UserError, if there is no such kind.
+    """
+    if kind is not None and kind not in SUMMARIES:
+        raise UserError(unknown_name("kind of thing", kind, SUMMARIES))
     console = Console()
-    if what is not None and what in DETAILS:
-        for name, sentence in KINDS[what]().items():
+    if kind is not None and kind in DETAILS:
+        for name, summary in SUMMARIES[kind]().items():
             console.print(name, style="cyan")
-            console.print(
-                Padding(Text(sentence), (0, 2)),
-                Padding(table(DETAILS[what](name, folder), "bold"), (0, 2, 1, 2)),
-            )
+            details = _table(DETAILS[kind](name, folder), "bold")
+            console.print(Padding(Text(summary), (0, 2)), Padding(details, (0, 2, 1, 2)))
         return
-    for title in KINDS if what is None else [what]:
+    for title in [kind] if kind else SUMMARIES:
         console.print(f"[bold]{title}[/]")
-        console.print(table(list(KINDS[title]().items()), "cyan"), "")
-    if what is None:
+        console.print(_table(list(SUMMARIES[title]().items()), "cyan"), "")
+    if kind is None:
         console.print(
-            "More of each: unalike list algorithms (fields), datasets (targets, options), models (options).",
+            "For details: unalike list algorithms (fields), datasets (targets, options), "
+            "models (options).",
             highlight=False,
         )
 
 
-def table(rows: Rows, style: str) -> Table:
-    made = Table(box=None, show_header=False, padding=(0, 2))
-    made.add_column(no_wrap=True, style=style)
+def _table(rows: Rows, style: str) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_column(no_wrap=True, style=style)
     for row in rows:
-        made.add_row(*map(Text, row))
-    return made
+        table.add_row(*map(Text, row))
+    return table
 
 
-def fields(name: str, folder: str | None) -> Rows:
-    made = ALGORITHMS[name]()
-    return [
-        (f.name, said(getattr(made, f.name)), choices(f.type)) for f in dataclasses.fields(made)
-    ] or [("nothing to set",)]
+def summarize_scenarios() -> dict[str, str]:
+    """The summary of each shipped scenario."""
+    return {name: load_mapping(name).get("summary", "") for name in shipped_scenarios()}
 
 
-def options(name: str, folder: str | None) -> Rows:
-    return asked(ENCODERS[name], "shape")
+def summarize_algorithms() -> dict[str, str]:
+    """The first line of the file of each algorithm."""
+    return {
+        name: _first_line(import_module(method.__module__)) for name, method in ALGORITHMS.items()
+    }
 
 
-def targets(name: str, folder: str | None) -> Rows:
-    """The targets a client can have, the modalities, and the options; a dataset whose file is not here says what it needs."""
-    settable = [(f"options.{row[0]}", *row[1:]) for row in asked(DATASETS[name], "folder")]
+def summarize_datasets() -> dict[str, str]:
+    """The first line of the docstring of each dataset's loader."""
+    return {name: _first_line(loader) for name, loader in DATASETS.items()}
+
+
+def summarize_models() -> dict[str, str]:
+    """The first line of the docstring of each model."""
+    return {name: _first_line(model) for name, model in ENCODERS.items()}
+
+
+def _first_line(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().split("\n")[0]
+
+
+def algorithm_fields(name: str, folder: str | None) -> Rows:
+    """Fields of an algorithm: name, default, choices."""
+    algorithm = ALGORITHMS[name]()
+    rows: Rows = []
+    for field in dataclasses.fields(algorithm):
+        default = format_default(getattr(algorithm, field.name))
+        rows.append((field.name, default, format_choices(field.type)))
+    return rows or [("nothing to set",)]
+
+
+def model_options(name: str, folder: str | None) -> Rows:
+    """Options of a model: name, default, choices."""
+    return _parameters(ENCODERS[name], "shape")
+
+
+def dataset_details(name: str, folder: str | None) -> Rows:
+    """Targets, modalities and options of a dataset; if its files are missing, what it needs."""
+    options = _parameters(DATASETS[name], "folder")
+    option_rows = [(f"options.{option}", *columns) for option, *columns in options]
     try:
-        made = DATASETS[name](folder)
+        table = DATASETS[name](folder)
     except ValueError as error:
-        return [*settable, ("", str(error))]
-    rows: Rows = [
-        (target, f"{task.name}, {len(task.labels)} labels") for target, task in made.tasks.items()
-    ]
-    if isinstance(made.x, dict):
-        rows.append(("modalities", ", ".join(made.x)))
-    return rows + settable
+        return [*option_rows, ("", str(error))]
+    rows: Rows = []
+    for target, task in table.tasks.items():
+        rows.append((target, f"{task.name}, {len(task.labels)} labels"))
+    if isinstance(table.x, dict):
+        rows.append(("modalities", ", ".join(table.x)))
+    return rows + option_rows
 
 
-def asked(maker: Callable[..., Any], given: str) -> Rows:
-    """What a maker may be told besides what it is given: name, default, choices."""
-    known = [p for p in inspect.signature(maker).parameters.values() if p.name != given]
-    return [
-        (p.name, "" if p.default is p.empty else said(p.default), choices(p.annotation))
-        for p in known
-    ]
+def _parameters(function: Callable[..., Any], excluded: str) -> Rows:
+    """Parameters of a function but one: name, default, choices."""
+    rows: Rows = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name != excluded:
+            required = parameter.default is parameter.empty
+            default = "" if required else format_default(parameter.default)
+            rows.append((parameter.name, default, format_choices(parameter.annotation)))
+    return rows
 
 
-DETAILS: dict[str, Callable[[str, str | None], Rows]] = {
-    "algorithms": fields,
-    "datasets": targets,
-    "models": options,
-}
+def format_default(default: Any) -> str:
+    """A default as it is written in a scenario.
 
-
-def said(default: Any) -> str:
-    """A default as a scenario would write it."""
-    if default is None or isinstance(default, bool):
-        return {None: "null", True: "true", False: "false"}[default]
+    >>> format_default(None), format_default(True), format_default((1, 2))
+    ('null', 'true', '[1, 2]')
+    """
+    if default is None:
+        return "null"
+    if isinstance(default, bool):
+        return "true" if default else "false"
     return str(list(default) if isinstance(default, tuple) else default)
 
 
-def choices(kind: Any) -> str:
-    """The words a field may be; a number tells itself by its default."""
+def format_choices(kind: Any) -> str:
+    """The words that a field of a type may be; empty if it takes none.
+
+    >>> format_choices(Literal["a", "b"]), format_choices(float | Literal["auto"])
+    ('a, b', 'or auto')
+    """
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
-    return "".join(f"or {words}" for part in get_args(kind) if (words := choices(part)))
+    choices = [format_choices(part) for part in get_args(kind)]
+    return "".join(f"or {words}" for words in choices if words)
+
+
+SUMMARIES: dict[str, Callable[[], dict[str, str]]] = {
+    "scenarios": summarize_scenarios,
+    "algorithms": summarize_algorithms,
+    "datasets": summarize_datasets,
+    "models": summarize_models,
+    "benches": benchmark_summaries,
+}
+
+# Functions of a name and the datasets' folder, for kinds with details.
+DETAILS: dict[str, Callable[[str, str | None], Rows]] = {
+    "algorithms": algorithm_fields,
+    "datasets": dataset_details,
+    "models": model_options,
+}

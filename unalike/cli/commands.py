@@ -1,0 +1,515 @@
+"""The commands of `unalike`: each reads its options, calls the package and prints the result.
+
+Imports that take time are inside the functions, so that `unalike --help` stays fast.
+"""
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def enable_debug(enabled: bool) -> None:
+    """Set UNALIKE_DEBUG, which worker processes inherit."""
+    if enabled:
+        os.environ["UNALIKE_DEBUG"] = "1"
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and exit."""
+    if wanted:
+        from unalike.base.version import __version__
+
+        typer.echo(f"unalike {__version__}")
+        raise typer.Exit
+
+
+ScenarioName = Annotated[str, typer.Argument(help="A shipped scenario or a YAML file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Method = Annotated[str | None, typer.Option(help="Use this method instead of the scenario's.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a field of the scenario: a dotted path, or a field's name. Repeatable.",
+    ),
+]
+DataDir = Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Folder of the datasets.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        callback=enable_debug,
+        help="Stop at the first exception and show its traceback.",
+    ),
+]
+
+
+@app.callback()
+def unalike(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Federated learning for clients with different models, tasks, labels or compute."""
+
+
+@app.command()
+def run(
+    scenario: ScenarioName,
+    algorithm: Method = None,
+    settings: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where clients run: local, ray, flare or flower.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Repeat the order of replies of an asynchronous run."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes of the local engine for clients; 0: this process."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of this process.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone/--no-alone", help="Also train each client alone, as the baseline."),
+    ] = True,
+    safeguard: Annotated[
+        bool,
+        typer.Option(
+            "--safeguard",
+            help="Each client keeps the local or the federated model, by cross-validation.",
+        ),
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run a scenario and show each client's gain over training alone."""
+    from functools import partial
+
+    from unalike.report.progress import progress
+    from unalike.runs import run_scenario
+    from unalike.runs.compatibility import scenario_problems
+    from unalike.scenarios import load
+
+    loaded, method = load(
+        scenario,
+        algorithm,
+        settings,
+        partial(scenario_problems, folder=data_dir),
+        seed=seed,
+        engine=engine,
+        replay=replay and str(replay),
+        workers=workers,
+        threads=threads,
+        device=device,
+        dtype=dtype,
+        alone=None if alone else False,
+        safeguard=safeguard or None,
+    )
+    with progress(quiet=as_json) as watch:
+        results, _ = run_scenario(
+            loaded, method, out=out, data_dir=data_dir, source=scenario, watch=watch
+        )
+    print_results(results, as_json)
+
+
+@app.command()
+def resume(path: RunFolder, as_json: Json = False, debug: Debug = False) -> None:
+    """Resume a stopped run from its last finished round."""
+    from unalike import runs
+    from unalike.report.progress import progress
+
+    with progress(quiet=as_json) as watch:
+        results = runs.resume(path, watch)
+    print_results(results, as_json)
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only this kind, with details: fields of algorithms, targets and options of "
+            "datasets, options of models."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List the scenarios, algorithms, datasets, models and benchmarks there are."""
+    from unalike.cli.lists import show
+
+    show(kind, data_dir)
+
+
+@app.command()
+def check(
+    file: ScenarioName, settings: Settings = None, data_dir: DataDir = None, debug: Debug = False
+) -> None:
+    """Check a scenario without running it, and show all its problems at once."""
+    from functools import partial
+
+    from unalike.runs import prepare
+    from unalike.runs.compatibility import scenario_problems
+    from unalike.scenarios import load
+
+    scenario, algorithm = load(file, None, settings, partial(scenario_problems, folder=data_dir))
+    clients = prepare(scenario, algorithm, None, data_dir, file).plan.clients
+    clients_text = _count(len(clients), "client")
+    rounds_text = _count(scenario.training.rounds, "round")
+    typer.echo(f"{file} is fine: {clients_text}, {type(algorithm).__name__}, {rounds_text}.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@app.command()
+def audit(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="Your client.yaml; or a scenario, shipped or a file."),
+    ],
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="The method; with a scenario: instead of the scenario's."),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="SCENARIO", help="With a client.yaml: the scenario its server runs."),
+    ] = None,
+    client: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only this client. Repeatable.")
+    ] = None,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a client would send and receive, to the byte, by doing each operation once."""
+    from functools import partial
+
+    from unalike.base.errors import UserError
+    from unalike.cli.audit import show
+    from unalike.runs import prepare
+    from unalike.runs.audit import audit as audit_run
+    from unalike.runs.audit import audit_client_file
+    from unalike.runs.compatibility import scenario_problems
+    from unalike.scenarios import load
+    from unalike.scenarios.client_config import describes_client
+
+    if describes_client(file):
+        if client:
+            raise UserError(f"{file} describes one client: leave --client out")
+        result = audit_client_file(Path(file), run, algorithm, settings)
+    elif run is not None:
+        raise UserError(f"--run goes with a client.yaml, and {file} is a scenario: leave it out")
+    else:
+        scenario, method = load(
+            file, algorithm, settings, partial(scenario_problems, folder=data_dir)
+        )
+        result = audit_run(prepare(scenario, method, None, data_dir, file).plan, client)
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+
+
+@app.command()
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    as_json: Json = False,
+) -> None:
+    """Compare runs, paired over seeds, with confidence intervals."""
+    from unalike import report
+
+    result = report.compare(paths)
+    if as_json:
+        print_json(result)
+    else:
+        report.show_comparison(result)
+
+
+@app.command()
+def report(path: RunFolder) -> None:
+    """Write a run's report.html again."""
+    from unalike.report import write
+
+    typer.echo(write(path))
+
+
+@app.command()
+def export(
+    path: RunFolder,
+    client: Annotated[str, typer.Option(help="Id of the client whose model is exported.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx/--no-onnx", help="Also write ONNX, if the model supports it.")
+    ] = True,
+) -> None:
+    """Export a client's model: safetensors, a config that rebuilds it, and ONNX."""
+    from unalike.runs.export import export as write
+
+    for line in write(path, client, out, onnx):
+        typer.echo(line)
+
+
+@app.command()
+def explain(
+    path: RunFolder,
+    image: Annotated[str, typer.Argument(help="An image file, or the number of a test image.")],
+    client: Annotated[
+        str | None, typer.Option(help="Id of the client whose model is used; default: the first.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of labels.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="File for the picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's predictions on an image; with FedMPT also attention maps and conditions."""
+    from unalike.runs.explain import explain as explain_image
+
+    result = explain_image(path, image, client, top, out)
+    if as_json:
+        print_json(result)
+        return
+    if "there" in result:
+        typer.echo(f"{'true labels':12}{', '.join(result['there']) or 'none'}")
+    for key in ("labels", "conditions"):
+        title = key
+        for name, share in result.get(key, {}).items():
+            typer.echo(f"{title:12}{name:24}{100 * share:5.1f} %")
+            title = ""
+    if "picture" in result:
+        typer.echo(result["picture"])
+
+
+@app.command()
+def deploy(
+    engine: Annotated[str, typer.Argument(help="flower")],
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped scenario or a YAML file; each of its clients gets a SuperNode."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients reach the SuperLink.")
+    ] = "127.0.0.1:9092",
+    settings: Settings = None,
+) -> None:
+    """Write the app, certificates, keys and commands of a Flower federation."""
+    from unalike.cross_silo.flower_deploy import prepare
+
+    for line in prepare(engine, scenario, out, address, settings):
+        typer.echo(line)
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The startup kit from FLARE's administrator.")],
+    client: Annotated[
+        Path | None, typer.Argument(help="Your client.yaml; leave it out with a server's kit.")
+    ] = None,
+) -> None:
+    """Join a FLARE federation as a client or as its server, until Ctrl-C."""
+    from unalike.cross_silo.flare_kits import join as join_federation
+    from unalike.engines import engine_class
+
+    engine_class("flare")  # raises a UserError if FLARE is not installed
+    join_federation(kit, client)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="A benchmark from `unalike list`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="A small version, as a test.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="Only rows with this word in their name. Repeatable."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="SEEDS", help="Such as 0-4 or 100,101.")
+    ] = None,
+    settings: Settings = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Folder for finished runs, so that a stopped benchmark can go on."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 1,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON.")] = Path("results"),
+) -> None:
+    """Run a benchmark and write its results as JSON.
+
+    Seed, device and row options apply to benchmarks made of runs.
+    """
+    from unalike.cli.benchmarks import benchmark_module
+
+    benchmark_module("runner").run(
+        name,
+        out,
+        seeds,
+        quick=quick,
+        only=tuple(only or ()),
+        settings=tuple(settings or ()),
+        jobs=jobs,
+        device=device,
+        keep=keep,
+        data_dir=data_dir,
+    )
+
+
+@app.command(name="train-vlm")
+def train_vlm(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="small (Flickr8k; EfficientNet-lite0 and MiniLM) or tiny (scenes of digits)."
+        ),
+    ] = "small",
+    data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the weights; without it they are not saved.")
+    ] = None,
+    device: Device = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train a small vision-language model and evaluate it."""
+    from unalike.base.errors import UserError, unknown_name
+    from unalike.models.train_vlm import train_small, train_tiny
+
+    if model not in ("small", "tiny"):
+        raise UserError(unknown_name("model to train", model, ("small", "tiny")))
+    if model == "tiny":
+        result = train_tiny(out, seed=seed)
+    else:
+        result = train_small(data_dir, out, device, seed=seed)
+    if as_json:
+        print_json(result)
+        return
+    for title, numbers in result.items():
+        if isinstance(numbers, dict):
+            texts = [f"{name} {value:.1f}" for name, value in _flatten(numbers).items()]
+            typer.echo(f"{title}: " + ", ".join(texts))
+
+
+def _flatten(numbers: dict[str, Any]) -> dict[str, float]:
+    """`{"a": {"b": 1}}` as `{"a, b": 1}`; a flat dict as it is."""
+    flat: dict[str, float] = {}
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}, {inner}": number for inner, number in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+@app.command()
+def conditions(
+    classes: Annotated[str, typer.Option(help="Class names, separated by commas.")],
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="An OpenAI-compatible server, up to /v1; its key in UNALIKE_API_KEY.",
+        ),
+    ],
+    model: Annotated[str, typer.Option(metavar="NAME", help="Model on that server.")],
+    count: Annotated[int, typer.Option(min=1, help="Number of conditions.")] = 5,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 60.0,
+    out: Annotated[
+        Path | None, typer.Option(help="YAML file for the conditions and their source.")
+    ] = None,
+) -> None:
+    """Generate FedMPT's condition names with a language model.
+
+    Without this FedMPT uses five built-in ones.
+    """
+    from unalike.base.errors import UserError
+    from unalike.models.conditions import query_conditions, write_conditions
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to: create it first")
+    result = query_conditions(
+        classes.split(","),
+        endpoint,
+        model,
+        count,
+        timeout,
+        watch=lambda line: typer.echo(line, err=True),
+    )
+    if out is not None:
+        write_conditions(out, result)
+    for name in result["conditions"]:
+        typer.echo(name)
+
+
+def print_results(results: dict[str, Any], as_json: bool) -> None:
+    """Print the results of a run as a table or as one line of JSON."""
+    from unalike.report import show
+
+    if as_json:
+        print_json(results)
+    else:
+        show(results)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print a value as one line of JSON."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def main() -> None:
+    """Run the command.
+
+    Recognised errors become one sentence: the user's mistakes with exit code 2, runs that cannot
+    go on with code 1, Ctrl-C with code 130. All other exceptions are bugs, ours or in the user's
+    code, and keep their traceback.
+    """
+    # Threads that wait for others sleep instead of spinning: four times as fast on busy cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from unalike.base.errors import Interrupted, RunError, UserError, describe_error
+
+    try:
+        app()
+    except UserError as error:
+        exit_with(error, str(error), 2)
+    except RunError as error:
+        exit_with(error, str(error), 130 if isinstance(error, Interrupted) else 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        exit_with(error, describe_error(error), 1)
+
+
+def exit_with(error: Exception, sentence: str, code: int) -> None:
+    """Print a sentence and the error's notes, and exit; with UNALIKE_DEBUG raise the error."""
+    if os.environ.get("UNALIKE_DEBUG"):
+        raise error
+    typer.echo("\n".join([f"unalike: {sentence}", *getattr(error, "__notes__", [])]), err=True)
+    sys.exit(code)
