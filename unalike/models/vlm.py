@@ -1,4 +1,4 @@
-"""Models that see and read: images and texts as vectors of one space, compared by cosine. Knows nothing of learnt prompts or clients."""
+"""Vision-language models: images and texts as vectors of one space, compared by cosine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-Part = tuple[Tensor, Tensor]  # embeddings (n, L, word), and which of them are there (n, L)
+from unalike.base.errors import UserError
 
-# labels of VOC in words that models have read
+# part of a text: embeddings (n, L, word) or token ids (n, L), and a mask (n, L), false for padding
+Part = tuple[Tensor, Tensor]
+
+# labels of VOC as words that the models know
 READABLE_NAMES = {
     "aeroplane": "airplane",
     "diningtable": "dining table",
@@ -21,10 +24,14 @@ READABLE_NAMES = {
 
 
 class VisionLanguageModel(nn.Module):
-    """Images in [0, 1] and texts to vectors (n, `width`); similarity is `scale` times their cosine. All of it is frozen.
+    """Frozen encoders of images in [0, 1] and of texts, both to vectors (n, `width`).
 
-    A text is tokens between those of `begin` and `end`, at most `context` in all, each a vector of width `word`; `read` takes vectors, so
-    that some of them may be learnt. An image has `places` (rows, columns), each a vector of the joint space, and one for the whole.
+    A text is at most `context` tokens, those of `begin` and `end` included; each is embedded as a
+    vector of width `word`. `read` takes embeddings, so that some of them may be learned prompts. An
+    image has `places` (rows, columns), each with a vector of the joint space, and one vector for
+    the whole. Similarity is `scale` times the cosine.
+
+    A model implements `see`, `split`, `embed` and `read`.
     """
 
     width: int
@@ -35,86 +42,87 @@ class VisionLanguageModel(nn.Module):
     begin: tuple[int, ...]
     end: tuple[int, ...]
 
-    # what a model says for itself
-
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The map (n, width, rows, columns), and the whole (n, width)."""
+        """Vectors of an image's places (n, width, rows, columns) and of the whole (n, width)."""
         raise NotImplementedError
 
     def split(self, text: str) -> list[int]:
-        """A text's tokens, without `begin` and `end`."""
+        """Token ids of a text, without `begin` and `end`."""
         raise NotImplementedError
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Tokens (...) as vectors (..., word), before any position is added."""
+        """Token ids (...) as embeddings (..., word), without positions."""
         raise NotImplementedError
 
     def read(self, embeddings: Tensor, mask: Tensor) -> Tensor:
-        """Whole texts, with begin and end: (n, L, word), and which tokens are there (n, L), these first; to (n, width)."""
+        """Vectors (n, width) of whole texts.
+
+        Args:
+            embeddings: (n, L, word), with `begin` and `end`.
+            mask: (n, L), true for tokens; padding comes last.
+        """
         raise NotImplementedError
 
-    # what follows
-
     def patches(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, rows x columns, width), row after row, and the whole (n, width)."""
+        """Vectors of places (n, rows x columns, width), row by row, and the whole (n, width)."""
         places, whole = self.see(images)
         return places.flatten(2).mT, whole
 
     def grid(self, images: Tensor) -> Tensor:
-        """The map alone, as of every encoder that has one."""
+        """The feature map (n, width, rows, columns), as other encoders have it."""
         return self.see(images)[0]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.see(images)[1]
 
     def tokens(self, texts: Sequence[str]) -> Part:
-        """Ids (n, L) without begin and end, 0 where there are no more, and which are there."""
+        """Token ids (n, L) without begin and end, padded with 0, and their mask (n, L)."""
         rows = [self.split(text) for text in texts]
         room = self.context - len(self.begin) - len(self.end)
         for text, row in zip(texts, rows):
             if not row:
-                raise ValueError(f"{text!r} has no word this model can read: use words")
+                raise UserError(f"{text!r} has no word this model can read: use words")
             if len(row) > room:
-                raise ValueError(
+                raise UserError(
                     f"{text!r} has {len(row)} tokens, this model reads {room}: use a shorter text"
                 )
         longest = max(map(len, rows), default=0)
-        ids = torch.tensor(
-            [row + [0] * (longest - len(row)) for row in rows], device=self.device
-        ).reshape(len(rows), longest)
-        return ids, torch.arange(longest, device=self.device) < torch.tensor(
-            [[len(row)] for row in rows], device=self.device
-        )
+        padded = [row + [0] * (longest - len(row)) for row in rows]
+        ids = torch.tensor(padded, device=self.device).reshape(len(rows), longest)
+        lengths = torch.tensor([[len(row)] for row in rows], device=self.device)
+        return ids, torch.arange(longest, device=self.device) < lengths
 
     def prompt(self, *parts: Part) -> Part:
-        """Parts one after another between begin and end, without gaps: what `read` takes. Each is embeddings and which are there."""
+        """Join parts of embeddings between begin and end, padding moved to the end, for `read`."""
         rows = len(parts[0][0])
-        ends = [
+        begin, end = (
             self.embed(torch.tensor(ids, dtype=torch.long, device=self.device)).expand(rows, -1, -1)
             for ids in (self.begin, self.end)
-        ]
-        embeddings = torch.cat([ends[0], *(part for part, _ in parts), ends[1]], 1)
-        there = [torch.ones(part.shape[:2], dtype=torch.bool, device=self.device) for part in ends]
-        mask = torch.cat([there[0], *(which for _, which in parts), there[1]], 1)
+        )
+        ones = torch.ones(rows, 1, dtype=torch.bool, device=self.device)
+        embeddings = torch.cat([begin, *(part for part, _ in parts), end], 1)
+        masks = [mask for _, mask in parts]
+        mask = torch.cat(
+            [ones.expand(-1, begin.shape[1]), *masks, ones.expand(-1, end.shape[1])], 1
+        )
         longest = int(mask.sum(1).max())
         if longest > self.context:
-            raise ValueError(
-                f"a prompt has {longest} tokens with its ends, this model reads {self.context}: use fewer or shorter names"
+            raise UserError(
+                f"a prompt has {longest} tokens with its ends, this model reads {self.context}: "
+                "use fewer or shorter names"
             )
-        order = (
-            (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
-        )  # those there come first, in their order
-        return embeddings.gather(
-            1, order[..., None].expand(-1, -1, embeddings.shape[2])
-        ), mask.gather(1, order)
+        # a stable sort keeps the tokens' order and moves padding behind them
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)[:, :longest]
+        columns = order[..., None].expand(-1, -1, embeddings.shape[2])
+        return embeddings.gather(1, columns), mask.gather(1, order)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """Texts as they are, (n, width)."""
+        """Vectors (n, width) of texts."""
         ids, mask = self.tokens(texts)
         return self.read(*self.prompt((self.embed(ids), mask)))
 
     def similarity(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Vectors of images (..., n, width) and of texts (m, width): scale x cosine (..., n, m)."""
+        """scale x cosine (..., n, m) of vectors of images (..., n, width) and texts (m, width)."""
         return self.scale * normalize(images, dim=-1) @ normalize(texts, dim=-1).mT
 
     @property
@@ -122,36 +130,44 @@ class VisionLanguageModel(nn.Module):
         return next(self.parameters()).device
 
     def train(self, mode: bool = True) -> "VisionLanguageModel":
-        """Stays as it was trained: nothing here learns, statistics of batches neither."""
+        """Stay in eval mode: nothing here learns, batch statistics included."""
         return super().train(False)
 
 
 class DualEncoder(VisionLanguageModel):
-    """An encoder of images with a feature map and a reader of texts, each with a projection into the joint space.
+    """An image encoder with a feature map and a text encoder, each with a projection.
 
-    A reader has `width`, `word`, `context`, `begin`, `end`, `split(text)`, `embed(ids)` and `read(embeddings, mask)`.
+    Args:
+        eye: has `grid(images)`, (n, channels, rows, columns).
+        reader: has `width`, `word`, `context`, `begin`, `end`, `split(text)`, `embed(ids)` and
+            `read(embeddings, mask)`.
+        image_projection, text_projection: into the joint space.
+        shape: of one image.
     """
 
     def __init__(
         self,
         eye: nn.Module,
         reader: nn.Module,
-        seen: nn.Module,
-        told: nn.Module,
+        image_projection: nn.Module,
+        text_projection: nn.Module,
         shape: Sequence[int],
         scale: float,
     ):
         super().__init__()
         self.eye: Any = eye
         self.reader: Any = reader
-        self.seen, self.told, self.scale = seen, told, scale
-        self.word, self.context, self.begin, self.end = (
-            getattr(reader, name) for name in ("word", "context", "begin", "end")
-        )
+        # the projections' names in files of weights
+        self.seen = image_projection
+        self.told = text_projection
+        self.scale = scale
+        for name in ("word", "context", "begin", "end"):
+            setattr(self, name, getattr(reader, name))
         self.requires_grad_(False).eval()
         with torch.no_grad():
             places, whole = self.see(torch.zeros(1, *shape))
-        self.width, self.places = whole.shape[1], (places.shape[2], places.shape[3])
+        self.width = whole.shape[1]
+        self.places = (places.shape[2], places.shape[3])
 
     def see(self, images: Tensor) -> tuple[Tensor, Tensor]:
         grid = self.eye.grid(images)  # (n, channels, rows, columns)
@@ -167,12 +183,12 @@ class DualEncoder(VisionLanguageModel):
         return self.told(self.reader.read(embeddings, mask))
 
 
-def stored(path: Path, model: str) -> dict[str, Tensor]:
-    """Weights that `unalike train-vlm` wrote, in full precision."""
+def load_weights(path: Path, model: str) -> dict[str, Tensor]:
+    """Weights that `unalike train-vlm` wrote, as float32."""
     try:
         return {name: tensor.float() for name, tensor in load_file(path).items()}
-    except Exception as problem:  # safetensors has kinds of its own
-        raise ValueError(
-            f"{path} cannot be read as weights of vlm-{model} ({problem}): `unalike train-vlm {model} --out FILE` makes "
-            "them"
+    except Exception as problem:  # safetensors' errors have no common base class
+        raise UserError(
+            f"{path} cannot be read as weights of vlm-{model} ({problem}): "
+            f"`unalike train-vlm {model} --out FILE` makes them"
         ) from None
