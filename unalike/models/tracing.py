@@ -236,7 +236,7 @@ class ChannelTracer(TorchDispatchMode):
             self.mark_output(columns)
             self.set_labels(first, columns.expand(first.shape))
         elif name in ATTENTION:
-            self.follow_attention(*args[:3], first)
+            self.follow_attention(args[0], args[1], args[2], first)
         elif name in SHAPE_PRESERVING or "rms_norm" in name or is_pointwise(func, name):
             self.follow_elementwise(tensors, first)
         elif not self.carries_channels(tensors):
