@@ -22,6 +22,7 @@ from benchmarks.study import benchmark
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
+from unalike.base.events import EventTail
 from unalike.base.message import encoded_size
 from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm, ClientProgram
@@ -30,13 +31,11 @@ from unalike.core.federation import Federation
 from unalike.core.operations import query
 from unalike.core.participation import FederationConfig
 from unalike.core.runtime import build_runtime
-from unalike.cross_silo import flare
+from unalike.cross_silo import flare, supervisor
 from unalike.cross_silo import flare_kits as kits
-from unalike.cross_silo import supervisor as keeper
-from unalike.cross_silo.remote_run import Tail
 from unalike.data import Tensors
 from unalike.engines.ray import RayEngine
-from unalike.engines.remote import RemoteEngine, greet
+from unalike.engines.remote import RemoteEngine, handshake
 from unalike.models import CNN, MLP
 from unalike.runs import Run, RunPlan
 from unalike.runs import run as run_clients
@@ -446,7 +445,7 @@ def bench_flare(quick: bool = False) -> dict:
 def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies; and what the server's
     processes, FLARE's and the job's, hold at most, beyond what they held before, while so many bytes go to each and come back."""
-    here = kits.Local(folder / "flare", IDS, folder)
+    here = kits.LocalFlareFederation(folder / "flare", IDS, folder)
     for id in IDS:
         local = here.kits / id / "local"
         (local / "client.yaml").write_text(
@@ -470,7 +469,7 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
         job = out.with_suffix(".pid")
         while not out.exists():
             server = [
-                *keeper.below(here.processes["localhost"].pid),
+                *supervisor.descendants(here.processes["localhost"].pid),
                 *([int(job.read_text())] if job.exists() else []),
             ]
             seen.append((time.time(), sum(map(held, server))))
@@ -532,9 +531,9 @@ class Timer:
         made = self.out.with_suffix(".made")
         made.write_text(str(os.getpid()))  # it is nursed: FLARE's process did not start it
         made.replace(self.out.with_suffix(".pid"))
-        line = flare.job_line()
+        line = flare.job_transport()
         about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
-        infos, _ = greet(line, about, 60.0)
+        infos, _ = handshake(line, about, 60.0)
         training = Training()
         engine = RemoteEngine(
             line,
@@ -614,6 +613,6 @@ def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    tail = Tail(folder / "events.jsonl")
-    tail.at = 0
+    tail = EventTail(folder / "events.jsonl")
+    tail.offset = 0
     return tail.read()

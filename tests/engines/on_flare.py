@@ -18,19 +18,18 @@ from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.core.privacy import Privacy
-from unalike.cross_silo import flare
+from unalike.cross_silo import flare, supervisor
 from unalike.cross_silo import flare_kits as kits
-from unalike.cross_silo import supervisor as keeper
-from unalike.cross_silo.policy import ALLOWED
+from unalike.cross_silo.policy import ALLOWED_CLASSES
 from unalike.runs.run_folder import Folder
 
-PROGRAM = ALLOWED["server"][1]
+PROGRAM = ALLOWED_CLASSES["server"][1]
 LIMIT = 240.0  # seconds until a job must have ended
 
 
 def federation(folder, ids="abc", **options):
     """A federation whose clients come from a factory."""
-    here = kits.Local(folder / "flare", list(ids), folder)
+    here = kits.LocalFlareFederation(folder / "flare", list(ids), folder)
     for id in ids:
         organisations.describe(here.kits / id / "local", id, **options)
     return here
@@ -73,7 +72,7 @@ def methods(folder):
                 )
             )
         )
-        told = {"ended": why, "read": [id for id in here.ids if read(session._session(), id)]}
+        told = {"ended": why, "read": [id for id in here.ids if read(session._connect(), id)]}
     finally:
         session.close()
     for case, run in runs.items():
@@ -106,7 +105,7 @@ def killed(folder):
     session = flare.Session(here)
     try:
         job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
-        results = flare.carried(
+        results = flare.run_jobs(
             run, lambda event, **facts: told.append((event, time.time())), session, job
         )
     finally:
@@ -146,7 +145,11 @@ def storm(folder, rounds=140, kills=50):
                 ["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4]
             )[0]
             name = "localhost" if who.endswith("server") else random.choice(here.ids)
-            flares = keeper.below(here.processes[name].pid)[:1] if name in here.processes else []
+            flares = (
+                supervisor.descendants(here.processes[name].pid)[:1]
+                if name in here.processes
+                else []
+            )
             pids = flares if who.startswith("site") else kits.job_processes(here.kits / name)
             if pids:
                 os.kill(pids[0], signal.SIGKILL)
@@ -160,7 +163,7 @@ def storm(folder, rounds=140, kills=50):
     threading.Thread(target=strike, daemon=True).start()
     session = flare.Session(here)
     try:
-        results = flare.carried(
+        results = flare.run_jobs(
             run,
             watch,
             session,
@@ -240,7 +243,7 @@ def administrator(folder):
     told = {}
     try:
         here.start()
-        known = session._session()
+        known = session._connect()
         while len(known.get_connected_client_list()) < 3:
             time.sleep(0.3)
         told["read"] = [id for id in here.ids if read(known, id)]
@@ -262,25 +265,25 @@ def administrator(folder):
 def stranger(folder):
     """A site with certificates of another authority, and one that was never provisioned, are not let in."""
     here = federation(folder, ids="a")
-    other = kits.Local(folder / "other", ["b"], folder)
+    other = kits.LocalFlareFederation(folder / "other", ["b"], folder)
     session = flare.Session(here)
     try:
         here.start()
-        session._session()
+        session._connect()
         address = json.loads((here.kits / "a" / "startup" / "fed_client.json").read_text())
         forged = other.kits / "b" / "startup" / "fed_client.json"
         told = json.loads(forged.read_text())
         told["servers"] = address["servers"]
         forged.write_text(json.dumps(told))
-        process = kits.launch(
+        process = kits.start_process(
             kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out"
         )
         begun = time.monotonic()
         names = set()
         while time.monotonic() - begun < 15.0:
-            names |= {client.name for client in session._session().get_connected_client_list()}
+            names |= {client.name for client in session._connect().get_connected_client_list()}
             time.sleep(1.0)
-        keeper.stop([process])
+        supervisor.stop([process])
     finally:
         session.close()
     return {"names": sorted(names)}
@@ -292,7 +295,7 @@ def left(folder, here):
     nursed = [
         path.parent.name
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if here.nest.name in text(path)
+        if here.private_folder.name in text(path)
     ]
     return [
         *nursed,

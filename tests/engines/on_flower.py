@@ -19,12 +19,11 @@ from real import steps
 from unalike.algorithms import ALGORITHMS
 from unalike.base.message import encoded_size
 from unalike.core.runtime import build_runtime
-from unalike.cross_silo import flower
+from unalike.cross_silo import flower, supervisor
 from unalike.cross_silo import flower_deploy as deploy
-from unalike.cross_silo import supervisor as keeper
 from unalike.cross_silo.remote_run import follow
 from unalike.engines.process import EngineError
-from unalike.engines.remote import RemoteEngine, greet
+from unalike.engines.remote import RemoteEngine, handshake
 from unalike.runs.plan import plan_to_dict
 
 
@@ -37,7 +36,7 @@ def federation(folder, ids="ab", code=deploy.CODE):
     deploy.sign(folder / "flower")
     for id in ids:
         organisations.describe(folder / "flower" / "clients" / id, id)
-    return flower.Local(folder / "flower", list(ids))
+    return flower.LocalFlowerFederation(folder / "flower", list(ids))
 
 
 def carried(folder, here, name, watch=lambda event, **facts: None, rounds=1, **about):
@@ -68,8 +67,8 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     """The server's program of `smallest`: who is there, the terms, and one operation."""
-    line = flower.FlowerLine(grid, 1, Path(context.run_config["federation"]) / "keys")
-    infos, refused = greet(line, ABOUT, 120.0)
+    line = flower.FlowerTransport(grid, 1, Path(context.run_config["federation"]) / "keys")
+    infos, refused = handshake(line, ABOUT, 120.0)
     agreed = plan_to_dict(toys.method("local"), "local", toys.training(), 0, False, None)
     engine = RemoteEngine(
         line, "smallest", "clients", infos, {"about": ABOUT, "terms": agreed}, timeout=120.0
@@ -90,7 +89,7 @@ def smallest(folder):
 
     def do(here):
         config = f'folder="{folder}" federation="{here.place}"'
-        flower.words(
+        flower.run_flwr(
             here.place,
             "run",
             str(here.place / "app"),
@@ -156,7 +155,7 @@ def killed(folder):
         def strike():
             while not any(event == "round" for event, _ in told):
                 time.sleep(0.2)
-            keeper.stop([here.processes["a"]])
+            supervisor.stop([here.processes["a"]])
             struck.append(time.time())
             here.start()
 
@@ -262,7 +261,7 @@ def intruder(folder):
         told["without_key"] = request(here, "/v1/fleet/pull-messages")
         told["joined"] = joined(here, home)
         # registered under a's name by somebody at the server, she is still not a
-        flower.words(
+        flower.run_flwr(
             here.place,
             "supernode",
             "register",
@@ -292,7 +291,7 @@ def intruder(folder):
         )
         with (home / "supernode.log").open("w") as log:
             subprocess.run(
-                [flower.tool(command[0]), *command[1:]],
+                [flower.executable(command[0]), *command[1:]],
                 stdout=log,
                 stderr=log,
                 timeout=60,
@@ -305,7 +304,7 @@ def intruder(folder):
 
     def tried(home, *command):
         try:
-            return flower.words(home, *command)
+            return flower.run_flwr(home, *command)
         except EngineError as error:
             return str(error).splitlines()[-1]
 
@@ -316,7 +315,7 @@ def intruder(folder):
         told |= carried(folder, here, "fedavg")
         thread.join()
         told["owned"] = [path.name for path in folder.glob("owned-*")]
-        flower.words(
+        flower.run_flwr(
             here.place, "run", str(folder / "mallory" / "app"), "unalike", "--format", "json"
         )
         begun = time.monotonic()

@@ -118,7 +118,7 @@ def methods(folder):
         return go(case, "ray", engine="ray", options={"actors": 1, "spare": False}, **replay)
 
     here = {case: go(case, "here") for case in cases}
-    ray_engine.connected(None)
+    ray_engine.connect(None)
     with ThreadPoolExecutor(2) as pool:
         ray = dict(zip(cases, pool.map(on_ray, cases), strict=True))
     read = lambda case, of: [of(folder / case / place) for place in ("here", "ray")]
@@ -232,13 +232,13 @@ def rubbish(folder):
             reply = super().answer(client, *given)
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
-    class Bad(ray_engine.Place):
-        def settle(self, given):
-            told = super().settle(given)
+    class Bad(ray_engine.ClientActor):
+        def take_clients(self, contents):
+            told = super().take_clients(contents)
             self.host.__class__ = Strange
             return told
 
-    good, ray_engine.Place = ray_engine.Place, Bad
+    good, ray_engine.ClientActor = ray_engine.ClientActor, Bad
     try:
         results = toys.execute(
             folder / "run",
@@ -249,7 +249,7 @@ def rubbish(folder):
             options={"actors": 1},
         )
     finally:
-        ray_engine.Place = good
+        ray_engine.ClientActor = good
     return {"failures": results["failures"], "rounds": results["rounds"]}
 
 
@@ -360,7 +360,7 @@ def severed(folder):
                 before=inside,
             )
         )
-        cluster = ray_engine.connected("10.77.0.1:6379")
+        cluster = ray_engine.connect("10.77.0.1:6379")
         while cluster.cluster_resources().get("CPU", 0) < 5:
             time.sleep(0.2)
         for name, cut_for in (("healed", 4.0), ("cut", None)):

@@ -107,27 +107,29 @@ class Proxy:
 
 
 def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
-    from unalike.cross_silo.flare import FlareLine
+    from unalike.cross_silo.flare import FlareTransport
 
     long, left = Proxy("long"), Proxy("left")
-    line = FlareLine([long, left], lambda: False, reach=0.2)
+    line = FlareTransport([long, left], lambda: False, reach=0.2)
     left.gone.set()
-    answers = [line.ask(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
+    answers = [line.request(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
     begun = time.monotonic()
     assert (
         "could not be reached for 0.2 s: it left" in str(answers[1].exception(5))
         and time.monotonic() - begun < 1.5
     )
-    assert line.ask("left", "save", b"", "run", "clients", 2.0).done(), "it is not waited for again"
-    assert answers[0].result(5) == b"answered" and "present" in long.asked
+    assert line.request("left", "save", b"", "run", "clients", 2.0).done(), (
+        "it is not waited for again"
+    )
+    assert answers[0].result(5) == b"answered" and "ping" in long.asked
 
 
 def test_an_answer_that_was_taken_is_not_kept():
     """It may have 200 MB, and so may that of everyone else."""
-    from unalike.cross_silo.flare import FlareLine
+    from unalike.cross_silo.flare import FlareTransport
 
-    line = FlareLine([Proxy("a")], lambda: False, reach=0.06)
-    answer = line.ask("a", "call", b"", "run", "clients", 2.0)
+    line = FlareTransport([Proxy("a")], lambda: False, reach=0.06)
+    answer = line.request("a", "call", b"", "run", "clients", 2.0)
     assert answer.result(5) == b"answered"
     kept = weakref.ref(answer)
     del answer
@@ -152,7 +154,7 @@ def here(tmp_path):
     """A federation on this machine that was not started."""
     from unalike.cross_silo import flare_kits as kits
 
-    here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
+    here = kits.LocalFlareFederation(tmp_path / "flare", ["a"], tmp_path)
     yield here
     here.stop()
 
@@ -161,12 +163,12 @@ def test_jobs_carry_no_code_and_sites_allow_two_classes(tmp_path, here):
     from unalike.cross_silo import flare, policy
 
     job = tmp_path / "job"
-    flare.Job(policy.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(job)
+    flare.Job(policy.ALLOWED_CLASSES["server"][1], {"folders": [], "timeout": 1.0}, 1).write(job)
     assert sorted(path.suffix for path in job.rglob("*") if path.is_file()) == [".json"] * 3
     for kit, which in (("a", "client"), ("localhost", "server")):
         allowed = json.loads((here.kits / kit / "local" / "resources.json").read_text())
         assert (
-            allowed["class_allow_list"] == policy.ALLOWED[which]
+            allowed["class_allow_list"] == policy.ALLOWED_CLASSES[which]
             and not allowed["allow_log_streaming"]
         )
         assert allowed["class_list_enforcement_mode"] == "enforce"
@@ -227,7 +229,9 @@ def test_an_administrator_may_run_our_job_and_nothing_else(here):
 def test_a_site_deletes_jobs_that_are_not_ours(tmp_path):
     from unalike.cross_silo import flare, guard, policy
 
-    flare.Job(policy.ALLOWED["server"][1], {"folders": [], "timeout": 1.0}, 1).write(tmp_path)
+    flare.Job(policy.ALLOWED_CLASSES["server"][1], {"folders": [], "timeout": 1.0}, 1).write(
+        tmp_path
+    )
     app, check = tmp_path / "app", guard.JobGuard().validate
     (app / ".__nvfl_sig.json").write_text("{}")  # as it comes from the server
     assert check(str(app)) == ("", {})
@@ -263,7 +267,7 @@ def test_join_replaces_an_authorization_that_allows_more_and_says_so(
     tmp_path, here, monkeypatch, capsys
 ):
     monkeypatch.setenv("UNALIKE_CLIENT", "")
-    monkeypatch.setattr("unalike.scenarios.client_config.member", lambda file: None)
+    monkeypatch.setattr("unalike.scenarios.client_config.load_client", lambda file: None)
     kit = here.kits / "a"
     path = kit / "local" / "authorization.json"
     ours = path.read_text()
@@ -300,7 +304,7 @@ def test_join_lets_only_its_owner_read_a_key(tmp_path, monkeypatch):
     from unalike.cross_silo import flare_kits as kits
 
     monkeypatch.setenv("UNALIKE_CLIENT", "")
-    monkeypatch.setattr("unalike.scenarios.client_config.member", lambda file: None)
+    monkeypatch.setattr("unalike.scenarios.client_config.load_client", lambda file: None)
     kits.provision(tmp_path, ["a"])
     kit = tmp_path / "unalike" / "prod_00" / "a"
     (kit / "startup" / "client.key").chmod(0o644)
@@ -327,8 +331,8 @@ def test_a_run_folder_has_no_private_key(tmp_path):
     for path in (old / "state" / "cert.json", old / "prod_00" / "a" / "startup" / "client.key"):
         path.parent.mkdir(parents=True)
         path.write_text("root_pri_key: PRIVATE KEY")
-    here = kits.Local(tmp_path / "flare", ["a", "b"], tmp_path)
-    place = Path(here.nest.name)
+    here = kits.LocalFlareFederation(tmp_path / "flare", ["a", "b"], tmp_path)
+    place = Path(here.private_folder.name)
     assert not secrets(tmp_path) and place.stat().st_mode & 0o777 == 0o700
     keys = secrets(place)
     assert {path.relative_to(place / "unalike" / "prod_00").as_posix() for path in keys} == {
@@ -350,7 +354,7 @@ def test_a_federation_that_is_started_again_has_new_keys_and_its_clients_files(t
 
     authorities = []
     for content in ("first", "second"):
-        here = kits.Local(tmp_path / "flare", ["a"], tmp_path)
+        here = kits.LocalFlareFederation(tmp_path / "flare", ["a"], tmp_path)
         file = here.kits / "a" / "local" / "client.yaml"
         assert content == "first" or file.read_text() == "first"
         file.write_text(content)
@@ -374,11 +378,16 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
         def close(self):
             pass
 
-    monkeypatch.setattr(flare.Session, "_session", lambda self: Known())
+    monkeypatch.setattr(flare.Session, "_connect", lambda self: Known())
     session = flare.Session(Path("kit"))
     job = flare.Job("p", {}, 3)
-    assert session.submit(job) and len(tried) == 2 and session.number == "number" and job.least == 1
-    monkeypatch.setattr(flare, "START", 0.0)
+    assert (
+        session.submit(job)
+        and len(tried) == 2
+        and session.job_id == "number"
+        and job.min_clients == 1
+    )
+    monkeypatch.setattr(flare, "START_TIMEOUT", 0.0)
     tried.clear()
     with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
         session.submit(job)

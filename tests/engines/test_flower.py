@@ -168,7 +168,7 @@ def line(monkeypatch):
         )
         grid = Grid(names)
         grid.keys |= {int(node.removeprefix("node")): own for node, own in keys.items()}
-        return grid, flower.FlowerLine(grid, least or len(names), None)
+        return grid, flower.FlowerTransport(grid, least or len(names), None)
 
     return begin
 
@@ -208,7 +208,9 @@ def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypat
     grid, there = line({1: "ada", 2: "ben", 3: "eve"})
     for node, name in grid.names.items():
         there.admit(str(node), name)
-    answers = {name: there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")}
+    answers = {
+        name: there.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")
+    }
     until(lambda: len(grid.pushed) == 2)
     grid.reply("m0", content={"something": {"else": 1}})
     grid.reply("m1", b"y")
@@ -217,11 +219,11 @@ def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypat
         and answers["ben"].result(10) == b"y"
     )
     for i, content in enumerate(({"reply": {}}, {"reply": {"data": "no bytes"}}, {"reply": 3}), 2):
-        failed = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+        failed = there.request("ada", "call", b"x", "r", "clients", 60.0)
         until(lambda i=i: f"m{i}" in grid.pushed)
         grid.reply(f"m{i}", content=content)
         assert 'no record "reply"' in str(failed.exception(10))
-    unreadable = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    unreadable = there.request("ada", "call", b"x", "r", "clients", 60.0)
     for number in ("m5", "m6", "m7"):
         until(lambda number=number: number in grid.pushed)
         grid.reply(number, content=ValueError("no message at all"))
@@ -239,7 +241,7 @@ def test_a_superlink_that_is_gone_is_told(line, monkeypatch):
     )
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
-    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     gone = ConnectionError("nobody there")
     monkeypatch.setattr(grid, "get_nodes", lambda: (_ for _ in ()).throw(gone))
@@ -261,7 +263,7 @@ def test_a_supernode_that_is_gone_is_not_waited_for(line, monkeypatch):
     for node, name in list(grid.names.items()):
         there.admit(str(node), name)
     del grid.names[1]
-    answers = [there.ask(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
+    answers = [there.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
     assert (
         "its SuperNode is not there any more" in str(answers[0].exception(15))
         and not answers[1].done()
@@ -279,7 +281,7 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
     )
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
-    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     del grid.names[1]
     grid.reply("m0", error="Node Unavailable")
@@ -303,7 +305,7 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     )
     grid, there = line({1: "ada", 2: "ben"})
     there.admit("1", "ada")
-    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     grid.keys[1] = b"the key that ada had before"
     grid.came |= {3: "until", 4: "until"}
@@ -312,7 +314,7 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     grid.reply("m1", b"y")
     assert answer.result(10) == b"y" and to == [1, 3]
     there.close()
-    assert sorted(flower.FlowerLine(grid, 3, None).names()) == ["2", "3", "4"], (
+    assert sorted(flower.FlowerTransport(grid, 3, None).names()) == ["2", "3", "4"], (
         "a server that is started again knows the new one only"
     )
 
@@ -325,7 +327,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
     registered = []
     monkeypatch.setattr(
         flower,
-        "words",
+        "run_flwr",
         lambda place, *command: registered.append((place / "keys" / "ada.pub").read_text()),
     )
     monkeypatch.setattr(
@@ -333,7 +335,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
         "Popen",
         lambda *given, **named: SimpleNamespace(poll=lambda: dead.get("code")),
     )
-    here, dead = flower.Local(tmp_path / "made", ["ada"]), {}
+    here, dead = flower.LocalFlowerFederation(tmp_path / "made", ["ada"]), {}
     here.start()
     here.start()
     dead["code"] = 1
@@ -349,7 +351,7 @@ def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(line, monkey
     )  # needs a run
     grid, there = line({1: "ada"})
     there.admit("1", "ada")
-    answer = there.ask("ada", "call", b"x", "r", "clients", 60.0)
+    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     grid.reply("m0")  # its process died
     until(lambda: "m1" in grid.pushed)
@@ -359,7 +361,7 @@ def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(line, monkey
     assert answer.result(10) == b"y" and {
         m.content["ask"]["data"] for m in grid.pushed.values()
     } == {b"x"}
-    failed = there.ask("ada", "call", b"z", "r", "clients", 60.0)
+    failed = there.request("ada", "call", b"z", "r", "clients", 60.0)
     for number in ("m3", "m4", "m5"):
         until(lambda number=number: number in grid.pushed)
         grid.reply(number)

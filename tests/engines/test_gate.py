@@ -205,7 +205,7 @@ def test_a_superlink_that_is_not_there_is_waited_for(gate, federation):
 def test_an_app_that_was_changed_is_not_submitted(federation, monkeypatch):
     deploy.check_app(federation)
     submitted = []
-    monkeypatch.setattr(flower, "words", lambda *command: submitted.append(command))
+    monkeypatch.setattr(flower, "run_flwr", lambda *command: submitted.append(command))
     (federation / "app" / "unalike_app.py").write_text("server = client = None")
     engine = object.__new__(flower.FlowerEngine)
     engine.place = federation

@@ -6,7 +6,7 @@ import re
 import organisations
 import pytest
 import torch
-from test_away import ABOUT, Direct
+from test_remote_run import ABOUT, Direct
 from torch import nn
 
 from unalike.base.message import decode, encode
@@ -51,20 +51,20 @@ class Asked:
     def __init__(self, file, name="a", **options):
         self.site, self.number, self.left = ClientEndpoint(file, name, **options), 0, []
 
-    def ask(self, do, **what):
+    def request(self, do, **what):
         reply = self.site.answer(do, encode(what), "run")
         self.left.append(reply)
         return decode(reply)
 
     def hello(self):
-        return self.ask("hello", version=VERSION, about=ABOUT)
+        return self.request("hello", version=VERSION, about=ABOUT)
 
     def begin(self, **agreed):
-        return self.ask("begin", about=ABOUT, terms=plan(**agreed), round=0)
+        return self.request("begin", about=ABOUT, terms=plan(**agreed), round=0)
 
     def call(self, operation, **body):
         self.number += 1
-        return self.ask(
+        return self.request(
             "call", operation=operation, number=self.number, round=1, turn=self.number, body=body
         )
 
@@ -227,7 +227,7 @@ def stays_at_home(asked, reply, err):
 def test_a_file_name_in_an_exception_stays_at_the_site(tmp_path, capsys, stage, error):
     asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
     if stage == "hello":
-        reply = asked.ask("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
+        reply = asked.request("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
     else:
         asked.hello()
         Reading.armed = error if stage == "begin" else None
@@ -247,7 +247,7 @@ def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypa
     asked.begin()
     monkeypatch.setattr(Store, "snapshot" if resident else "keep", full)
     reply = asked.call("receive", parameters=asked.call("begin")["body"])
-    reply = asked.ask("save", round=1) if resident else reply
+    reply = asked.request("save", round=1) if resident else reply
     stays_at_home(asked, reply, capsys.readouterr().err)
 
 

@@ -1,10 +1,10 @@
 """The order in which an earlier run heard its clients, told again: who is early waits for its turn. Knows nothing of engines."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unalike.base import events
 from unalike.base.errors import UserError
 from unalike.core.engine import Arrival
 
@@ -19,28 +19,26 @@ class Replay:
     @classmethod
     def read(cls, run: Path) -> "Replay":
         """From a run's events. A run that was killed and resumed told some instants twice: the last time counts."""
+        path = Path(run) / events.FILE
         try:
-            lines = (Path(run) / "events.jsonl").read_text().splitlines()
+            path.stat()
+            recorded = list(events.read_events(path))
         except OSError as error:
             raise UserError(
                 f"the run to replay, {run}, cannot be read: {error.strerror or error}"
             ) from None
         instants: list[dict[str, dict[str, Any]]] = []
-        again = True  # begun or resumed, and nobody heard since
-        for line in lines:
-            try:
-                told = json.loads(line)
-            except ValueError:  # half a line of a killed run
-                continue
-            again = again or told.get("event") in ("start", "resume")
-            if told.get("event") == "arrival" and "instant" in told:
+        again = True  # started or resumed, and no arrival since
+        for event in recorded:
+            again = again or event["event"] in ("start", "resume")
+            if event["event"] == "arrival" and "instant" in event:
                 if again:
-                    del instants[told["instant"] - 1 :]
-                if again or told["instant"] > len(instants):
+                    del instants[event["instant"] - 1 :]
+                if again or event["instant"] > len(instants):
                     instants.append({})
                 again = False
-                instants[-1][told["client"]] = {
-                    key: told[key] for key in ("reason", "lasting") if key in told
+                instants[-1][event["client"]] = {
+                    key: event[key] for key in ("reason", "lasting") if key in event
                 }
         if not instants:
             raise UserError(

@@ -1,7 +1,9 @@
-"""A client's end of an engine between organisations: bytes in, bytes out. Knows its own client, and nothing of who carries them.
+"""A client's end of a cross-silo engine: bytes in, bytes out. Knows nothing of the transport.
 
-What a server may ask is `hello`, `begin`, `call` and `save`. States stay in the folder beside the client's file. So does why something
-failed: it is in `incidents.log` there and on stderr, and the server gets one sentence with the incident's number. Only a `Refusal` is told.
+A server may request `hello`, `begin`, `call` and `save`. States stay in a folder beside the
+client's file. So does the reason of a failure: it is written to `incidents.log` there and to
+stderr, and the server gets one sentence with the incident's number. Only the text of a `Refusal`
+reaches the server.
 """
 
 import json
@@ -23,15 +25,20 @@ from unalike.engines.host import Host
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
 
-PLACES = ("clients", "alone")  # with the others, and for comparison without them
-LOG = "incidents.log"  # why something failed, for the client's owner
+PLACES = ("clients", "alone")  # the client's state in the federated run and in the local baseline
+LOG = "incidents.log"  # reasons of failures, for the client's owner
 
 
 class ClientEndpoint:
-    """One client, where it lives. `name` is who it is to the engine, by its certificate or key: its card must say the same.
+    """Answers requests for one client.
 
-    With `resident` the process stays and memory is enough between checkpoints; without, every message may find a new process, so
-    that the client goes to disk after each.
+    Args:
+        file: its client.yaml.
+        name: the client's name in the engine, by certificate or key; its id must be the same.
+            None: the engine does not say.
+        resident: whether this process stays until the run ends, so that memory is enough between
+            checkpoints. If not, the client is stored after each request.
+        limit: bytes a message may have.
     """
 
     def __init__(
@@ -41,106 +48,135 @@ class ClientEndpoint:
         resident: bool = True,
         limit: int = MAX_BYTES,
     ):
-        self.file, self.name, self.resident, self.limit = (
-            Path(file).resolve(),
-            name,
-            resident,
-            limit,
-        )
+        self.file = Path(file).resolve()
+        self.name = name
+        self.resident = resident
+        self.limit = limit
         self.folder = self.file.parent / "unalike"
-        self.made: tuple[Any, Client] | None = None  # for which run, and the client
-        self.open: tuple[str, str, Host] | None = None  # run, place, and the host there
+        self._client: tuple[dict[str, Any], Client] | None = None  # and the run it was built for
+        self._host: tuple[str, str, Host] | None = None  # of which run and place
 
     def answer(
-        self, do: str, data: Any, run: str = "", place: str = "clients", rest: Any = None
+        self, action: str, data: Any, run: str = "", place: str = "clients", tensors: Any = None
     ) -> bytes:
-        """What the client answers, whatever comes. No text of an exception is in it, but that of a Refusal."""
+        """Answer one request, whatever it is. The text of an exception never leaves.
+
+        Args:
+            action: "hello", "begin", "call" or "save".
+            data: the encoded arguments; for "call", the encoded message.
+            run: id of the run.
+            place: one of PLACES.
+            tensors: the tensors of a large message, where they came apart.
+        Returns: an encoded reply; `{"failure": sentence}` where something went wrong.
+        """
         try:
-            if place not in PLACES:
-                raise Refusal(
-                    f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}"
-                )
-            if do == "call":
-                host = self.host(run, place)
-                (client,) = host.clients
-                reply = host.answer(client, data, self.limit, rest)
-                if not self.resident:
-                    host.keep(client)
-                return bytes(reply)
-            asked: dict[str, Callable[..., dict[str, Any]]] = {
-                "hello": self.hello,
-                "begin": self.begin,
-                "save": self.save,
-            }
-            if do not in asked:
-                raise Refusal(
-                    f"a client can be asked {', '.join(asked)} and call, got {str(do)[:40]!r}"
-                )
-            return bytes(encode(asked[do](run=run, place=place, **self.read(data))))
+            return self._dispatch(action, data, run, place, tensors)
         except Refusal as error:
             return bytes(encode({"failure": str(error)}))
         except (Exception, SystemExit) as error:
-            incident = Incident.of(error, self.name or self.file.parent.name, do)
+            incident = Incident.of(error, self.name or self.file.parent.name, action)
             self.report(incident)
             return bytes(encode({"failure": incident.sentence}))
 
-    def read(self, data: Any) -> dict[str, Any]:
-        """What a server sent along; what is wrong with its bytes it may know."""
+    def _dispatch(self, action: str, data: Any, run: str, place: str, tensors: Any) -> bytes:
+        if place not in PLACES:
+            raise Refusal(f"a client is asked in {' or '.join(PLACES)}, got {str(place)[:40]!r}")
+        if action == "call":
+            host = self.host(run, place)
+            (client,) = host.clients
+            reply = host.answer(client, data, self.limit, tensors)
+            if not self.resident:
+                host.keep(client)
+            return bytes(reply)
+        actions: dict[str, Callable[..., dict[str, Any]]] = {
+            "hello": self.hello,
+            "begin": self.begin,
+            "save": self.save,
+        }
+        if action not in actions:
+            names = ", ".join(actions)
+            raise Refusal(f"a client can be asked {names} and call, got {str(action)[:40]!r}")
+        return bytes(encode(actions[action](run=run, place=place, **self.decode(data))))
+
+    def decode(self, data: Any) -> dict[str, Any]:
+        """Decode the arguments of a request. The server is told what is wrong with its bytes."""
         try:
             return require_dict(decode(data, self.limit))
         except MessageError as error:
             raise Refusal(str(error)) from None
 
     def report(self, incident: Incident) -> None:
+        """Write a failure down for the client's owner."""
         incident.write(self.folder / LOG)
 
     def hello(self, run: str, place: str, version: int, about: dict[str, Any]) -> dict[str, Any]:
-        """Who is here. A server of another version is refused before anything else is read."""
+        """Announce the client.
+
+        Args:
+            version: of the server's protocol; with another than ours nothing else is read.
+            about: name, method and seed of the run.
+        """
         if version != VERSION:
             raise Refusal(
-                f"this client speaks version {VERSION} of the protocol, the server {version}: install the same unalike"
+                f"this client speaks version {VERSION} of the protocol, the server {version}: "
+                "install the same unalike"
             )
         client = self.client(about)
         if self.name is not None and client.id != self.name:
             raise Refusal(
-                f'its file describes client "{client.id}", but this site is known as "{self.name}": its id must be that'
+                f'its file describes client "{client.id}", but this site is known as '
+                f'"{self.name}": its id must be that'
             )
         return {"version": VERSION, "card": client.info().as_dict()}
 
     def begin(
         self, run: str, place: str, about: dict[str, Any], terms: dict[str, Any], round: int
     ) -> dict[str, Any]:
-        """What the run will do here, and after which round it goes on; the client says now, not later, if that does not fit it."""
-        from unalike.runs.compatibility import check_clients, task_problems
+        """Prepare for a run, or refuse it now if it does not fit this client.
 
-        made, client = plan_from_dict(terms), self.client(about)
-        if client.privacy is not None and (why := client.privacy.unmet(made["privacy"])):
-            raise Refusal(why)
-        if problems := task_problems(made["algorithm"], [client], made["guarded"]):
-            raise Refusal(" ".join(sentence for _, sentence in problems))
-        report = check_clients(
-            made["algorithm"],
-            [replace(client, privacy=None)],
-            made["training"],
-            made["seed"],
-            safeguard=made["guarded"],
-        )
-        report.raise_problems(str(self.file))
-        here = self.folder / quote(run)
-        here.mkdir(parents=True, exist_ok=True)
-        (here / f"{place}.json").write_text(json.dumps({"about": about, "terms": terms}))
+        Args:
+            about: name, method and seed of the run.
+            terms: its plan (`unalike.runs.plan`).
+            round: the run continues after this round; 0: it is new.
+        """
+        plan = plan_from_dict(terms)
+        client = self.client(about)
+        self._check_plan(plan, client)
+        folder = self.folder / quote(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{place}.json").write_text(json.dumps({"about": about, "terms": terms}))
         if place == "clients":
-            shutil.rmtree(here / "checkpoints" / "alone", ignore_errors=True)
-            (here / "config.yaml").write_text(
-                yaml.safe_dump(
-                    {"name": run, "client_file": str(self.file), "about": about, **terms}
-                )
-            )
-        self.open = None
+            shutil.rmtree(folder / "checkpoints" / "alone", ignore_errors=True)
+            config = {"name": run, "client_file": str(self.file), "about": about, **terms}
+            (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        self._host = None
         self.host(run, place).store.rewind(round)
         return {}
 
+    def _check_plan(self, plan: dict[str, Any], client: Client) -> None:
+        """Raise where a run has less privacy than the client asks for, or does not fit it."""
+        from unalike.runs.compatibility import check_clients, task_problems
+
+        algorithm, guarded = plan["algorithm"], plan["guarded"]
+        if client.privacy is not None:
+            shortfall = client.privacy.unmet(plan["privacy"])
+            if shortfall:
+                raise Refusal(shortfall)
+        misfits = task_problems(algorithm, [client], guarded)
+        if misfits:
+            raise Refusal(" ".join(sentence for _, sentence in misfits))
+        # with data in hand; what is found may tell of the data, and is no Refusal
+        report = check_clients(
+            algorithm,
+            [replace(client, privacy=None)],
+            plan["training"],
+            plan["seed"],
+            safeguard=guarded,
+        )
+        report.raise_problems(str(self.file))
+
     def save(self, run: str, place: str, round: int) -> dict[str, Any]:
+        """Store the client as of the end of a round."""
         host = self.host(run, place)
         for client in host.clients:
             host.wake(client)
@@ -148,31 +184,27 @@ class ClientEndpoint:
         return {}
 
     def client(self, about: dict[str, Any]) -> Client:
+        """The client that the file describes; a factory may build another one for another run."""
         from unalike.scenarios.client_config import load_client
 
-        if self.made is None or self.made[0] != about:
-            self.made = about, load_client(self.file, about)
-        return self.made[1]
+        if self._client is None or self._client[0] != about:
+            self._client = about, load_client(self.file, about)
+        return self._client[1]
 
     def host(self, run: str, place: str) -> Host:
-        """Where the client is in a run; a new process finds what was agreed on disk."""
-        if self.open is None or self.open[:2] != (run, place):
-            here = self.folder / quote(run)
-            try:
-                told = json.loads((here / f"{place}.json").read_text())
-            except OSError:
-                raise Refusal(
-                    f"this client knows nothing of the run {run!r}: begin it first"
-                ) from None
-            build = partial(build_runtime, **plan_from_dict(told["terms"]))
-            self.open = (
-                run,
-                place,
-                Host(
-                    [self.client(told["about"])],
-                    build,
-                    Store(here / "checkpoints" / place, keeps=3),
-                    report=self.report,
-                ),
-            )
-        return self.open[2]
+        """The client's host in a run. A new process reads the plan of the run from disk."""
+        if self._host is not None and self._host[:2] == (run, place):
+            return self._host[2]
+        folder = self.folder / quote(run)
+        try:
+            begun = json.loads((folder / f"{place}.json").read_text())
+        except OSError:
+            raise Refusal(f"this client knows nothing of the run {run!r}: begin it first") from None
+        host = Host(
+            [self.client(begun["about"])],
+            partial(build_runtime, **plan_from_dict(begun["terms"])),
+            Store(folder / "checkpoints" / place, keeps=3),
+            report=self.report,
+        )
+        self._host = (run, place, host)
+        return host

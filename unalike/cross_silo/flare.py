@@ -1,7 +1,8 @@
-"""The FLARE engine: the server's program and the clients as one NVIDIA FLARE Collab job, over mutual TLS. Knows nothing of methods.
+"""The FLARE engine: server and clients are one NVIDIA FLARE Collab job, over mutual TLS.
 
-A client process that dies takes the whole job with it there: it is submitted again, and goes on from the run's last checkpoint.
-No code travels with the job: sites allow the two classes it names, and have them installed.
+In FLARE a client process that dies ends the whole job: the job is submitted again, and the run
+continues from its last checkpoint. No code travels with a job: it names two classes, which sites
+allow and have installed. Knows nothing of methods.
 """
 
 import io
@@ -26,21 +27,28 @@ from pydantic import Field
 from unalike.base.errors import UserError
 from unalike.core.engine import Watch
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.flare_kits import Local
-from unalike.cross_silo.policy import ALLOWED, client_config
+from unalike.cross_silo.flare_kits import LocalFlareFederation
+from unalike.cross_silo.policy import ALLOWED_CLASSES, client_config
 from unalike.engines.process import EngineError
-from unalike.engines.remote import members
+from unalike.scenarios.schema import client_ids
 
-START = 60.0  # seconds a server may take until it can be talked to
-REACH = 30.0  # and a site may be silent
+START_TIMEOUT = 60.0  # seconds until a server that is starting must answer
+RETRY = 0.3  # seconds between attempts to reach it
+REACH = 30.0  # seconds without an answer until a site counts as gone
 Positive = Annotated[float, Field(gt=0)]
 
 
 class FlareEngine:
-    """A FLARE federation a run is carried out in: the one whose administrator's startup kit is given, which must be run on the server's
-    machine; without `kit` one is provisioned and started here, with a site for each client of the scenario.
+    """Runs a federation as jobs of NVIDIA FLARE.
 
-    It begins once `clients` sites are there (all of the scenario's, or one). One that does not answer within `timeout` s has failed.
+    Args:
+        folder: the run's folder.
+        kit: startup kit of the federation's administrator; this program must then run on the
+            server's machine. Without it a federation is provisioned and started here, with a site
+            for each client of the scenario.
+        clients: sites that must be connected before the run starts. Default: as many as the
+            scenario has clients, or one.
+        timeout: seconds until a client that does not answer has failed.
     """
 
     hosts_clients: ClassVar[bool] = False
@@ -55,23 +63,28 @@ class FlareEngine:
         timeout: Positive = 600.0,
     ):
         self.folder = folder
-        ids, path = members(folder.config), folder.path.resolve()
+        path = folder.path.resolve()
+        ids = client_ids(folder.config)
         if kit is None and not ids:
             raise UserError(
-                "this run has no clients of its own: give the administrator's startup kit of the federation, engine.kit=FOLDER"
+                "this run has no clients of its own: give the administrator's startup kit of the "
+                "federation, engine.kit=FOLDER"
             )
         self.job = Job(
-            ALLOWED["server"][1],
-            {"folders": [str(path)], "timeout": timeout},
-            clients or len(ids) or 1,
+            server_class=ALLOWED_CLASSES["server"][1],
+            args={"folders": [str(path)], "timeout": timeout},
+            min_clients=clients or len(ids) or 1,
         )
-        self.session = Session(
-            Path(kit) if kit is not None else Local(path / "flare", ids, path / "config.yaml")
-        )
+        if kit is not None:
+            self.session = Session(Path(kit))
+        else:
+            federation = LocalFlareFederation(path / "flare", ids, path / "config.yaml")
+            self.session = Session(federation)
 
     def launch(self, watch: Watch) -> dict[str, Any]:
+        """Submit jobs until the run has ended, and return its results."""
         try:
-            return carried(self.folder, watch, self.session, self.job)
+            return run_jobs(self.folder, watch, self.session, self.job)
         except BaseException:
             self.session.abort()
             raise
@@ -79,321 +92,353 @@ class FlareEngine:
             self.session.close()
 
 
-def carried(folder: Any, watch: Any, session: "Session", job: "Job") -> dict[str, Any]:
-    """Results of a run by jobs. FLARE takes about 8 s to end one whose server's program is over: the next is submitted meanwhile."""
-    from unalike.cross_silo.remote_run import broken, follow
+def run_jobs(folder: Any, watch: Watch, session: "Session", job: "Job") -> dict[str, Any]:
+    """Carry a run out by as many jobs as it takes; returns its results.
+
+    FLARE takes about 8 s to end a job whose server has failed: the next one is submitted meanwhile.
+    """
+    from unalike.cross_silo.remote_run import failure_reason, follow
 
     def submit() -> Callable[[], str | None]:
-        ended = session.submit(job)
-        return lambda: broken(folder) or ended()
+        job_end = session.submit(job)
+        return lambda: failure_reason(folder) or job_end()
 
     return follow(folder, watch, submit)
 
 
 @dataclass
 class Job:
-    """What is to run: the class of the server's half, with its arguments, once so many sites are there."""
+    """A FLARE job.
 
-    program: str
+    Attributes:
+        server_class: full name of the class of the server's half.
+        args: its arguments.
+        min_clients: sites that must be connected before it starts.
+    """
+
+    server_class: str
     args: dict[str, Any]
-    least: int
+    min_clients: int
 
-    def write(self, to: Path) -> None:
-        """As FLARE takes it: a class for the server and one for the clients, by name; no code."""
-        part = lambda path, **args: {"path": path, "args": args}
-        server = {
+    def write(self, folder: Path) -> None:
+        """Write it as FLARE takes it: one class for the server, one for clients, and no code."""
+        controller = {"path": ALLOWED_CLASSES["server"][0], "args": {"server_obj_id": "program"}}
+        server_config = {
             "format_version": 2,
             "task_data_filters": [],
             "task_result_filters": [],
-            "workflows": [
-                {"id": "controller", **part(ALLOWED["server"][0], server_obj_id="program")}
-            ],
-            "components": [{"id": "program", **part(self.program, **self.args)}],
+            "workflows": [{"id": "controller", **controller}],
+            "components": [{"id": "program", "path": self.server_class, "args": self.args}],
         }
-        (to / "app" / "config").mkdir(parents=True)
-        for name, told in (("config_fed_server", server), ("config_fed_client", client_config())):
-            (to / "app" / "config" / f"{name}.json").write_text(json.dumps(told))
-        about = {
+        meta = {
             "name": "unalike",
             "resource_spec": {},
-            "min_clients": self.least,
+            "min_clients": self.min_clients,
             "deploy_map": {"app": ["@ALL"]},
         }
-        (to / "meta.json").write_text(json.dumps(about))
+        config = folder / "app" / "config"
+        config.mkdir(parents=True)
+        (config / "config_fed_server.json").write_text(json.dumps(server_config))
+        (config / "config_fed_client.json").write_text(json.dumps(client_config()))
+        (folder / "meta.json").write_text(json.dumps(meta))
 
 
 class Session:
-    """An administrator's way into a federation: that of a startup kit, or one on this machine, which is started and kept up."""
+    """An administrator's connection to a federation.
 
-    def __init__(self, where: "Path | Local"):
-        self.here = where if isinstance(where, Local) else None
-        self.kit = where.kit if isinstance(where, Local) else where.resolve()
-        self.known: Any = None
-        self.number: Any = None  # of the last job
-        self.died: set[str] = set()  # whose process had to be started since it was submitted
+    Args:
+        target: the administrator's startup kit, or a federation on this machine, whose processes
+            are then started, and started again when they die.
+    """
+
+    def __init__(self, target: "Path | LocalFlareFederation"):
+        self.local: LocalFlareFederation | None = None
+        if isinstance(target, LocalFlareFederation):
+            self.local = target
+            self.kit = target.kit
+        else:
+            self.kit = target.resolve()
+        self.connection: Any = None
+        self.job_id: Any = None  # of the last job
+        self.restarted: set[str] = set()  # processes started again since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
-        """Start a job; what is returned tells how it ended, None while it goes on."""
-        with tempfile.TemporaryDirectory() as place:
-            job.write(Path(place))
-            self.number = number = self._submitted(place)
-        if self.here is None:
-            job.least = 1  # should it end early, the next is for those who are still there
+        """Start a job.
 
-        def ended() -> str | None:
-            self._revive()
-            if died := sorted(self.died):  # and are started again, but know nothing of the job
+        Returns: a function that says why the job ended, None while it is running.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            job.write(Path(folder))
+            job_id = self._submit_files(folder)
+        self.job_id = job_id
+        if self.local is None:
+            job.min_clients = 1  # if it ends early, the next goes on with the sites that are left
+
+        def job_end() -> str | None:
+            self._restart_processes()
+            if self.restarted:  # new processes know nothing of the job
                 self.abort()
-                return f"the process of {', '.join(died)} died"
+                return f"the process of {', '.join(sorted(self.restarted))} died"
             try:
-                status = str(self._session().get_job_status(number))
+                status = str(self._connect().get_job_status(job_id))
             except EngineError:
                 raise
             except Exception:  # the server may be starting again
-                self._forget()
+                self._disconnect()
                 return None
             return f"FLARE says {status}" if status.startswith("FINISHED") else None
 
-        return ended
+        return job_end
 
-    def _revive(self) -> None:
-        """Start whoever is not running here."""
-        if self.here is not None:
-            self.died |= set(self.here.start())
+    def _restart_processes(self) -> None:
+        if self.local is not None:
+            self.restarted |= set(self.local.start())
 
-    def _submitted(self, place: str) -> Any:
-        """The job's number. A server that is just being started is waited for, also one that dies over it."""
-        begun = time.monotonic()
+    def _submit_files(self, folder: str) -> Any:
+        """Submit a job and return its id, waiting for a server that is just starting."""
+        start = time.monotonic()
         while True:
             try:
-                session = self._session()
-                self.died.clear()
-                return session.submit_job(place)
+                connection = self._connect()
+                self.restarted.clear()
+                return connection.submit_job(folder)
             except (UserError, EngineError):
                 raise
             except Exception as error:
-                if time.monotonic() - begun > START:
+                if time.monotonic() - start > START_TIMEOUT:
                     raise EngineError(f"FLARE's server takes no job: {error}") from None
-                self._forget()
-                time.sleep(0.3)
+                self._disconnect()
+                time.sleep(RETRY)
 
     def abort(self) -> None:
-        """End the job that was submitted last, if it still goes on."""
+        """End the job that was submitted last, if it is still running."""
         with suppress(Exception):
-            self._session().abort_job(self.number)
+            self._connect().abort_job(self.job_id)
 
-    def _session(self) -> Any:
+    def _connect(self) -> Any:
+        """FLARE's session with the server; waits for a server that is just starting."""
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        begun = time.monotonic()
-        while self.known is None:
-            self._revive()  # the server may die while it is knocked at
+        start = time.monotonic()
+        while self.connection is None:
+            self._restart_processes()  # the server may die while it is waited for
             try:
-                with redirect_stdout(io.StringIO()):  # that is for results
-                    self.known = new_secure_session(
+                with redirect_stdout(io.StringIO()):  # stdout is for results
+                    self.connection = new_secure_session(
                         username=self._admin(), startup_kit_location=str(self.kit), timeout=5.0
                     )
+            except UserError:
+                raise
             except Exception as error:
-                if isinstance(error, UserError):
-                    raise
-                if time.monotonic() - begun > START:
+                if time.monotonic() - start > START_TIMEOUT:
                     raise EngineError(f"no FLARE server lets {self.kit} in: {error}") from None
-                time.sleep(0.3)
-        return self.known
+                time.sleep(RETRY)
+        return self.connection
 
     def _admin(self) -> str:
+        """The administrator's name."""
+        path = self.kit / "startup" / "fed_admin.json"
         try:
-            told = json.loads((self.kit / "startup" / "fed_admin.json").read_text())["admin"]
+            admin = json.loads(path.read_text())["admin"]
         except (OSError, ValueError, KeyError):
             raise UserError(
                 f"{self.kit} is no administrator's startup kit: it has no startup/fed_admin.json"
             ) from None
-        return told.get("username") or self.kit.name
+        return admin.get("username") or self.kit.name
 
-    def _forget(self) -> None:
-        if self.known is not None:
+    def _disconnect(self) -> None:
+        if self.connection is not None:
             with suppress(Exception):
-                self.known.close()
-            self.known = None
+                self.connection.close()
+            self.connection = None
 
     def close(self) -> None:
-        self._forget()
-        if self.here is not None:
-            self.here.stop()
+        """Disconnect, and end a federation on this machine."""
+        self._disconnect()
+        if self.local is not None:
+            self.local.stop()
 
 
-# what runs in the job
+# The two classes that run in the job.
 
 
-class Program:
-    """The server's half of a job: runs, one after another."""
+class FlareServer:
+    """The server's half of a job: carries out the runs in these folders, one after another."""
 
     def __init__(self, folders: list[str], timeout: float):
-        self.folders, self.timeout = folders, timeout
-        dies_with_parent()
+        self.folders = folders
+        self.timeout = timeout
+        exit_with_parent()
 
     @collab.main
     def main(self) -> None:
+        """FLARE's entry point."""
         from unalike.cross_silo.remote_run import serve
 
-        line = job_line()
+        transport = job_transport()
         for folder in self.folders:
-            serve(Path(folder), line, self.timeout)
+            serve(Path(folder), transport, self.timeout)
 
 
-class Organisation:
-    """A client's half of a job. Which client is told by client.yaml in the `local` folder of its startup kit."""
+class FlareClient:
+    """A client's half of a job. client.yaml in the `local` folder of its kit describes it."""
 
     def __init__(self) -> None:
-        self.site: ClientEndpoint | None = None
+        self.endpoint: ClientEndpoint | None = None
         self.lock = threading.Lock()
-        dies_with_parent()
+        exit_with_parent()
 
     @collab.publish
-    def present(self) -> bool:
+    def ping(self) -> bool:
+        """Whether the site can be reached."""
         return True
 
     @collab.publish
     def answer(
         self, do: str, data: bytes, run: str, place: str, rest: bytes | None = None
     ) -> bytes:
+        """Answer one request (`ClientEndpoint.answer`)."""
         with self.lock:
-            if self.site is None:
+            if self.endpoint is None:
                 import torch
 
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-                file = (
-                    os.environ.get("UNALIKE_CLIENT")
-                    or Path(collab.workspace.get_site_config_dir()) / "client.yaml"
-                )
-                self.site = ClientEndpoint(file, collab.site_name)
-            return self.site.answer(do, data, run, place, rest)
+                default = Path(collab.workspace.get_site_config_dir()) / "client.yaml"
+                file = os.environ.get("UNALIKE_CLIENT") or default
+                self.endpoint = ClientEndpoint(file, collab.site_name)
+            return self.endpoint.answer(do, data, run, place, rest)
 
 
-def job_line() -> "FlareLine":
-    """The line to the sites of the job this runs in."""
+def job_transport() -> "FlareTransport":
+    """The transport to the sites of the job that this process runs in."""
     context = collab.context
-    logging.getLogger("nvflare.collab").setLevel(
-        logging.WARNING
-    )  # or there are two lines for every message
-    return FlareLine(list(collab.clients), context.is_aborted)
+    # or it writes two lines for every message
+    logging.getLogger("nvflare.collab").setLevel(logging.WARNING)
+    return FlareTransport(list(collab.clients), context.is_aborted)
 
 
-class FlareLine:
-    """Bytes to the sites of a job and back. FLARE does not say when a site is gone: one that is asked something is asked every so often
-    whether it is there, and has failed once it says nothing for `reach` seconds."""
+class FlareTransport:
+    """Carries bytes to the sites of a job and back.
+
+    FLARE does not say when a site is gone. So while a site has a request to answer it is pinged,
+    and has failed once it answers no ping for `reach` seconds.
+
+    Args:
+        proxies: FLARE's proxies of the sites, each with a `name`.
+        aborted: whether the job was aborted.
+        reach: seconds.
+    """
 
     def __init__(self, proxies: list[Any], aborted: Callable[[], bool], reach: float = REACH):
-        self.proxies, self.aborted, self.reach = (
-            {proxy.name: proxy for proxy in proxies},
-            aborted,
-            reach,
-        )
-        self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="line")
-        self.waiting: dict[
-            str, Future[bytes]
-        ] = {}  # answers that are not there yet: what is there may be large, and is not kept
+        self.proxies = {proxy.name: proxy for proxy in proxies}
+        self.aborted = aborted
+        self.reach = reach
+        self.pool = ThreadPoolExecutor(4 * max(2, len(proxies)), thread_name_prefix="transport")
+        # Requests without an answer. An answer may be large: none is referred to from here.
+        self.in_flight: dict[str, Future[bytes]] = {}
         self.lock = threading.Lock()
-        self.heard = dict.fromkeys(self.proxies, 0.0)
-        self.gone: dict[str, EngineError] = {}
+        self.last_sign = dict.fromkeys(self.proxies, 0.0)  # when each site was last reached
+        self.unreachable: dict[str, EngineError] = {}
         for name in self.proxies:
-            threading.Thread(target=self._watch, args=(name,), daemon=True).start()
+            threading.Thread(target=self._ping, args=(name,), daemon=True).start()
 
     def names(self) -> list[str]:
+        """The sites, by the name on their certificate."""
         return sorted(self.proxies)
 
     def admit(self, name: str, id: str) -> None:
+        """Check that a site's client has the name that is on the site's certificate."""
         if name != id:
             raise ValueError(
                 f'the site {name} says it is "{id}", which is not the name on its certificate'
             )
 
-    def ask(
+    def request(
         self,
         client: str,
-        do: str,
+        action: str,
         data: bytes,
         run: str,
         place: str,
         timeout: float,
-        rest: bytearray | None = None,
+        tensors: bytearray | None = None,
     ) -> "Future[bytes]":
-        what = {
-            "do": do,
-            "data": data,
-            "run": run,
-            "place": place,
-            **({"rest": rest} if rest is not None else {}),
-        }
+        """Send a request to a client (`Transport.request`)."""
+        arguments = {"do": action, "data": data, "run": run, "place": place}
+        if tensors is not None:
+            arguments["rest"] = tensors  # type: ignore[assignment]
         answer: Future[bytes] = Future()
-        if client in self.gone:
-            answer.set_exception(self.gone[client])
-        else:
-            with self.lock:
-                self.heard[client], self.waiting[client] = time.monotonic(), answer
-            answer.add_done_callback(partial(self._answered, client))
-            self.pool.submit(self._ask, client, timeout, what, answer)
+        if client in self.unreachable:
+            answer.set_exception(self.unreachable[client])
+            return answer
+        with self.lock:
+            self.last_sign[client] = time.monotonic()
+            self.in_flight[client] = answer
+        answer.add_done_callback(partial(self._forget, client))
+        self.pool.submit(self._call, client, timeout, arguments, answer)
         return answer
 
-    def _ask(
-        self, client: str, timeout: float, what: dict[str, Any], answer: "Future[bytes]"
+    def _call(
+        self, client: str, timeout: float, arguments: dict[str, Any], answer: "Future[bytes]"
     ) -> None:
+        option = CallOption(timeout=timeout)
         try:
-            told = self.proxies[client].call_func(CallOption(timeout=timeout), "answer", (), what)
-            settle(answer, told)
+            resolve(answer, self.proxies[client].call_func(option, "answer", (), arguments))
         except Exception as error:
-            late = isinstance(getattr(error, "cause", None) or error.__cause__, TimeoutError)
-            settle(
-                answer, EngineError(f"did not answer within {timeout:g} s" if late else str(error))
-            )
+            cause = getattr(error, "cause", None) or error.__cause__
+            late = isinstance(cause, TimeoutError)
+            reason = f"did not answer within {timeout:g} s" if late else str(error)
+            resolve(answer, EngineError(reason))
 
-    def _answered(self, client: str, answer: "Future[bytes]") -> None:
+    def _forget(self, client: str, answer: "Future[bytes]") -> None:
         with self.lock:
-            if self.waiting.get(client) is answer:  # or the next was asked for already
-                del self.waiting[client]
+            if self.in_flight.get(client) is answer:  # not where the next request was sent already
+                del self.in_flight[client]
 
-    def _watch(self, client: str) -> None:
+    def _ping(self, client: str) -> None:
+        """Find out whether a site with a request to answer can be reached; a thread of its own."""
+        option = CallOption(timeout=self.reach / 3)
         while not self.aborted():
             time.sleep(self.reach / 6)
-            if client not in self.waiting:
+            if client not in self.in_flight:
                 continue
             try:
-                self.proxies[client].call_func(
-                    CallOption(timeout=self.reach / 3), "present", (), {}
-                )
-                self.heard[client] = time.monotonic()
+                self.proxies[client].call_func(option, "ping", (), {})
+                self.last_sign[client] = time.monotonic()
             except Exception:
-                if (
-                    time.monotonic() - self.heard[client] > self.reach
-                    and (asked := self.waiting.get(client)) is not None
-                ):
-                    self.gone[client] = EngineError(
-                        f"could not be reached for {self.reach:g} s: it left, or its network is cut"
-                    )
-                    settle(asked, self.gone[client])
-                    del asked
+                if time.monotonic() - self.last_sign[client] > self.reach:
+                    self._give_up(client)
+
+    def _give_up(self, client: str) -> None:
+        answer = self.in_flight.get(client)
+        if answer is not None:
+            self.unreachable[client] = EngineError(
+                f"could not be reached for {self.reach:g} s: it left, or its network is cut"
+            )
+            resolve(answer, self.unreachable[client])
 
     def check(self) -> None:
+        """Raise EngineError where FLARE ended the job."""
         if self.aborted():
             raise EngineError("FLARE ended the job")
 
 
-def settle(answer: "Future[bytes]", told: bytes | Exception) -> None:
-    """The first word counts."""
+def resolve(answer: "Future[bytes]", outcome: bytes | Exception) -> None:
+    """Set a future's result or exception, unless it has one already."""
     with suppress(InvalidStateError):
-        if isinstance(told, Exception):
-            answer.set_exception(told)
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
         else:
-            answer.set_result(told)
+            answer.set_result(outcome)
 
 
-def dies_with_parent() -> None:
-    """A job process whose FLARE process is gone is of no use to anyone."""
+def exit_with_parent() -> None:
+    """End this job process when the FLARE process that started it is gone."""
     parent = os.getppid()
 
-    def look() -> None:
+    def poll_parent() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
         os._exit(1)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=poll_parent, daemon=True).start()

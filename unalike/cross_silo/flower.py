@@ -25,11 +25,11 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.core.engine import Watch
-from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo import supervisor
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.gate import public_keys
 from unalike.engines.process import EngineError
-from unalike.engines.remote import members
+from unalike.scenarios.schema import client_ids
 
 START = 60.0  # seconds SuperLink and SuperNodes may take until they are there
 TRIES = 3  # of a message whose process died
@@ -60,7 +60,7 @@ class FlowerEngine:
     ):
         from unalike.cross_silo.flower_deploy import deploy, ports
 
-        self.folder, self.timeout, ids = folder, timeout, members(folder.config)
+        self.folder, self.timeout, ids = folder, timeout, client_ids(folder.config)
         if app is None and not ids:
             raise UserError(
                 "this run has no clients of its own: deploy a federation and give its folder, engine.app=FOLDER"
@@ -75,7 +75,7 @@ class FlowerEngine:
             raise UserError(
                 f"{self.place} is no deployed federation: write one with `unalike deploy flower SCENARIO --out FOLDER`"
             )
-        self.here = Local(self.place, ids) if app is None else None
+        self.here = LocalFlowerFederation(self.place, ids) if app is None else None
 
     def launch(self, watch: Watch) -> dict[str, Any]:
         from unalike.cross_silo.remote_run import follow
@@ -103,7 +103,7 @@ class FlowerEngine:
             f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
             for key, value in told.items()
         )
-        run = words(
+        run = run_flwr(
             self.place,
             "run",
             str(self.place / "app"),
@@ -124,7 +124,7 @@ class FlowerEngine:
                 return None
             asked = time.monotonic()
             try:
-                listed = words(
+                listed = run_flwr(
                     self.place, "ls", "unalike", "--run-id", str(run), "--format", "json"
                 )["runs"][0]
             except EngineError:
@@ -138,12 +138,12 @@ class FlowerEngine:
         return ended
 
 
-def words(place: Path, *command: str) -> dict[str, Any]:
+def run_flwr(place: Path, *command: str) -> dict[str, Any]:
     """What the command `flwr` answers."""
     import json
 
     done = subprocess.run(
-        [tool("flwr"), *command],
+        [executable("flwr"), *command],
         capture_output=True,
         text=True,
         timeout=120,
@@ -172,7 +172,7 @@ def environment(place: Path) -> dict[str, str]:
     }
 
 
-def tool(name: str) -> str:
+def executable(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
@@ -188,7 +188,7 @@ def main(grid: Grid, context: Context) -> None:
 
     timeout = float(str(context.run_config["timeout"]))
     keys = Path(str(context.run_config["federation"])) / "keys"
-    line = FlowerLine(grid, int(str(context.run_config["clients"])), keys)
+    line = FlowerTransport(grid, int(str(context.run_config["clients"])), keys)
     try:
         serve(Path(str(context.run_config["folder"])), line, timeout)
     finally:
@@ -218,7 +218,7 @@ class Asked:
         self.to: Came | None = None
 
 
-class FlowerLine:
+class FlowerTransport:
     """Bytes to SuperNodes and back. One thread talks to the Grid.
 
     Only those SuperNodes are there that have the key NAME.pub of the folder `keys` and were registered
@@ -256,7 +256,7 @@ class FlowerLine:
             raise ValueError(f'two SuperNodes say they are "{id}"; ids must differ')
         self.nodes[id] = int(name)
 
-    def ask(
+    def request(
         self,
         client: str,
         do: str,
@@ -392,7 +392,7 @@ class FlowerLine:
 # a federation on this machine
 
 
-class Local:
+class LocalFlowerFederation:
     """A SuperLink and a SuperNode for each client, started here, on loopback only. Each time a SuperNode is started it has a new key: with
     that of one that died the SuperLink lets nobody in until it has noticed, which takes it up to a minute."""
 
@@ -413,9 +413,9 @@ class Local:
                 make_key(self.place / "keys" / name)
                 self._register(name)
             with (self.place / f"{name}.log").open("ab") as log:
-                command = [tool(told[name][0]), *told[name][1:]]
+                command = [executable(told[name][0]), *told[name][1:]]
                 self.processes[name] = subprocess.Popen(
-                    keeper.command(command, os.getpid()),
+                    supervisor.command(command, os.getpid()),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -429,7 +429,7 @@ class Local:
         while True:
             try:
                 key = f"{self.place / 'keys' / id}.pub"
-                words(
+                run_flwr(
                     self.place,
                     "supernode",
                     "register",
@@ -447,4 +447,4 @@ class Local:
                 time.sleep(0.5)
 
     def stop(self) -> None:
-        keeper.stop(self.processes.values())
+        supervisor.stop(self.processes.values())

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from unalike.base.errors import UserError, unknown_name
-from unalike.engines.remote import members
+from unalike.scenarios.schema import client_ids
 
 APP = """[project]
 name = "unalike-app"
@@ -60,7 +60,7 @@ def prepare(
     config = made.model_dump(mode="json") | {
         "algorithm": {"name": made.algorithm.name, **vars(method)}
     }
-    told = deploy(out, members(config), out.resolve() / "scenario.yaml", address)
+    told = deploy(out, client_ids(config), out.resolve() / "scenario.yaml", address)
     (out / "scenario.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return told
 

@@ -39,7 +39,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from unalike.cross_silo import supervisor as keeper
+from unalike.cross_silo import supervisor
 
 FLEET = "/v1/fleet/"
 PATHS = frozenset(
@@ -215,8 +215,10 @@ def main(folder: Path, address: str, command: list[str]) -> int:
             timeout_graceful_shutdown=5,
         )
     )
-    signal.signal(signal.SIGTERM, keeper.leave)  # uvicorn raises it again when it is done
-    superlink = subprocess.Popen(keeper.command(command, os.getpid()))
+    signal.signal(
+        signal.SIGTERM, supervisor.exit_on_signal
+    )  # uvicorn raises it again when it is done
+    superlink = subprocess.Popen(supervisor.command(command, os.getpid()))
 
     def watch() -> None:
         superlink.wait()
@@ -226,7 +228,7 @@ def main(folder: Path, address: str, command: list[str]) -> int:
     try:
         server.run()
     finally:
-        keeper.stop([superlink])
+        supervisor.stop([superlink])
     return superlink.returncode
 
 

@@ -9,14 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-ALLOWED = {
+ALLOWED_CLASSES = {
     "server": [
         "nvflare.collab.runtime.controller.CollabController",
-        "unalike.cross_silo.flare.Program",
+        "unalike.cross_silo.flare.FlareServer",
     ],
     "client": [
         "nvflare.collab.runtime.executor.CollabExecutor",
-        "unalike.cross_silo.flare.Organisation",
+        "unalike.cross_silo.flare.FlareClient",
     ],
 }
 JOB_GUARD = {"path": "unalike.cross_silo.guard.JobGuard", "args": {}}
@@ -41,7 +41,7 @@ PERMISSIONS: dict[str, dict[str, str]] = {
 
 def client_config() -> dict[str, Any]:
     """`config_fed_client.json` of our jobs, the same in each of them: a site compares it."""
-    executor, organisation = ALLOWED["client"]
+    executor, client = ALLOWED_CLASSES["client"]
     return {
         "format_version": 2,
         "task_data_filters": [],
@@ -49,10 +49,10 @@ def client_config() -> dict[str, Any]:
         "executors": [
             {
                 "tasks": ["*"],
-                "executor": {"path": executor, "args": {"client_obj_id": "organisation"}},
+                "executor": {"path": executor, "args": {"client_obj_id": "client"}},
             }
         ],
-        "components": [{"id": "organisation", "path": organisation, "args": {}}],
+        "components": [{"id": "client", "path": client, "args": {}}],
     }
 
 
@@ -83,9 +83,9 @@ def allows_no_more(content: str) -> bool:
     """Whether an `authorization.json` with this content gives no role more than PERMISSIONS."""
     try:
         for role, rights in json.loads(content)["permissions"].items():
-            for right, given in rights.items():
-                ours = PERMISSIONS.get(role, {}).get(right, "none")
-                if ours != "any" and given not in ("none", ours):
+            for right, grant in rights.items():
+                permitted = PERMISSIONS.get(role, {}).get(right, "none")
+                if permitted != "any" and grant not in ("none", permitted):
                     return False
     except (ValueError, KeyError, TypeError, AttributeError):
         return False  # not FLARE's form, or a role that may do everything: "project_admin": "any"

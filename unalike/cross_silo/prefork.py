@@ -1,7 +1,12 @@
-"""Forks Python programs from a process that has made their imports. A program of its own, which knows nothing of what it starts.
+"""A prefork server: starts Python programs by forking a process that has made their imports.
 
-Usage: python nursery.py nurse PLACE MODULE... waits there for those who ask; python nursery.py ask PLACE -m MODULE ARGUMENT... stands for
-the process it is given: either ends with the other, this with its exit code. PLACE is a socket in a folder that only its owner enters.
+Usage:
+    python prefork.py serve SOCKET MODULE...        imports the modules, then forks on request
+    python prefork.py spawn SOCKET -m MODULE ...    asks for a process and stands for it
+
+`spawn` ends with the exit code of the process it asked for; if either of the two dies, the other
+is ended. SOCKET is a Unix socket in a folder that only its owner can enter. This program depends
+on the standard library alone, so that `spawn` takes no time.
 """
 
 import json
@@ -13,83 +18,106 @@ import struct
 import sys
 from contextlib import suppress
 
-EVERY = 0.1  # seconds between looks whether a process is over
-LENGTH = struct.Struct("<Q")
+POLL = 0.1  # seconds between checks whether a process has ended
+LENGTH = struct.Struct("<Q")  # bytes of the JSON that follows
+EXIT_BITS = 255  # an exit code as one byte, as the shell has it
 
 
-def ask(place: str, what: list[str]) -> int:
-    """Exit code of a program that is run elsewhere, with what this process has: environment, folder and files. Where nobody nurses it is
-    run here."""
-    with socket.socket(socket.AF_UNIX) as to:
+def spawn(address: str, words: list[str]) -> int:
+    """Run a program in a forked process with this one's environment, folder and standard files.
+
+    Where no server listens the program replaces this process instead.
+
+    Returns: its exit code; 1 where the server died.
+    """
+    with socket.socket(socket.AF_UNIX) as server:
         try:
-            to.connect(place)
+            server.connect(address)
         except OSError:
-            os.execv(sys.executable, [sys.executable, *what])
-        told = json.dumps([what, dict(os.environ), os.getcwd()]).encode()
-        data = LENGTH.pack(len(told)) + told
-        to.sendall(data[socket.send_fds(to, [data], [0, 1, 2]) :])
-        code = to.recv(1)
+            os.execv(sys.executable, [sys.executable, *words])
+        request = json.dumps([words, dict(os.environ), os.getcwd()]).encode()
+        data = LENGTH.pack(len(request)) + request
+        sent = socket.send_fds(server, [data], [0, 1, 2])
+        server.sendall(data[sent:])
+        code = server.recv(1)
     return code[0] if code else 1
 
 
-def nurse(place: str, modules: list[str]) -> list[str]:
-    """Returns in each process that was asked for, with the words of its program; the process that nurses them goes on for ever."""
+def serve(address: str, modules: list[str]) -> list[str]:
+    """Import modules and fork a process for each request.
+
+    Returns: in each forked process, the words of its program. The server itself never returns.
+    """
     from importlib import import_module
 
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(place)
-    listening.listen(64)  # who asks meanwhile waits
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)  # requests that come during the imports wait
     for name in modules:
         import_module(name)
-    given: dict[int, socket.socket] = {}  # to whom each process was
+    requesters: dict[int, socket.socket] = {}  # by the pid of the process they asked for
     while True:
-        ready = select.select([listening, *given.values()], [], [], EVERY)[0]
-        for pid, to in list(given.items()):
-            if to in ready:  # who asked is gone
-                os.kill(pid, signal.SIGKILL)
-            over, status = os.waitpid(pid, 0 if to in ready else os.WNOHANG)
-            if over:
-                with suppress(OSError), to:
-                    to.sendall(bytes([os.waitstatus_to_exitcode(status) & 255]))
-                del given[pid]
-        if listening not in ready:
+        ready = select.select([listener, *requesters.values()], [], [], POLL)[0]
+        reap(requesters, ready)
+        if listener not in ready:
             continue
-        asked = listening.accept()[0]
+        requester = listener.accept()[0]
         try:
-            (what, environment, folder), files = received(asked)
-        except OSError:  # it died over it
-            asked.close()
+            (words, environment, folder), files = receive_request(requester)
+        except OSError:  # the requester died
+            requester.close()
             continue
-        if (pid := os.fork()) == 0:
+        pid = os.fork()
+        if pid == 0:
             os.setsid()
-            for own, file in enumerate(files):
-                os.dup2(file, own)
-            for each in (listening, asked, *given.values()):
-                each.close()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            for open_socket in (listener, requester, *requesters.values()):
+                open_socket.close()
             os.environ.clear()
             os.environ.update(environment)
             os.chdir(folder)
         else:
-            given[pid] = asked
+            requesters[pid] = requester
         for file in files:
             os.close(file)
         if pid == 0:
-            return what
+            return words
 
 
-def received(asked: socket.socket) -> tuple[list, list[int]]:
-    data, files, _, _ = socket.recv_fds(asked, 2**16, 3)
+def reap(requesters: dict[int, socket.socket], ready: list[socket.socket]) -> None:
+    """Report exit codes of processes that ended; kill those whose requester is gone.
+
+    Args:
+        requesters: by pid; entries of processes that ended are removed.
+        ready: a requester sends nothing after its request, so one that can be read from is gone.
+    """
+    for pid, requester in list(requesters.items()):
+        gone = requester in ready
+        if gone:
+            os.kill(pid, signal.SIGKILL)
+        ended, status = os.waitpid(pid, 0 if gone else os.WNOHANG)
+        if ended:
+            with suppress(OSError), requester:
+                requester.sendall(bytes([os.waitstatus_to_exitcode(status) & EXIT_BITS]))
+            del requesters[pid]
+
+
+def receive_request(requester: socket.socket) -> tuple[list, list[int]]:
+    """Read `[words, environment, folder]` and the three standard files of a requester."""
+    data, files, _, _ = socket.recv_fds(requester, 2**16, 3)
     while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
-        if not (more := asked.recv(2**16)):
-            raise ConnectionError("who asked is gone")
-        data += more
+        part = requester.recv(2**16)
+        if not part:
+            raise ConnectionError("the requester closed the connection")
+        data += part
     return json.loads(data[LENGTH.size :]), files
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "ask":
-        sys.exit(ask(sys.argv[2], sys.argv[3:]))
+    if sys.argv[1] == "spawn":
+        sys.exit(spawn(sys.argv[2], sys.argv[3:]))
     import runpy
 
-    sys.argv = nurse(sys.argv[2], sys.argv[3:])[1:]
+    sys.argv = serve(sys.argv[2], sys.argv[3:])[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,6 +1,9 @@
-"""Runs a command and sees that nothing it started outlives it. A program of its own, which knows nothing of what it runs.
+"""Runs a command and kills everything it started when it ends. A program of its own.
 
-Usage: python keeper.py PARENT COMMAND...; it ends with the process PARENT too, 0: with none but its command.
+Usage: python supervisor.py PARENT COMMAND...
+
+It ends with the process PARENT, too; with PARENT 0, only with its command. It depends on the
+standard library alone, so that it starts at once.
 """
 
 import ctypes
@@ -11,84 +14,99 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-DEATH_SIGNAL, SUBREAPER = (
-    1,
-    36,
-)  # of prctl: a signal when the parent dies; orphans of descendants become this one's children
-EVERY = 0.5  # seconds between looks whether the parent is there
-PATIENCE = 5.0  # seconds the command has to end by itself once it was asked to
+# options of Linux's prctl: a signal when the parent dies; orphaned descendants become children
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PARENT_POLL = 0.5  # seconds between checks whether the parent is alive
+GRACE = 5.0  # seconds the command has to end by itself after Ctrl-C
 
 
-def command(what: list[str], parent: int) -> list[str]:
-    """What to start instead of a command."""
-    return [sys.executable, str(Path(__file__).resolve()), str(parent), *what]
+def command(words: list[str], parent: int) -> list[str]:
+    """The command line that runs `words` under a supervisor."""
+    return [sys.executable, str(Path(__file__).resolve()), str(parent), *words]
 
 
 def prctl(option: int, value: int) -> None:
+    """Linux's prctl; does nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 
 
-def below(pid: int) -> list[int]:
-    """Processes that a process started, and those that they did."""
-    parents: dict[int, list[int]] = {}
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, those that they started, and so on; no zombies."""
+    children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, above = path.read_text().rpartition(")")[2].split()[:2]
+            # /proc/PID/stat: "pid (name) state ppid ..."; the name may hold brackets
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
-                parents.setdefault(int(above), []).append(int(path.parent.name))
-    found, known = [], [pid]
-    while known:
-        known = [child for each in known for child in parents.get(each, [])]
-        found += known
-    return found
+                children.setdefault(int(parent), []).append(int(path.parent.name))
+    below: list[int] = []
+    generation = children.get(pid, [])
+    while generation:
+        below += generation
+        generation = list(chain.from_iterable(children.get(pid, []) for pid in generation))
+    return below
 
 
-def end_all() -> None:
-    """Whoever is below, whichever session it is in; one that is started meanwhile is found by the next look."""
-    while left := below(os.getpid()):
-        for pid in left:
+def kill_tree() -> None:
+    """Kill all descendants of this process, in whichever session they are.
+
+    Processes that are started meanwhile are killed in the next turn of the loop.
+    """
+    pids = descendants(os.getpid())
+    while pids:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+        pids = descendants(os.getpid())
 
 
-def stop(keepers: Iterable[subprocess.Popen]) -> None:
-    """End what these keep, at once."""
-    for each in (keepers := list(keepers)):
-        each.terminate()
-    for each in keepers:
-        each.wait()
+def stop(supervisors: Iterable[subprocess.Popen]) -> None:
+    """End these supervisors and what they run, at once."""
+    processes = list(supervisors)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
-def leave(*_: object) -> NoReturn:
+def exit_on_signal(*_: object) -> NoReturn:
+    """A signal handler: raise SystemExit, so that `finally` blocks run."""
     sys.exit(1)
 
 
-def keep(parent: int, what: list[str]) -> int:
-    """Its exit code, once the command is over. Ctrl-C, which reaches the command too, leaves it a while to end by itself."""
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup wants it
-            signal.signal(each, leave)
-    prctl(SUBREAPER, 1)
-    child = subprocess.Popen(what, preexec_fn=lambda: prctl(DEATH_SIGNAL, signal.SIGKILL))
+def supervise(parent: int, words: list[str]) -> int:
+    """Run a command until it ends or the parent does, then kill what it started.
+
+    Ctrl-C reaches the command, too, which then has `GRACE` seconds to end by itself.
+
+    Returns: the command's exit code; 1 where the parent ended first.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: so do we
+            signal.signal(number, exit_on_signal)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(words, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
     try:
         while not parent or os.getppid() == parent:
             with suppress(subprocess.TimeoutExpired):
-                return child.wait(EVERY)
+                return child.wait(PARENT_POLL)
     except KeyboardInterrupt:
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            return child.wait(PATIENCE)
+            return child.wait(GRACE)
     finally:
-        for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         child.kill()
-        end_all()
+        kill_tree()
     return 1
 
 
 if __name__ == "__main__":
-    sys.exit(keep(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(supervise(int(sys.argv[1]), sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""The local engine: clients in this process, or alive in N worker processes, on a virtual clock. Knows nothing of methods."""
+"""The local engine: clients on this machine, on a simulated clock. Knows nothing of methods."""
 
 import heapq
 import math
@@ -25,14 +25,20 @@ from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
 
 DEFAULTS = EngineSettings()
+QueueEntry = tuple[float, int, str, int, dict]  # arrival, order, client, bytes, reply
 
 
 class LocalEngine:
-    """Carries calls on this machine. `workers=0`: clients run here, messages are copied and their size computed; N > 0: every
-    message is really encoded and goes to one of N processes that keep the clients alive.
+    """Carries messages on this machine.
 
-    A call lasts, on the virtual clock, latency + bytes / link each way + work / speed of the client; real time plays no part. With a
-    `tick` replies arrive at its next multiple, so that clients of about the same pace arrive, and are computed, together.
+    On the simulated clock a call lasts latency + bytes / link each way, plus work / speed of the
+    client; real time plays no part. With `settings.tick` replies arrive at its next multiple, so
+    that clients of about the same pace arrive, and are computed, together.
+
+    Args:
+        clients, build_runtime, folder, settings: see `HostingEngine`.
+        workers: 0: clients are in this process; messages are copied and their size is computed.
+            N > 0: messages are encoded and go to one of N processes that hold the clients.
     """
 
     hosts_clients: ClassVar[bool] = True
@@ -40,6 +46,7 @@ class LocalEngine:
 
     @classmethod
     def shares_process(cls, options: Mapping[str, Any]) -> bool:
+        """Whether clients are in this process."""
         return not options.get("workers")
 
     def __init__(
@@ -54,148 +61,158 @@ class LocalEngine:
         self.now = 0.0
         self.limit = settings.max_message_bytes
         self.tick = settings.tick
-        self.device = (
-            None if len({str(client.device) for client in clients}) == 1 else "cpu"
-        )  # where clients of several devices meet
-        self.store = Store(folder, keeps=3)  # one more than the server's, who is saved after them
-        self.sent: dict[
-            str, tuple[int, dict[str, Value]]
-        ] = {}  # not yet computed: bytes down, message
-        self.queue: list[
-            tuple[float, int, str, int, dict]
-        ] = []  # not yet delivered: instant, order, client, bytes up, reply
+        # Messages between clients on several devices go through the CPU.
+        devices = {str(client.device) for client in clients}
+        self.device = None if len(devices) == 1 else "cpu"
+        # one snapshot more than the server keeps, which is saved after the clients
+        self.store = Store(folder, keeps=3)
+        self.client_infos: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
+        # Messages that no reply was computed to, with their size.
+        self.sent: dict[str, tuple[int, dict[str, Value]]] = {}
+        self.queue: list[QueueEntry] = []  # replies not yet delivered, a heap
         self.order = 0
-        self.repeated: list[tuple[str, str]] = []  # a process that dies ends the run
-        count = min(workers, len(clients))
-        hosts = [
-            Host(
-                clients,
-                build_runtime,
-                self.store,
-                math.ceil(settings.max_loaded_clients / max(count, 1)),
-            )
-            for _ in range(max(count, 1))
-        ]
-        self.told: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
-        self.home = {
-            c.id: i % max(count, 1) for i, c in enumerate(clients)
-        }  # which worker keeps a client
-        self.host = None if count else hosts[0]
+        self.repeated: list[tuple[str, str]] = []  # stays empty: a dead process ends the run
+        processes = min(workers, len(clients))
+        hosts = max(processes, 1)
+        loaded = math.ceil(settings.max_loaded_clients / hosts)
+        self.worker_of = {client.id: i % hosts for i, client in enumerate(clients)}
+        self.host: Host | None = None
         self.workers: list[Worker] = []
-        for host in hosts if count else ():
+        if not processes:
+            self.host = Host(clients, build_runtime, self.store, loaded)
+        for _ in range(processes):
+            host = Host(clients, build_runtime, self.store, loaded)
             self.workers.append(Worker(host, self.limit, self.workers))
 
     def infos(self) -> dict[str, ClientInfo]:
-        return self.told
+        """What each client announces, by id."""
+        return self.client_infos
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        """Send one message to each of some clients; returns their sizes in bytes.
+
+        In this process nothing is computed before `receive`.
+        """
         if self.sent.keys() & messages.keys():
-            self._settle()  # one message a client at a time
-        self._balance(list(messages))
+            self._compute_replies()  # a client has one message at a time
+        self._balance_workers(list(messages))
         for client, message in messages.items():
             if self.host is None:
                 data = encode(message, self.limit)
-                self.workers[self.home[client]].post(client, data)
+                self.workers[self.worker_of[client]].post(client, data)
                 self.sent[client] = (len(data), message)
             else:
-                self.sent[client] = (
-                    encoded_size(message, self.limit),
-                    require_dict(copy_value(message, self.device)),
-                )
+                size = encoded_size(message, self.limit)
+                self.sent[client] = (size, require_dict(copy_value(message, self.device)))
         return {client: self.sent[client][0] for client in messages}
 
-    def _balance(self, called: list[str]) -> None:
-        """Move clients through the store so that every worker has as many of the called ones, give or take one."""
+    def _balance_workers(self, called: list[str]) -> None:
+        """Move clients between idle workers, through the store, to share the calls evenly."""
         if len(self.workers) < 2 or any(worker.busy is not None for worker in self.workers):
             return
-        at: list[list[str]] = [[] for _ in self.workers]
+        calls: list[list[str]] = [[] for _ in self.workers]
         for client in called:
-            at[self.home[client]].append(client)
-        while len(most := max(at, key=len)) > len(least := min(at, key=len)) + 1:
+            calls[self.worker_of[client]].append(client)
+        while True:
+            most, least = max(calls, key=len), min(calls, key=len)
+            if len(most) <= len(least) + 1:
+                return
             client = most.pop()
-            self.workers[self.home[client]].tell("release", client=client)
-            self.workers[self.home[client]].done()
-            self.home[client] = at.index(least)
+            worker = self.workers[self.worker_of[client]]
+            worker.command("release", client=client)
+            worker.await_done()
+            self.worker_of[client] = calls.index(least)
             least.append(client)
 
     def receive(self, numbers: set[int] | None = None, until: float = math.inf) -> list[Arrival]:
-        """All replies of the earliest instant, once everything under way has been computed; none if nothing is.
+        """Compute all replies, then return those of the earliest instant.
 
-        With `numbers`, only replies to these messages: others stay under way. Those after `until` come too, and tell when they did.
+        Args:
+            numbers: only replies to these messages; others stay in flight. None: to all.
+            until: ignored; a reply says when it arrived.
+        Returns: nothing if nothing is in flight.
         """
-        self._settle()
+        self._compute_replies()
         arrivals: list[Arrival] = []
-        others = []
+        not_wanted = []
         while self.queue and (not arrivals or self.queue[0][0] == arrivals[0].at):
             entry = heapq.heappop(self.queue)
-            at, _, client, up, reply = entry
+            at, _, client, size, reply = entry
             if numbers is None or reply["number"] in numbers:
-                arrivals.append(Arrival(client, at, up, reply))
+                arrivals.append(Arrival(client, at, size, reply))
             else:
-                others.append(entry)
-        for entry in others:
+                not_wanted.append(entry)
+        for entry in not_wanted:
             heapq.heappush(self.queue, entry)
-        self.now = max(self.now, arrivals[0].at) if arrivals else self.now
+        if arrivals:
+            self.now = max(self.now, arrivals[0].at)
         return arrivals
 
     def rewind_clock(self, at: float) -> None:
+        """Set the clock back to `at`, if it is later."""
         self.now = min(self.now, at)
 
     def drop(self, numbers: set[int]) -> None:
+        """Deliver no replies to these messages."""
         self.queue = [entry for entry in self.queue if entry[4]["number"] not in numbers]
         heapq.heapify(self.queue)
 
-    def _settle(self) -> None:
-        """Compute what was sent, without letting time pass."""
-        for client, down, up, reply in self._compute():
-            info = self.told[client]
-            lasts = 2 * info.latency + (down + up) / info.link + reply.get("work", 0.0) / info.speed
-            at = self.now + lasts
-            at = self.tick * math.ceil(at / self.tick - 1e-9) if self.tick else at
-            heapq.heappush(self.queue, (at, self.order, client, up, reply))
+    def _compute_replies(self) -> None:
+        """Compute replies to all messages sent and put them into the queue; no time passes."""
+        sent = self.sent
+        self.sent = {}
+        if self.host is not None:
+            replies = self._compute_here(sent)
+        else:
+            replies = {}
+            for client, data in collect(self.workers, len(sent)):
+                replies[client] = (len(data), require_dict(decode(data, self.limit)))
+        for client, (bytes_down, _) in sent.items():
+            bytes_up, reply = replies[client]
+            at = self.now + self._duration(client, bytes_down + bytes_up, reply)
+            if self.tick:
+                at = self.tick * math.ceil(at / self.tick - 1e-9)
+            heapq.heappush(self.queue, (at, self.order, client, bytes_up, reply))
             self.order += 1
 
-    def _compute(self) -> list[tuple[str, int, int, dict]]:
-        sent, self.sent = self.sent, {}
-        if self.host is not None:
-            answers = self.host.handle_all(
-                {client: message for client, (_, message) in sent.items()}
-            )
-            return [
-                (client, down, *self._measured(answers[client]))
-                for client, (down, _) in sent.items()
-            ]
-        replies = {
-            client: (len(data), require_dict(decode(data, self.limit)))
-            for client, data in collect(self.workers, len(sent))
-        }
-        return [(client, down, *replies[client]) for client, (down, _) in sent.items()]
+    def _duration(self, client: str, size: int, reply: dict[str, Any]) -> float:
+        """Simulated seconds of a call with `size` bytes both ways together."""
+        info = self.client_infos[client]
+        return 2 * info.latency + size / info.link + reply.get("work", 0.0) / info.speed
 
-    def _measured(self, reply: dict[str, Any]) -> tuple[int, dict]:
-        try:
-            return encoded_size(reply, self.limit), require_dict(copy_value(reply, self.device))
-        except MessageError as error:
-            reply = {"number": reply["number"], "failure": str(error)}
-            return encoded_size(reply), reply
-
-    # what is saved after a round
+    def _compute_here(
+        self, sent: dict[str, tuple[int, dict[str, Value]]]
+    ) -> dict[str, tuple[int, dict]]:
+        """Replies of clients in this process, by client, each with its size in bytes."""
+        assert self.host is not None
+        replies: dict[str, tuple[int, dict]] = {}
+        answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
+        for client in sent:
+            reply = answers[client]
+            try:
+                size = encoded_size(reply, self.limit)
+                replies[client] = (size, require_dict(copy_value(reply, self.device)))
+            except MessageError as error:
+                failure = {"number": reply["number"], "failure": str(error)}
+                replies[client] = (encoded_size(failure), failure)
+        return replies
 
     def pending(self) -> list[dict[str, Any]]:
-        self._settle()
+        """Replies computed but not delivered, as plain values that `load` takes back."""
+        self._compute_replies()
         return [
-            {"at": at, "order": order, "client": client, "size": up, "reply": reply}
-            for at, order, client, up, reply in sorted(self.queue, key=lambda entry: entry[:2])
+            {"at": at, "order": order, "client": client, "size": size, "reply": reply}
+            for at, order, client, size, reply in sorted(self.queue, key=lambda entry: entry[:2])
         ]
 
     def save(self, round: int) -> None:
+        """Store all clients as of the end of a round."""
         if self.host is not None:
             self.host.save(round)
-        for worker in self.workers:
-            worker.tell("save", round=round)
-        for worker in self.workers:
-            worker.done()
+        self._command_all("save", round=round)
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
+        """Go back to what was stored after a round, with the clock at `now`."""
         self.now = now
         self.store.rewind(round)
         self.queue = [(p["at"], p["order"], p["client"], p["size"], p["reply"]) for p in pending]
@@ -203,11 +220,15 @@ class LocalEngine:
         heapq.heapify(self.queue)
         if self.host is not None:
             self.host.forget()
+        self._command_all("forget")
+
+    def _command_all(self, action: str, **arguments: int | str) -> None:
         for worker in self.workers:
-            worker.tell("forget")
+            worker.command(action, **arguments)
         for worker in self.workers:
-            worker.done()
+            worker.await_done()
 
     def close(self) -> None:
+        """End the worker processes."""
         for worker in self.workers:
             worker.stop()

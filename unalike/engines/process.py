@@ -1,4 +1,7 @@
-"""A process that keeps some clients alive for the local engine. Talks in bytes of our codec over a pipe; knows nothing else."""
+"""Worker processes of the local engine, which hold clients and talk over a pipe.
+
+Messages and replies are bytes of our codec. Other commands are JSON: {"action": name, ...}.
+"""
 
 import ctypes
 import json
@@ -16,112 +19,134 @@ import torch
 from unalike.base.errors import RunError
 from unalike.engines.host import Host
 
+STOP_TIMEOUT = 5.0  # seconds a process has to end by itself
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: a signal when the parent dies
+
 
 class EngineError(RunError):
     """The engine itself broke, not a client. What was saved is safe."""
 
 
 class Worker:
-    """The parent's end. One message is under way at a time, so that neither end ever waits for the other to read."""
+    """The engine's end of a worker process.
+
+    Only one message is in the pipe at a time, so that neither end ever waits for the other to
+    read.
+
+    Args:
+        host: of the clients; the process inherits it.
+        limit: bytes a message may have.
+        siblings: workers started before, whose pipes the process must not keep open.
+    """
 
     def __init__(self, host: Host, limit: int, siblings: list["Worker"]):
         if torch.cuda.is_initialized():
             raise EngineError(
-                "worker processes must start before CUDA is used in this one; run with workers=0 on a GPU"
+                "worker processes must start before CUDA is used in this one; "
+                "run with workers=0 on a GPU"
             )
         context = multiprocessing.get_context("fork")  # clients are inherited, never pickled
-        self.pipe, theirs = context.Pipe()
-        inherited = [*(s.pipe for s in siblings), self.pipe]
+        self.pipe, child_pipe = context.Pipe()
+        inherited = [*(sibling.pipe for sibling in siblings), self.pipe]
         self.process = context.Process(
-            target=_live, args=(host, theirs, limit, inherited), daemon=True
+            target=_run_worker, args=(host, child_pipe, limit, inherited), daemon=True
         )
         self.process.start()
-        theirs.close()
+        child_pipe.close()
         self.waiting: deque[tuple[str, bytes | bytearray]] = deque()
-        self.busy: str | None = None
+        self.busy: str | None = None  # the client whose message is in the pipe
 
     def post(self, client: str, data: bytes | bytearray) -> None:
+        """Send a message to a client once those before it are answered."""
         self.waiting.append((client, data))
-        self.next()
+        self._send_next()
 
-    def next(self) -> None:
+    def _send_next(self) -> None:
         if self.busy is None and self.waiting:
             self.busy, data = self.waiting.popleft()
-            self._send({"do": "handle", "client": self.busy}, data)
+            self._send({"action": "handle", "client": self.busy}, data)
 
     def take(self) -> tuple[str, bytes]:
-        client, self.busy = self.busy, None
+        """Wait for the reply to the message in the pipe; returns its client and its bytes."""
+        client = self.busy
         if client is None:
-            raise EngineError("a worker process was asked for a reply with no message under way")
+            raise EngineError("a worker process was asked for a reply with no message in the pipe")
+        self.busy = None
         data = self._receive()
-        self.next()
+        self._send_next()
         return client, data
 
-    def tell(self, do: str, **what: int | str) -> None:
-        self._send({"do": do, **what})
+    def command(self, action: str, **arguments: int | str) -> None:
+        """Have the process call a method of its host; `await_done` waits for the end."""
+        self._send({"action": action, **arguments})
 
-    def done(self) -> None:
-        if problem := self._receive():
+    def await_done(self) -> None:
+        """Wait until a command is done; raises EngineError where it failed."""
+        problem = self._receive()
+        if problem:
             raise EngineError(bytes(problem).decode())
 
     def stop(self) -> None:
+        """End the process."""
         with suppress(EngineError):
-            self._send({"do": "stop"})
+            self._send({"action": "stop"})
         self.pipe.close()
-        self.process.join(5)
+        self.process.join(STOP_TIMEOUT)
         if self.process.is_alive():
             self.process.kill()
 
-    def _send(self, order: dict, data: bytes | bytearray | None = None) -> None:
+    def _send(self, command: dict, data: bytes | bytearray | None = None) -> None:
         try:
-            self.pipe.send_bytes(json.dumps(order).encode())
+            self.pipe.send_bytes(json.dumps(command).encode())
             if data is not None:
                 self.pipe.send_bytes(data)
         except OSError:
-            self._died()
+            self._raise_died()
 
     def _receive(self) -> bytes:
         try:
             return self.pipe.recv_bytes()
         except (EOFError, OSError):
-            self._died()
+            self._raise_died()
 
-    def _died(self) -> NoReturn:
+    def _raise_died(self) -> NoReturn:
         self.process.join(1)
         raise EngineError(
-            f"a worker process died (exit code {self.process.exitcode}); resume the run from its last round"
+            f"a worker process died (exit code {self.process.exitcode}); "
+            "resume the run from its last round"
         ) from None
 
 
 def collect(workers: list[Worker], count: int) -> Iterator[tuple[str, bytes]]:
-    """The next `count` replies, in the order they are ready."""
-    pipes: dict[object, Worker] = {worker.pipe: worker for worker in workers}
+    """Wait for the next `count` replies and yield (client, bytes) in the order they come."""
+    by_pipe: dict[object, Worker] = {worker.pipe: worker for worker in workers}
     while count:
         for pipe in wait([worker.pipe for worker in workers if worker.busy is not None]):
-            yield pipes[pipe].take()
+            yield by_pipe[pipe].take()
             count -= 1
 
 
-def _live(host: Host, pipe: Connection, limit: int, inherited: list[Connection]) -> None:
-    """The child's end: answer until told to stop or the parent is gone."""
+def _run_worker(host: Host, pipe: Connection, limit: int, inherited: list[Connection]) -> None:
+    """The process: answer until told to stop or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent, even when it is killed
-    for other in inherited:
-        other.close()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for connection in inherited:
+        connection.close()
     torch.set_num_threads(1)
     while True:
         try:
-            order = json.loads(pipe.recv_bytes())
-            if order["do"] == "stop":
+            command = json.loads(pipe.recv_bytes())
+            action = command.pop("action")
+            if action == "stop":
                 return
-            if order["do"] == "handle":
-                pipe.send_bytes(host.answer(order["client"], pipe.recv_bytes(), limit))
+            if action == "handle":
+                pipe.send_bytes(host.answer(command["client"], pipe.recv_bytes(), limit))
                 continue
         except (EOFError, OSError):
             return
         try:
-            getattr(host, order.pop("do"))(**order)  # save, release or forget
+            getattr(host, action)(**command)  # save, release or forget
             pipe.send_bytes(b"")
         except Exception as error:
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())

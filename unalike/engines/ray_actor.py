@@ -1,4 +1,4 @@
-"""A process of the Ray engine where clients live: answers bytes with bytes and stores clients often enough. Knows nothing of the server."""
+"""A process of the Ray engine that holds clients. Knows nothing of the server."""
 
 import os
 import time
@@ -11,89 +11,129 @@ import torch
 
 from unalike.base.message import encode
 from unalike.core.client import Client
+from unalike.core.runtime import ClientRuntime
 from unalike.engines.host import Host
 from unalike.engines.process import EngineError
 from unalike.engines.store import Store
 
-KEEP = 2.0  # seconds of work until clients are stored in the middle of a round: that much may have to be done again
+# Seconds of work after which clients are stored in the middle of a round. That much may have to be
+# done again when the process dies.
+STORE_EVERY = 2.0
+STORE_SHARE = 10  # work at least this many times as long as storing takes
 
 
-class Place:
-    """A host of some clients, once they are given, and the folder they are stored in."""
+class ClientActor:
+    """A Ray actor with a host of some clients, which come with `take_clients`.
+
+    Args:
+        folder: where states of clients are stored.
+        token: of the server that started this actor (`FencedStore`).
+        max_loaded_clients: clients in memory at once.
+        limit: bytes a message may have.
+        threads: that torch may use.
+    """
 
     host: Host
 
-    def __init__(self, folder: Path, token: str, alive: int, limit: int, threads: int):
+    def __init__(
+        self, folder: Path, token: str, max_loaded_clients: int, limit: int, threads: int
+    ) -> None:
         torch.set_num_threads(threads)
-        self.store, self.alive, self.limit = Fenced(folder, token), alive, limit
+        self.store = FencedStore(folder, token)
         self.store.check_token()
-        self.worked, self.pause = (
-            0.0,
-            KEEP,
-        )  # seconds since clients were stored, and until they are stored again
+        self.max_loaded_clients = max_loaded_clients
+        self.limit = limit
+        self.unstored_work = 0.0  # seconds of work since clients were stored
+        self.store_after = STORE_EVERY
 
-    def settle(self, given: tuple[list[Client], Callable[[Client], Any]]) -> tuple[bytes, str, int]:
-        """These clients live here now, with their sides: what they tell at the door, and where it is."""
+    def take_clients(
+        self, contents: tuple[list[Client], Callable[[Client], ClientRuntime]]
+    ) -> tuple[bytes, str, int]:
+        """Hold these clients from now on.
+
+        Args:
+            contents: the clients, and what builds their runtimes.
+        Returns: what the clients announce, encoded; the id of this machine in Ray; this process.
+        """
         import ray
 
-        clients, build = given
-        self.host = Host(clients, build, self.store, self.alive)
-        told = encode({id: info.as_dict() for id, info in self.host.infos().items()})
-        return bytes(told), ray.get_runtime_context().get_node_id(), os.getpid()
+        clients, build_runtime = contents
+        self.host = Host(clients, build_runtime, self.store, self.max_loaded_clients)
+        infos = encode({id: info.as_dict() for id, info in self.host.infos().items()})
+        return bytes(infos), ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def handle(self, client: str, operation: str, data: Any, rest: Any = None) -> tuple[Any, str]:
-        """A reply, and whether the client changed: "yes", "no", or "kept" where all that changed here is in the store already."""
-        begun = time.monotonic()
-        reply = self.host.answer(
-            client, memoryview(data), self.limit, memoryview(rest) if rest is not None else None
-        )
+    def handle(
+        self, client: str, operation: str, data: Any, tensors: Any = None
+    ) -> tuple[Any, str]:
+        """Answer one message.
+
+        Args:
+            data: the encoded message, or what comes before its tensors.
+            tensors: the encoded tensors, where they are apart.
+        Returns: the encoded reply; and whether the client changed: "yes", "no", or "stored" where
+            every change of clients here is on disk.
+        """
+        start = time.monotonic()
+        tensor_bytes = memoryview(tensors) if tensors is not None else None
+        reply = self.host.answer(client, memoryview(data), self.limit, tensor_bytes)
         changed = "yes" if self.host.changes(client, operation) else "no"
-        self.worked += time.monotonic() - begun
-        if changed == "yes" and self.worked > self.pause:
-            begun = time.monotonic()
-            for each in list(self.host.changed):
-                self.host.keep(each)
-            self.worked, self.pause, changed = (
-                0.0,
-                max(KEEP, 10 * (time.monotonic() - begun)),
-                "kept",
-            )
+        self.unstored_work += time.monotonic() - start
+        if changed == "yes" and self.unstored_work > self.store_after:
+            self._store_clients()
+            changed = "stored"
         return np.frombuffer(reply, dtype=np.uint8), changed
 
+    def _store_clients(self) -> None:
+        start = time.monotonic()
+        for client in list(self.host.changed):
+            self.host.keep(client)
+        self.unstored_work = 0.0
+        self.store_after = max(STORE_EVERY, STORE_SHARE * (time.monotonic() - start))
+
     def save(self, round: int) -> None:
+        """Store all clients as of the end of a round."""
         self.host.save(round)
-        self.worked = 0.0
+        self.unstored_work = 0.0
 
     def forget(self) -> None:
+        """Drop what is in memory: clients go on from what is stored."""
         self.host.forget()
 
 
-class Fenced(Store):
-    """A store that only the actors of the newest server write to: those of one that was killed may still be at work."""
+class FencedStore(Store):
+    """A store to which only actors of the newest server can write.
+
+    Actors of a server that was killed may still be at work. So each server writes a token of its
+    own beside the store, and an actor checks it before it writes.
+    """
 
     def __init__(self, folder: Path, token: str):
         super().__init__(folder, keeps=3)
         self.token = token
 
     def check_token(self) -> None:
+        """Raise EngineError where another server has taken the run over."""
         try:
-            found = seal(self.folder).read_text()
+            token = token_path(self.folder).read_text()
         except OSError:
             raise EngineError(
-                f"the run's folder, {self.folder}, is not the same on the machine of this actor; on a cluster of several "
-                "machines it must lie where all of them see it (--out)"
+                f"the run's folder, {self.folder}, is not the same on the machine of this actor; "
+                "on a cluster of several machines it must lie where all of them see it (--out)"
             ) from None
-        if found != self.token:
+        if token != self.token:
             raise EngineError("another server has taken this run over")
 
     def keep(self, name: str, state: Any) -> None:
+        """Write the current state of a client (`Store.keep`)."""
         self.check_token()
         super().keep(name, state)
 
     def snapshot(self, name: str, state: Any | None, round: int) -> None:
+        """Write the state of a client at the end of a round (`Store.snapshot`)."""
         self.check_token()
         super().snapshot(name, state, round)
 
 
-def seal(folder: Path) -> Path:
+def token_path(folder: Path) -> Path:
+    """The file beside a store with the token of the server that may write to it."""
     return folder.with_name(f"{folder.name}.token")

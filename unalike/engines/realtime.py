@@ -1,4 +1,7 @@
-"""What engines share whose clients take real time: replies stay as they came until they are asked for. Knows no transport."""
+"""What engines on a real clock share: replies are kept as they arrive until the server wants them.
+
+Knows no transport.
+"""
 
 import math
 import time
@@ -12,112 +15,152 @@ from unalike.core.engine import Arrival
 from unalike.core.signatures import look
 from unalike.engines.host import Answer
 
-SMALL = 100_000  # bytes of a message that is one parcel; of a larger one its tensors go apart, for several at once
+# Messages up to this many bytes are sent in one piece. Tensors of larger ones are encoded apart,
+# once for all clients that get the same ones.
+ONE_PIECE_BYTES = 100_000
 
 
-class RealTime:
-    """An engine says who is awaited (`_awaited`) and waits for what comes next (`_listen`), which it puts in `arrived`."""
+class RealTimeEngine:
+    """Base class of engines whose clients take real time.
+
+    A subclass says which messages are in flight (`_in_flight`), waits for what comes next
+    (`_wait_for_replies`) and puts it into `arrivals`.
+    """
 
     def __init__(self) -> None:
-        self.since = time.monotonic()
-        self.told: dict[str, ClientInfo] = {}
-        self.arrived: dict[int, Arrival] = {}  # not yet delivered, by number
+        self.start_time = time.monotonic()
+        self.client_infos: dict[str, ClientInfo] = {}
+        self.arrivals: dict[int, Arrival] = {}  # not yet delivered, by message number
+        self.repeated: list[tuple[str, str]] = []
 
-    def _awaited(self) -> Set[int]:
+    def _in_flight(self) -> Set[int]:
+        """Numbers of messages that are not answered."""
         raise NotImplementedError(
-            f"{type(self).__name__} does not say which messages are not yet answered: write _awaited()"
+            f"{type(self).__name__} does not say which messages are in flight: write _in_flight()"
         )
 
-    def _listen(self, until: float = math.inf) -> None:
+    def _wait_for_replies(self, until: float = math.inf) -> None:
+        """Wait for at least one reply, not beyond `until`; put what comes into `arrivals`."""
         raise NotImplementedError(
-            f"{type(self).__name__} does not wait for replies: write _listen(until)"
+            f"{type(self).__name__} does not wait for replies: write _wait_for_replies(until)"
         )
 
     @property
     def now(self) -> float:
-        return time.monotonic() - self.since
+        """Seconds since the engine was made, or since the run began where it was resumed."""
+        return time.monotonic() - self.start_time
 
     def rewind_clock(self, at: float) -> None:
-        """Real time goes on."""
+        """Do nothing: real time goes on."""
 
     def infos(self) -> dict[str, ClientInfo]:
-        return self.told
+        """What each client announces, by id."""
+        return self.client_infos
 
     def receive(self, numbers: set[int], until: float = math.inf) -> list[Arrival]:
-        while not (here := self.arrived.keys() & numbers):
-            if self.now >= until or not self._awaited() & numbers:
+        """Wait until there are replies to some of these messages and return them in order."""
+        while not self.arrivals.keys() & numbers:
+            if self.now >= until or not self._in_flight() & numbers:
                 return []
-            self._listen(until)
-        return [
-            self.arrived.pop(number)
-            for number in sorted(here, key=lambda number: self.arrived[number].at)
-        ]
+            self._wait_for_replies(until)
+        arrivals = [self.arrivals.pop(number) for number in self.arrivals.keys() & numbers]
+        return sorted(arrivals, key=lambda arrival: arrival.at)
 
     def drop(self, numbers: set[int]) -> None:
-        for number in self.arrived.keys() & numbers:
-            del self.arrived[number]
+        """Deliver no replies to these messages."""
+        for number in self.arrivals.keys() & numbers:
+            del self.arrivals[number]
 
     def pending(self) -> list[dict[str, Any]]:
-        """Everyone under way is waited for: what is saved of clients and of the server is of one moment."""
-        while self._awaited():
-            self._listen()
+        """Replies that were not delivered.
+
+        All messages in flight are waited for, so that states of clients and of the server are
+        saved as of one moment.
+        """
+        while self._in_flight():
+            self._wait_for_replies()
         return [
             {"at": a.at, "order": i, "client": a.client, "size": a.size, "reply": a.reply}
-            for i, a in enumerate(self.arrived.values())
+            for i, a in enumerate(self.arrivals.values())
         ]
 
-    def restart(self, now: float, pending: list[dict[str, Any]]) -> None:
-        """As it was when this was pending."""
-        self.since = time.monotonic() - now
-        self.arrived = {
-            p["reply"]["number"]: Arrival(p["client"], p["at"], p["size"], p["reply"])
-            for p in pending
-        }
+    def restore_pending(self, now: float, pending: list[dict[str, Any]]) -> None:
+        """Set the clock to `now` and take back what `pending` returned."""
+        self.start_time = time.monotonic() - now
+        self.arrivals = {}
+        for entry in pending:
+            number = entry["reply"]["number"]
+            self.arrivals[number] = Arrival(
+                client=entry["client"], at=entry["at"], size=entry["size"], reply=entry["reply"]
+            )
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A message as it goes out: its bytes, or of a large one the `head` of them and the `rest`."""
+class PackedMessage:
+    """An encoded message.
+
+    Attributes:
+        size: bytes in all.
+        data: all of them, or those before the tensors.
+        tensors: the bytes of the tensors, where they are apart; the same object for all clients
+            that get the same tensors.
+    """
 
     client: str
     number: int
     operation: str
     size: int
     data: bytearray
-    rest: bytearray | None
+    tensors: bytearray | None
 
 
-def parcels(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[Parcel]:
-    """Messages as bytes; what is the same for several, and large, is there once."""
-    made: dict[tuple[int, ...], bytearray] = {}
+def pack_messages(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[PackedMessage]:
+    """Encode messages to several clients; large tensors they have in common are encoded once.
+
+    Args:
+        messages: by client.
+        limit: bytes a message may have.
+    """
+    encoded: dict[tuple[int, ...], bytearray] = {}  # by the identity of the tensors
     for client, message in messages.items():
         data, tensors, size = encode_header(message, limit)
-        rest = None
-        if size <= SMALL:
+        tensor_bytes = None
+        if size <= ONE_PIECE_BYTES:
             data += encode_tensors(tensors)
-        elif (rest := made.get(same := tuple(map(id, tensors)))) is None:
-            rest = made[same] = encode_tensors(tensors)
-        yield Parcel(client, message["number"], message["operation"], size, data, rest)
+        else:
+            key = tuple(map(id, tensors))
+            if key not in encoded:
+                encoded[key] = encode_tensors(tensors)
+            tensor_bytes = encoded[key]
+        yield PackedMessage(
+            client=client,
+            number=message["number"],
+            operation=message["operation"],
+            size=size,
+            data=data,
+            tensors=tensor_bytes,
+        )
 
 
-def info(told: dict[str, Any]) -> ClientInfo:
-    """A card from what a client's host told: lists are tuples there."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
-    }
-    return ClientInfo(**fields)
+def parse_info(fields: dict[str, Any]) -> ClientInfo:
+    """A ClientInfo from its message, in which tuples are lists."""
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return ClientInfo(**values)
 
 
-def read(data: Any, number: int, limit: int) -> dict[str, Any]:
-    """A reply from its bytes; from anything else, a failure."""
+def parse_reply(data: Any, number: int, limit: int) -> dict[str, Any]:
+    """Decode the reply to message `number`; where it is not one, return a failure instead."""
     try:
         reply: Any = decode(memoryview(data), limit)
-        if wrong := look(Answer)(reply, {}, "it"):
-            raise MessageError(wrong)
-        if reply["number"] != number or not ("body" in reply or "failure" in reply):
-            raise MessageError(
-                f"it answers message {str(reply['number'])[:20]}, not {number}, or holds nothing"
-            )
+        problem = look(Answer)(reply, {}, "it")
+        if problem:
+            raise MessageError(problem)
+        if reply["number"] != number:
+            raise MessageError(f"it answers message {str(reply['number'])[:20]}, not {number}")
+        if "body" not in reply and "failure" not in reply:
+            raise MessageError("it has neither a body nor a failure")
     except (MessageError, TypeError) as error:
         return {"number": number, "failure": f"its reply is no message: {error}"}
     return reply

@@ -1,4 +1,7 @@
-"""The server's end of an engine between organisations: calls go out as bytes on a line, replies come back. Knows no transport."""
+"""The server's end of a cross-silo engine: messages leave as bytes on a `Transport`.
+
+Knows nothing of what is behind the transport (FLARE, Flower, or a function call in tests).
+"""
 
 import math
 import queue
@@ -12,40 +15,65 @@ from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode,
 from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival
 from unalike.engines.process import EngineError
-from unalike.engines.realtime import RealTime, info, parcels, read
+from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_info, parse_reply
 
-TICK = 0.5  # seconds between looks whether the line is still there
+POLL = 0.5  # seconds between checks whether the transport still works
 
 
-class Line(Protocol):
-    """What carries bytes to clients known by name."""
+class Transport(Protocol):
+    """Carries bytes to clients and back."""
 
-    def names(self) -> list[str]: ...  # who can be reached
+    def names(self) -> list[str]:
+        """Names of the clients that can be reached, as the transport knows them."""
+
     def admit(self, name: str, id: str) -> None:
-        """From now on the client `id` is the one reached by that name; ValueError where it may not be called so."""
+        """Let the client of that name take part as `id`, which `request` takes from then on.
 
-    def ask(
+        Raises: ValueError where it may not be called so.
+        """
+
+    def request(
         self,
         client: str,
-        do: str,
+        action: str,
         data: bytes,
         run: str,
         place: str,
         timeout: float,
-        rest: bytearray | None = None,
+        tensors: bytearray | None = None,
     ) -> "Future[bytes]":
-        """What the client answers. `rest` are more bytes of a large message, the same ones where they go to several."""
+        """Send a request to a client; the future is its answer.
+
+        Args:
+            client: its id, or its name where it was not admitted.
+            action: what to do: hello, begin, call or save (`ClientEndpoint`).
+            data: the message.
+            run: id of the run.
+            place: "clients" in the federated run, "alone" in the local baseline.
+            timeout: seconds until the future must have failed.
+            tensors: the tensors of a large message; the same object where it goes to several.
+        """
 
     def check(self) -> None:
-        """Raises EngineError where the line is broken for good."""
+        """Raise EngineError where the transport is broken for good."""
 
 
-class RemoteEngine(RealTime):
-    """Carries calls over a line. A client that does not answer within `timeout` seconds has failed."""
+class RemoteEngine(RealTimeEngine):
+    """An engine whose clients are at the other end of a transport.
+
+    Args:
+        transport: to clients that a `handshake` admitted.
+        run: id of the run.
+        place: "clients" in the federated run, "alone" in the local baseline.
+        infos: what the clients announced.
+        begin: what they are sent before the first round: method, training and seed.
+        limit: bytes a message may have.
+        timeout: seconds until a client that does not answer has failed.
+    """
 
     def __init__(
         self,
-        line: Line,
+        transport: Transport,
         run: str,
         place: str,
         infos: dict[str, ClientInfo],
@@ -54,140 +82,161 @@ class RemoteEngine(RealTime):
         timeout: float = 600.0,
     ):
         super().__init__()
-        self.line, self.run, self.place, self.told, self.limit, self.timeout = (
-            line,
-            run,
-            place,
-            infos,
-            limit,
-            timeout,
-        )
-        self.begin = begin  # what clients are told of the run
-        self.asked: dict[int, str] = {}  # not yet answered: message and client
+        self.transport = transport
+        self.run = run
+        self.place = place
+        self.client_infos = infos
+        self.begin = begin
+        self.limit = limit
+        self.timeout = timeout
+        self.unanswered: dict[int, str] = {}  # client of each message in flight
         self.dropped: set[int] = set()
-        self.repeated: list[
-            tuple[str, str]
-        ] = []  # what was done again: nothing, but from a checkpoint on
-        self.left: dict[str, str] = {}  # who is not there any more, and why
+        self.unsaved: dict[str, str] = {}  # why a client could not save, and is left out since
         self.inbox: queue.Queue[tuple[int, Future[bytes]]] = queue.Queue()
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
+        """Send one message to each of some clients; returns their sizes in bytes."""
         sizes = {}
-        for each in parcels(messages, self.limit):
-            sizes[each.client], self.asked[each.number] = each.size, each.client
-            if each.client in self.left:
+        for message in pack_messages(messages, self.limit):
+            client = message.client
+            sizes[client] = message.size
+            self.unanswered[message.number] = client
+            if client in self.unsaved:
                 answer: Future[bytes] = Future()
-                answer.set_exception(EngineError(self.left[each.client]))
+                answer.set_exception(EngineError(self.unsaved[client]))
             else:
-                answer = self.line.ask(
-                    each.client,
-                    "call",
-                    bytes(each.data),
-                    self.run,
-                    self.place,
-                    self.timeout,
-                    each.rest,
-                )
-            answer.add_done_callback(partial(self._answered, each.number))
+                answer = self._request(client, "call", bytes(message.data), message.tensors)
+            answer.add_done_callback(partial(self._put_into_inbox, message.number))
         return sizes
 
-    def _answered(self, number: int, answer: "Future[bytes]") -> None:
+    def _request(
+        self, client: str, action: str, data: bytes, tensors: bytearray | None = None
+    ) -> "Future[bytes]":
+        return self.transport.request(
+            client, action, data, self.run, self.place, self.timeout, tensors
+        )
+
+    def _put_into_inbox(self, number: int, answer: "Future[bytes]") -> None:
         self.inbox.put((number, answer))
 
-    def _awaited(self) -> Set[int]:
-        return self.asked.keys()
+    def _in_flight(self) -> Set[int]:
+        return self.unanswered.keys()
 
     def drop(self, numbers: set[int]) -> None:
-        self.dropped |= self.asked.keys() & numbers
+        """Deliver no replies to these messages."""
+        self.dropped |= self.unanswered.keys() & numbers
         super().drop(numbers)
 
-    def _listen(self, until: float = math.inf) -> None:
-        """The next replies, but not beyond `until`."""
+    def _wait_for_replies(self, until: float = math.inf) -> None:
+        seconds = max(0.0, min(POLL, until - self.now))
         try:
-            self._take(*self.inbox.get(timeout=max(0.0, min(TICK, until - self.now))))
+            self._take_answer(*self.inbox.get(timeout=seconds))
         except queue.Empty:
-            self.line.check()
+            self.transport.check()
             return
         while not self.inbox.empty():
-            self._take(*self.inbox.get())
+            self._take_answer(*self.inbox.get())
 
-    def _take(self, number: int, answer: "Future[bytes]") -> None:
-        """A reply; its bytes, which may be many, are gone before the next is looked at."""
-        if (client := self.asked.pop(number, None)) is None:
-            return  # of before a checkpoint was gone back to
+    def _take_answer(self, number: int, answer: "Future[bytes]") -> None:
+        """Parse one answer. Its bytes, which may be many, are freed when this returns."""
+        client = self.unanswered.pop(number, None)
+        if client is None:
+            return  # a message of before the engine went back to a checkpoint
         try:
             data = answer.result()
-            size, reply = len(data), read(data, number, self.limit)
+            size = len(data)
+            reply = parse_reply(data, number, self.limit)
         except Exception as error:
-            self.line.check()
-            size, reply = 0, {"number": number, "failure": str(error)}
+            self.transport.check()
+            size = 0
+            reply = {"number": number, "failure": str(error)}
         if number in self.dropped:
             self.dropped.discard(number)
         else:
-            self.arrived[number] = Arrival(client, self.now, size, reply)
-
-    # what is saved after a round
+            self.arrivals[number] = Arrival(client, self.now, size, reply)
 
     def save(self, round: int) -> None:
-        self.left |= self._all("save", {"round": round})
+        """Have every client save its state. One that cannot has failed from then on."""
+        self.unsaved |= self._request_all("save", {"round": round})
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
-        self.restart(now, pending)
-        self.asked, self.dropped = {}, set()
-        if refused := self._all("begin", {**self.begin, "round": round}):
-            raise UserError("; ".join(f"client {client}: {why}" for client, why in refused.items()))
+        """Have every client go back to its state after a round.
 
-    def _all(self, do: str, what: dict[str, Value]) -> dict[str, str]:
-        """Have every client do something; who could not, and why."""
-        data = bytes(encode(what))
-        answers = {
-            c: self.line.ask(c, do, data, self.run, self.place, self.timeout)
-            for c in self.told
-            if c not in self.left
-        }
-        replies = {client: heard(answer, self.line.check) for client, answer in answers.items()}
-        return {
-            client: str(reply["failure"]) for client, reply in replies.items() if "failure" in reply
-        }
+        Raises: UserError where a client refuses the run.
+        """
+        self.restore_pending(now, pending)
+        self.unanswered = {}
+        self.dropped = set()
+        problems = self._request_all("begin", {**self.begin, "round": round})
+        if problems:
+            raise UserError("; ".join(f"client {c}: {reason}" for c, reason in problems.items()))
+
+    def _request_all(self, action: str, content: dict[str, Value]) -> dict[str, str]:
+        """Have every client do something.
+
+        Returns: why it failed, by client, for those where it did.
+        """
+        data = bytes(encode(content))
+        clients = [client for client in self.client_infos if client not in self.unsaved]
+        answers = {client: self._request(client, action, data) for client in clients}
+        failures = {}
+        for client, answer in answers.items():
+            reply = await_reply(answer, self.transport.check)
+            if "failure" in reply:
+                failures[client] = str(reply["failure"])
+        return failures
 
     def close(self) -> None:
-        """Clients stay where they are."""
+        """Do nothing: clients are in processes of their owners."""
 
 
-def greet(
-    line: Line, about: dict[str, Value], timeout: float
+def handshake(
+    transport: Transport, about: dict[str, Value], timeout: float
 ) -> tuple[dict[str, ClientInfo], dict[str, str]]:
-    """Who is there, and who is refused with what sentence."""
+    """Ask everyone on a transport who it is, and admit those that fit.
+
+    Args:
+        about: what clients are told of the run: its name, method and seed.
+        timeout: seconds each has to answer.
+    Returns: what the admitted clients announced, by id; and why others were refused, by name.
+    """
     data = bytes(encode({"version": VERSION, "about": about}))
-    answers = {name: line.ask(name, "hello", data, "", "clients", timeout) for name in line.names()}
+    answers = {}
+    for name in transport.names():
+        answers[name] = transport.request(name, "hello", data, "", "clients", timeout)
     infos: dict[str, ClientInfo] = {}
     refused: dict[str, str] = {}
     for name, answer in answers.items():
-        reply = heard(answer, line.check)
+        reply = await_reply(answer, transport.check)
         if "failure" in reply:
             refused[name] = str(reply["failure"])
-        elif reply.get("version") != VERSION:
-            version = str(reply.get("version"))[:20]
+            continue
+        if reply.get("version") != VERSION:
             refused[name] = (
-                f"it speaks version {version} of the protocol, this server {VERSION}: install the same unalike"
+                f"it speaks version {str(reply.get('version'))[:20]} of the protocol, "
+                f"this server {VERSION}: install the same unalike"
             )
-        else:
-            try:
-                made = info(require_dict(reply.get("card")))
-                line.admit(name, made.id)
-                infos[made.id] = made
-            except TypeError as error:
-                refused[name] = f"its card cannot be read: {error}"
-            except ValueError as error:
-                refused[name] = str(error)
+            continue
+        try:
+            info = parse_info(require_dict(reply.get("card")))
+            transport.admit(name, info.id)
+            infos[info.id] = info
+        except TypeError as error:
+            refused[name] = f"its card cannot be read: {error}"
+        except ValueError as error:
+            refused[name] = str(error)
     return infos, refused
 
 
-def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
-    """What was answered, or a failure."""
+def await_reply(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
+    """Wait for an answer and decode it; where there is none, return `{"failure": reason}`.
+
+    Args:
+        check: raises where waiting has become useless.
+    """
     while not answer.done():
         try:
-            answer.exception(timeout=TICK)
+            answer.exception(timeout=POLL)
         except TimeoutError:
             check()
     try:
@@ -197,16 +246,3 @@ def heard(answer: "Future[bytes]", check: Callable[[], None]) -> dict[str, Any]:
     except Exception as error:
         check()
         return {"failure": str(error)}
-
-
-def members(config: dict[str, Any]) -> list[str]:
-    """Ids of the clients of a scenario, in its order."""
-    return [
-        id
-        for group in config.get("clients") or []
-        for id in (
-            [f"{group['id']}-{i}" for i in range(group["count"])]
-            if group.get("count", 1) > 1
-            else [group["id"]]
-        )
-    ]

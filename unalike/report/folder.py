@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unalike.base.errors import UserError
+from unalike.base.events import parse_event
 
 LEDGER = ["round", "client", "direction", "operation", "messages", "bytes"]
 
@@ -110,16 +111,8 @@ def _results(file: Path) -> dict | None:
 def _events(file: Path) -> tuple[list[dict], int]:
     """The events in order, and how many lines were cut short: the last one, or one before a resume."""
     lines = [line for line in _text(file).splitlines() if line.strip()] if file.is_file() else []
-    events = [event for event in map(_event, lines) if event]
+    events = [event for event in map(parse_event, lines) if event is not None]
     return events, len(lines) - len(events)
-
-
-def _event(line: str) -> dict | None:
-    try:
-        event = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _ledger(file: Path) -> tuple[list[dict], int]:

@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from unalike.base import events
 from unalike.base.errors import UserError
 from unalike.base.version import __version__
 from unalike.engines.store import CheckpointError, Store, load
@@ -137,30 +136,14 @@ class Folder:
 
     def record(self, event: str, **facts: Any) -> None:
         """Append an event to events.jsonl."""
-        line = json.dumps({"event": event, "time": time.time(), **facts})
-        with (self.path / "events.jsonl").open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a killed run left half a line
-                    file.write(b"\n")
-            file.write(line.encode() + b"\n")
+        events.append_event(self.path / events.FILE, event, **facts)
 
     def events(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
         """Events in the order they happened, all or those of one kind.
 
         Half a line of a killed run is left out.
         """
-        path = self.path / "events.jsonl"
-        if not path.exists():
-            return
-        with path.open("rb") as lines:
-            for line in lines:
-                if kind is not None and f'"event": "{kind}"'.encode() not in line:
-                    continue
-                with suppress(ValueError):
-                    event = json.loads(line)
-                    if kind is None or event["event"] == kind:
-                        yield event
+        return events.read_events(self.path / events.FILE, kind)
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole, or not at all."""

@@ -17,7 +17,6 @@ from unalike.data.samples import drop_modalities, map_modalities, merge
 from unalike.models import build_encoder
 from unalike.scenarios.options import model_options, task_options
 from unalike.scenarios.rows import (
-    client_ids,
     dataset_of,
     deal_rows,
     draw_public,
@@ -84,7 +83,7 @@ def try_build_clients(
     for group in valid_groups:
         table = tables[dataset_of(scenario, group).name]
         samples = _public_for(table, public.samples)
-        ids = client_ids(group)
+        ids = group.ids
         for id in ids if ids[0] in rows else ids[:1]:
             clients.append(_build_client(scenario, group, id, table, rows.get(id), samples))
     if scenario.pooled:

@@ -25,13 +25,6 @@ class PublicRows(NamedTuple):
     used: dict[str, Tensor]
 
 
-def client_ids(group: Group) -> list[str]:
-    """Ids of a group's clients: `id-0`, `id-1`, ... where there are several."""
-    if group.count == 1:
-        return [group.id]
-    return [f"{group.id}-{i}" for i in range(group.count)]
-
-
 def dataset_of(scenario: Scenario, group: Group) -> Data:
     """The dataset of a group: its own, or the scenario's."""
     return group.data or scenario.data
@@ -193,7 +186,7 @@ class _Dealer:
         # Ids and row limits of the clients, in order.
         self.limits: list[tuple[str, int | None]] = []
         for group in groups:
-            self.limits += [(id, group.train) for id in client_ids(group)]
+            self.limits += [(id, group.train) for id in group.ids]
 
     def deal(
         self, options: dict[str, object], public: Tensor | None, problems: list[Problem]

@@ -93,6 +93,24 @@ class Group(Settings):
     link: Positive = 1e7  # bytes per second
     latency: Nonnegative = 0.01  # seconds
 
+    @property
+    def ids(self) -> list[str]:
+        """Ids of its clients: "a", or "a-0", "a-1", ... where there are several."""
+        return group_ids(self.id, self.count)
+
+
+def group_ids(id: str, count: int) -> list[str]:
+    """Ids of a group of `count` clients."""
+    return [f"{id}-{i}" for i in range(count)] if count > 1 else [id]
+
+
+def client_ids(config: dict[str, Any]) -> list[str]:
+    """Ids of all clients of a scenario that was written down, in its order."""
+    ids: list[str] = []
+    for group in config.get("clients") or []:
+        ids += group_ids(group["id"], group.get("count", 1))
+    return ids
+
 
 class Scenario(Settings):
     """The clients of a federation, their data and models, the method and its budget."""

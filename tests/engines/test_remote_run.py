@@ -15,7 +15,7 @@ from unalike.core.privacy import Privacy
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.remote_run import RemoteRun, follow, serve
 from unalike.engines.process import EngineError
-from unalike.engines.remote import RemoteEngine, greet
+from unalike.engines.remote import RemoteEngine, handshake
 from unalike.runs.audit import audit_client_file
 from unalike.runs.export import trained
 from unalike.runs.run_folder import Folder
@@ -40,7 +40,7 @@ class Direct:
         if name != id:
             raise ValueError(f"{name} is not {id}")
 
-    def ask(self, client, do, data, run, place, timeout, rest=None):
+    def request(self, client, do, data, run, place, timeout, rest=None):
         self.asked.append((client, do))
         self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
         site = (
@@ -63,9 +63,9 @@ class Direct:
 class Breaking(Direct):
     """A line that breaks for good once something is over."""
 
-    def ask(self, *what):
+    def request(self, *what):
         if not self.over():
-            return super().ask(*what)
+            return super().request(*what)
         self.broken, lost = "the job is gone", Future()
         lost.set_exception(OSError("gone"))
         return lost
@@ -248,7 +248,7 @@ def test_another_version_is_refused_with_one_sentence(tmp_path):
         "version": other,
         "card": {"what": "a later version says"},
     }
-    infos, refused = greet(line, ABOUT, 5.0)
+    infos, refused = handshake(line, ABOUT, 5.0)
     assert list(infos) == ["b", "c"]
     assert refused == {
         "a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"
@@ -258,7 +258,7 @@ def test_another_version_is_refused_with_one_sentence(tmp_path):
 def test_a_site_is_who_its_certificate_says(tmp_path):
     line = Direct(tmp_path)
     line.sites["a"] = ClientEndpoint(line.files["b"], None)
-    infos, refused = greet(line, ABOUT, 5.0)
+    infos, refused = handshake(line, ABOUT, 5.0)
     assert list(infos) == ["b", "c"] and refused == {"a": "a is not b"}
     told = decode(
         ClientEndpoint(line.files["b"], "a").answer(
@@ -308,9 +308,9 @@ def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
     given = []
 
     class Watched(Direct):
-        def ask(self, client, do, data, run, place, timeout, rest=None):
+        def request(self, client, do, data, run, place, timeout, rest=None):
             given.append((do, len(data), rest))
-            return super().ask(client, do, data, run, place, timeout, rest)
+            return super().request(client, do, data, run, place, timeout, rest)
 
     def wide(run, id):
         return toys.client(id, model=lambda: torch.nn.Linear(6, 3000))
@@ -334,12 +334,12 @@ def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
 
 def test_who_does_not_answer_has_failed(tmp_path):
     class Mute(Direct):
-        def ask(self, client, do, *what):
+        def request(self, client, do, *what):
             if (client, do) == ("b", "call"):
                 lost = Future()
                 lost.set_exception(EngineError("did not answer within 30 s"))
                 return lost
-            return super().ask(client, do, *what)
+            return super().request(client, do, *what)
 
     results = away(tmp_path / "away", Mute(tmp_path / "sites"), "fedavg")
     (failure,) = results["failures"]
@@ -352,7 +352,7 @@ def test_who_does_not_answer_has_failed(tmp_path):
 
 def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
     line = Direct(tmp_path)
-    infos, _ = greet(line, ABOUT, 5.0)
+    infos, _ = handshake(line, ABOUT, 5.0)
     engine = RemoteEngine(line, "r", "clients", infos, {}, timeout=5.0)
     assert engine.receive({7}) == [] and engine.pending() == [] and engine.infos() is infos
 

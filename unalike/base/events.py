@@ -1,0 +1,72 @@
+"""events.jsonl: one JSON object a line, `{"event", "time", ...}`, appended while a run goes on.
+
+A process that is killed may leave half a line. Readers skip it, and the next writer ends it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FILE = "events.jsonl"
+
+
+def parse_event(line: str | bytes) -> dict[str, Any] | None:
+    """The event on a line; None where the line was cut short or is no event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def read_events(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Events in a file, in order; none where there is no file.
+
+    Args:
+        kind: only events of this name. Lines of others are not parsed.
+    """
+    marker = None if kind is None else f'"event": "{kind}"'.encode()
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            if marker is not None and marker not in line:
+                continue
+            event = parse_event(line)
+            if event is not None and kind in (None, event["event"]):
+                yield event
+
+
+def append_event(path: Path, event: str, **facts: Any) -> None:
+    """Write an event to the end of a file, as a line of its own."""
+    line = json.dumps({"event": event, "time": time.time(), **facts}).encode() + b"\n"
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a killed process left half a line
+                file.write(b"\n")
+        file.write(line)
+
+
+class EventTail:
+    """Reads what another process appends to a file from now on."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Events on lines that were finished since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            lines, newline, _ = file.read().rpartition(b"\n")
+        self.offset += len(lines) + len(newline)
+        events = map(parse_event, lines.splitlines())
+        return [event for event in events if event is not None]
