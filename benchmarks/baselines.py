@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study import Row, Study, averages, benchmark, megabytes
-from unalike.base.ledger import MEASUREMENTS
+from unalike.core.operations import list_measurements
 from unalike.report import Run
 from unalike.scenarios import build_clients, load
 
@@ -100,7 +100,9 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
         def count(name: str, *given: Any) -> Any:
             with FlopCounterMode(display=False) as counter:
                 reply = perform(name, *given)
-            found[client] += counter.get_total_flops() if name not in MEASUREMENTS else 0
+            found[client] += (
+                counter.get_total_flops() if name not in list_measurements(algorithm.Program) else 0
+            )
             return reply
 
         return count

@@ -676,7 +676,7 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
         method,
         [toys.client("a", rows=10), toys.client("b", rows=30, model=toys.noisy), other],
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     programs = fed.engine.host.programs
     before = {
@@ -706,7 +706,7 @@ def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path)
         [toys.client("a"), toys.client("b", model=toys.noisy), other],
         rounds=3,
     )
-    fed.begin(2)
+    fed.start_round(2)
     fed.call("train")
     programs = fed.engine.host.programs
     before = {name: tensor.clone() for name, tensor in programs["d"].model.state_dict().items()}
@@ -749,7 +749,7 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     asked, call = [], fed.call
     fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
     for each in (fed, plain):
-        each.begin(1)
+        each.start_round(1)
     train_united(fed)
     plain.call("train")
     assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
@@ -777,7 +777,7 @@ def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
         toys.method("fedmuscle", distill_public="multilabel"),
         [*toys.clients(2), *tagged],
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     assert teach(fed, several=True).keys() == set("cd") and teach(fed).keys() == set("abcd")
 
@@ -801,7 +801,7 @@ def parted(toys, tmp_path):
             several,
         ],
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     return fed
 
@@ -855,7 +855,7 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
     fed = toys.federation(
         tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients(2)
     )
-    fed.begin(1)
+    fed.start_round(1)
     assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
     program, other = parted.engine.host.programs["a"], fed.engine.host.programs["a"]
     private = ClientRuntime(program, Privacy(noise=4.0))
@@ -1071,7 +1071,7 @@ def test_a_client_takes_only_what_it_shares(toys, tmp_path):
     fed = toys.federation(
         tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients()
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     program = fed.engine.host.programs["a"]
     for wrong in (
@@ -1091,7 +1091,7 @@ def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
         toys.clients(2),
         federation=FederationConfig(quorum=0.5),
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     asked, call = [], fed.call
     fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)

@@ -58,7 +58,7 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
 
     clients = [toys.client(id, model=Turned((6,), seed)) for seed, id in enumerate("abc")]
     fed = toys.federation(tmp_path / "run", joint(toys), clients)
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("kind_of")
     programs = fed.engine.host.programs
     apart = lambda: max(
@@ -80,15 +80,15 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
 def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     method = joint(toys)
     fed = toys.federation(tmp_path / "run", method, toys.clients())
-    fed.begin(1)
-    fed.drawn = ["a", "b"]
+    fed.start_round(1)
+    fed.sampled = ["a", "b"]
     asked, call = [], fed.call
     fed.call = lambda operation, **about: (
         asked.append((operation, list(about["per_client"]))) or call(operation, **about)
     )
     assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
     space = fed.state["joint"].clone()
-    fed.drawn = ["a", "b", "c"]
+    fed.sampled = ["a", "b", "c"]
     assert meet(fed, method.width).keys() == {"c"} and torch.equal(fed.state["joint"], space)
     assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
 
@@ -96,10 +96,10 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
 def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch):
     """Even where it is the only one who is asked; and who drops out of a round is not asked in it."""
     fed = toys.federation(tmp_path / "run", method := joint(toys), toys.clients())
-    fed.begin(1)
-    fed.drawn = ["a", "b"]
+    fed.start_round(1)
+    fed.sampled = ["a", "b"]
     meet(fed, method.width)
-    fed.drawn = ["a", "b", "c"]
+    fed.sampled = ["a", "b", "c"]
     fit = FedMuscle.Program.fit
 
     def broken(self, target):
@@ -119,7 +119,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
         toys.clients(),
         federation=FederationConfig(dropout=0.99, quorum=0),
     )
-    gone.begin(1)
+    gone.start_round(1)
     assert meet(gone, method.width) == {} and "joint" not in gone.state
 
 
@@ -127,7 +127,7 @@ def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch
     fed = toys.federation(
         tmp_path / "run", joint(toys), toys.clients(), federation=FederationConfig(quorum=0)
     )
-    fed.begin(1)
+    fed.start_round(1)
     with monkeypatch.context() as patched:
         patched.setattr(FedMuscle.Program, "seen", lambda self: 1 / 0)
         assert meet(fed, 4) == {} and "joint" not in fed.state
@@ -135,7 +135,7 @@ def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch
 
 def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", joint(toys), toys.clients())
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     for wrong in (torch.zeros(3, 4), torch.zeros(len(program.public), 3)):
@@ -155,7 +155,7 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
         toys.clients(),
         epochs=2,
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     first = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
@@ -182,7 +182,7 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
         toys.method("fedmuscle", backbone_lr_scale=0.0),
         [toys.client(id, model=toys.noisy) for id in "abc"],
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     first = {name: tensor.clone() for name, tensor in program.model.encoder.state_dict().items()}
@@ -267,7 +267,7 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
         toys.method("fedmuscle", distill_lr=0.02, align_lr=0.01),
         toys.clients(),
     )
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     assert (

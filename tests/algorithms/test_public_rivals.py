@@ -196,7 +196,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
         "d", task=Classification(["p", "q", "r", "s"])
     )  # shape of a and b, other labels
     fed = toys.federation(tmp_path / "run", method, [*toys.clients(), other])
-    fed.begin(1)
+    fed.start_round(1)
     fed.call("train")
     programs = fed.engine.host.programs
     before = {

@@ -248,7 +248,7 @@ def test_pretraining_goes_from_client_to_client(toys, tmp_path):
     method = FMCSC(pretraining=3)
     some = clients(toys, ["left", "left right", "right"])
     fed = toys.federation(tmp_path / "a", method, some)
-    fed.begin(1)
+    fed.start_round(1)
     method.register_clients(fed)
     given = {}
     for client in (some[1], some[0], some[2]):  # most views first

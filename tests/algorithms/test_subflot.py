@@ -52,7 +52,7 @@ def clients(toys, model=net, **about):
 def begun(toys, folder, algorithm, made):
     """A federation whose server knows everybody."""
     fed = toys.federation(folder, algorithm, made)
-    fed.begin(1)
+    fed.start_round(1)
     algorithm.register_clients(fed)
     return fed
 
@@ -142,7 +142,7 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     }
     algorithm.aggregate(fed, group, sent, {"a": 1.0, "b": 2.0, "c": 3.0})
     assert largest(algorithm.server_model(fed, "a"), before) < 1e-12
-    fed.begin(2)
+    fed.start_round(2)
     moved = {n: t + 0.001 if t.is_floating_point() else t for n, t in sent["c"].items()}
     algorithm.aggregate(fed, group, {"c": moved}, {"c": 1.0})
     change = (
@@ -204,7 +204,7 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
         other = toys.federation(
             tmp_path / str(level), SubFLOT(level=level, penalty=0.0), clients(toys), batch_size=64
         )
-        other.begin(1)
+        other.start_round(1)
         ways[level] = other.call("update", per_client={"c": sent})["c"]["parameters"]
     program = fed.engine.host.programs["c"]
     program.load_submodel(**sent)
@@ -248,7 +248,7 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
     )
     program.tape = lambda loss: seen.append((loss.graph_safe, where())) or tape(loss)
     for round in (1, 2, 3):
-        fed.begin(round)
+        fed.start_round(round)
         sent = algorithm.build_messages(fed, ["c"])["c"]
         fed.call("update", per_client={"c": sent})
         places.append(
@@ -446,7 +446,7 @@ def test_which_units_are_sent(toys, tmp_path, method, rounds):
     algorithm = method()
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     for number, units in rounds.items():
-        fed.begin(number)
+        fed.start_round(number)
         assert algorithm.select_units(fed, "c")[0].tolist() == units
 
 
@@ -455,7 +455,7 @@ def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
     fed = begun(toys, tmp_path, algorithm, clients(toys))
     drawn = set()
     for number in range(1, 9):
-        fed.begin(number)
+        fed.start_round(number)
         drawn.add(tuple(algorithm.select_units(fed, "b")[0].tolist()))
         assert torch.equal(algorithm.select_units(fed, "b")[0], algorithm.select_units(fed, "b")[0])
     assert len(drawn) > 4 and all(len(set(units)) == 4 for units in drawn)

@@ -9,8 +9,8 @@ import torch
 from unalike import FederationConfig
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.base.ledger import MEASUREMENTS
 from unalike.core.federation import QuorumError
+from unalike.core.operations import list_measurements
 from unalike.engines import process as worker
 from unalike.engines.host import Host
 
@@ -154,9 +154,10 @@ def test_memory_is_a_cache(name, toys, tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_client_that_breaks_is_named_and_left_out(name, workers, toys, tmp_path, monkeypatch):
     run, run_together = Host._run, Host._run_together
+    measurements = list_measurements(ALGORITHMS[name].Program)
 
     def breaks(self, client, message):
-        if client == "b" and message["round"] == 2 and message["operation"] not in MEASUREMENTS:
+        if client == "b" and message["round"] == 2 and message["operation"] not in measurements:
             raise RuntimeError("the battery is empty")
         return run(self, client, message)
 
@@ -255,7 +256,7 @@ def test_survives_partial_participation(name, toys, tmp_path):
         called = {
             client
             for number, client, _, operation, *_ in rows
-            if int(number) == round and operation not in MEASUREMENTS
+            if int(number) == round and operation not in list_measurements(ALGORITHMS[name].Program)
         }
         assert len(called) == 3
     assert not results["failures"] and all(entry["hash"] for entry in results["clients"].values())

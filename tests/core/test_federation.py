@@ -172,14 +172,14 @@ def test_a_real_clock_ends_a_call_at_the_deadline():
 
 def test_what_comes_after_a_real_deadline_was_sent_and_counts():
     fed = federation(Clock(takes=lambda client: 9.0 if client == "c" else 1.0), deadline=3.0)
-    fed.counts = lambda operation, reply: 1
+    fed.count_releases = lambda operation, reply: 1
     fed.call("train")
     before = fed.ledger.total("up")
     assert fed.released == {"a": 1, "b": 1, "c": 0, "d": 1}
-    assert fed.memory()["pending"] == [] and fed.engine.dropped == {3}
+    assert fed.checkpoint()["pending"] == [] and fed.engine.dropped == {3}
     assert fed.released["c"] == 1 and 4 * before == 3 * fed.ledger.total("up")
     fed.engine.queue.clear()
-    assert fed.memory()["pending"] == [] and fed.released["c"] == 1
+    assert fed.checkpoint()["pending"] == [] and fed.released["c"] == 1
 
 
 def test_a_lost_message_is_no_endless_wait():
@@ -256,7 +256,7 @@ def test_named_clients_and_nobody_else():
 
 def test_messages_are_numbered_once_each():
     fed = federation()
-    fed.begin(3)
+    fed.start_round(3)
     fed.call("train")
     fed.call("align", clients=["b"])
     assert [m["number"] for _, m in fed.engine.log] == [1, 2, 3, 4, 5]
@@ -267,7 +267,7 @@ def test_every_message_is_in_the_ledger():
     fed = federation(
         FakeEngine("ab", answer=lambda c, o, b: torch.zeros(100 if c == "a" else 1000))
     )
-    fed.begin(2)
+    fed.start_round(2)
     fed.call("train", x=torch.zeros(64))
     down = sum(encoded_size(m) for _, m in fed.engine.log)
     assert fed.ledger.total("down") == fed.ledger.total("down", round=2) == down
@@ -283,7 +283,7 @@ def test_a_failure_is_named_and_lasts():
     events = []
     fed = federation(FakeEngine(answer=lambda c, o, b: "!its disk is full" if c == "b" else c))
     fed.log_event = lambda event, **facts: events.append((event, facts))
-    fed.begin(1)
+    fed.start_round(1)
     replies = fed.call("train")
     assert list(replies) == ["a", "c", "d"]
     assert (
@@ -300,7 +300,7 @@ def test_a_failure_is_named_and_lasts():
             "lasting": True,
         },
     ) in events
-    fed.begin(2)
+    fed.start_round(2)
     assert fed.active == fed.clients == ["a", "c", "d"]
     fed.call("train")
     fed.call("train", clients=["a", "b"])
@@ -318,7 +318,7 @@ def test_a_failure_is_named_and_lasts():
 )
 def test_a_reply_that_is_no_number_is_quarantined(bad, path):
     fed = federation(FakeEngine(answer=lambda c, o, b: bad if c == "c" else 1.0))
-    fed.begin(1)
+    fed.start_round(1)
     replies = fed.call("train")
     assert (
         list(replies) == ["a", "b", "d"]
@@ -329,7 +329,7 @@ def test_a_reply_that_is_no_number_is_quarantined(bad, path):
 
 def test_too_few_replies_end_the_run_with_names_and_reasons():
     fed = federation(FakeEngine(answer=lambda c, o, b: c if c == "a" else f"!{c} is ill"))
-    fed.begin(4)
+    fed.start_round(4)
     with pytest.raises(QuorumError) as caught:
         fed.call("train")
     assert (
@@ -371,7 +371,7 @@ def test_a_quorum_is_not_raised_by_rounding():
 
 def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
     fed = federation(FakeEngine(takes=lambda c: 9.0 if c == "b" else 1.0), deadline=2.5)
-    fed.begin(1)
+    fed.start_round(1)
     replies = fed.call("train")
     assert (
         list(replies) == ["a", "c", "d"]
@@ -379,7 +379,7 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
     )
     assert fed.clock == fed.engine.now == 2.5
     assert fed.active == ["a", "c", "d"] and fed.clients == list("abcd")
-    fed.begin(2)
+    fed.start_round(2)
     assert fed.active == list("abcd")
     fed.call("align")
     assert fed.clock == 5.0
@@ -387,7 +387,7 @@ def test_the_late_are_left_out_for_the_round_and_nobody_waits_for_them():
 
 def test_looking_on_takes_no_simulated_time_and_nobody_is_late_for_it():
     fed = federation(FakeEngine(takes=lambda c: 9.0), deadline=2.5)
-    fed.begin(1)
+    fed.start_round(1)
     assert (
         list(fed.call("evaluate", clients=fed.clients)) == list("abcd")
         and fed.clock == fed.engine.now == 0.0
@@ -417,7 +417,7 @@ def test_participation_draws_the_right_share_and_the_same_again():
 
 def test_at_least_one_takes_part_and_only_they_are_called():
     fed = federation(participation=0.01)
-    fed.begin(1)
+    fed.start_round(1)
     assert len(fed.active) == 1
     assert list(fed.call("train")) == fed.active
     absent = next(c for c in "abcd" if c not in fed.active)
@@ -446,7 +446,7 @@ def test_dropouts_are_drawn_by_name_last_a_round_and_come_near_their_share():
 
 def test_dropouts_count_against_the_quorum():
     fed = federation(dropout=1.0)
-    fed.begin(1)
+    fed.start_round(1)
     with pytest.raises(
         QuorumError, match=r"0 of 4 clients replied, the quorum is 2\. a, b, c, d: dropped out"
     ):
@@ -654,13 +654,13 @@ def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation
             if first.finished >= stop:
                 break
         second = pace(4, **federation)
-        second.remember(copy_value(first.memory()))
+        second.restore(copy_value(first.checkpoint()))
         second.ledger = first.ledger  # which the run keeps, in a file of its own
         again, drive = driven(second, 2, rest)
         finish(second, drive)
         assert came + again == expected
         assert (
-            second.numbered == plain.numbered
+            second.last_number == plain.last_number
             and second.ledger.rows == plain.ledger.rows
             and second.clock == plain.clock
         )
@@ -672,14 +672,16 @@ def test_a_drive_that_was_interrupted_goes_on_with_what_was_under_way(federation
 
 def test_memory_comes_back_whole():
     first = federation(FakeEngine(answer=lambda c, o, b: "!no" if c == "d" else c))
-    first.begin(1)
+    first.start_round(1)
     first.call("train")
     first.state["w"] = torch.ones(3)
     first.finished = 1
     second = federation()
-    second.remember(copy_value(first.memory()))
+    second.restore(copy_value(first.checkpoint()))
     assert (
-        second.finished == 1 and second.clock == 1.0 == second.engine.now and second.numbered == 4
+        second.finished == 1
+        and second.clock == 1.0 == second.engine.now
+        and second.last_number == 4
     )
     assert second.quarantined == {"d": Failure("d", "train", 1, "no")}
     assert torch.equal(second.state["w"], torch.ones(3)) and next(second.rounds()) == 2

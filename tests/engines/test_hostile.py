@@ -120,23 +120,22 @@ def at_the_door(toys, name, folder, privacy=None):
         plan.training,
         plan.federation,
         0,
-        evaluator=plan.algorithm.evaluate,
-        declared=plan.declared,
-        lengths=plan.axis_lengths,
-        counts=run.releases.count if privacy else None,
+        algorithm=plan.algorithm,
+        privacy=privacy,
+        count_releases=run.releases.count if privacy else None,
     )
-    heard, open_ = {}, fed._open
+    heard, open_ = {}, fed.accept
 
     def listen(arrival, past=None, sizes=None):
         sent = fed.in_flight[arrival.reply["number"]]
         heard.setdefault(sent.operation, (sent, copy.deepcopy(arrival.reply), sizes))
         return open_(arrival, past, sizes)
 
-    fed._open = listen
+    fed.accept = listen
     for _ in plan.algorithm.serve(fed):
         fed.evaluate()
     plan.algorithm.finish(fed)
-    fed._open = open_
+    fed.accept = open_
     return fed, list(heard.values())
 
 
@@ -171,12 +170,12 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
     fed.in_flight[honest["number"]] = Sent(
         sent.client, sent.operation, sent.round, sent.at, sent.like
     )
-    got = fed._open(Arrival(sent.client, 0.0, len(data), read_), sizes=sizes)
+    got = fed.accept(Arrival(sent.client, 0.0, len(data), read_), sizes=sizes)
     if isinstance(got, Failure):
         assert got.client == sent.client and len(got.reason) <= 500 and "\n" not in got.reason
         return
     assert find_nonfinite(got) is None
-    if fed.counts is not None:
+    if fed.count_releases is not None:
         return  # a client may say less
     if tensor_spec(honest["body"]) is not None and sent.operation not in (
         "begin",

@@ -185,7 +185,7 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
     totals = []
     for workers in (0, 2):
         fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig())
-        fed.begin(1)
+        fed.start_round(1)
         fed.call(
             "add",
             x=torch.randn(100),
@@ -312,7 +312,7 @@ def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
     fed = Federation(
         engine(workers=workers, max_message_bytes=2048), Training(rounds=1), FederationConfig()
     )
-    fed.begin(1)
+    fed.start_round(1)
     replies = fed.call("big", per_client={c: {"numbers": 5000 if c == "b" else 5} for c in "abcde"})
     assert list(replies) == list("acde")
     assert replies.failures["b"].reason == "the message has 20,480 bytes, over the limit of 2,048"

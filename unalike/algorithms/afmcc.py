@@ -20,7 +20,7 @@ from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Ask, Federation, Replies
-from unalike.core.operations import operation, query, sends, together
+from unalike.core.operations import measurement, operation, query, sends, together
 from unalike.core.signatures import Shape, tensor_spec
 from unalike.data.modalities import MARK, modalities
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
@@ -300,6 +300,7 @@ class AFMCC(Algorithm):
             self.transient = False
 
         @query
+        @measurement
         def appraise(self, parameters: Parameters) -> Embedded:
             """Fused features of given parameters, and the labels, for the server to cluster and score."""
             encoder = self.autoencoder

@@ -146,7 +146,8 @@ class CreamFL(PublicTraining):
             if known:
                 self.draw_near(known)
             loss = self.learn()
-            return {**self.tell(), "loss": loss}
+            told: Any = self.tell()
+            return told | {"loss": loss}
 
         def blank_update(self, known: Views) -> Views:
             """As many rows for each kind it sees; which these are, is looked up on one public row."""
@@ -264,6 +265,7 @@ def of(views: Views, rows: Tensor) -> Views:
 
 def own(fed: Federation, operation: str, **body: Value) -> Any:
     """The server's own model does something; nothing travels."""
+    assert fed.server is not None
     return fed.server.perform(operation, fed.round, 0, body)
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 from unalike.base.errors import UserError
 from unalike.base.types import Parameters
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import query
+from unalike.core.operations import measurement, query
 from unalike.core.signatures import Shape
 from unalike.losses.transport import transport
 from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
@@ -109,6 +109,7 @@ class FedMPT(PromptTuning):
 
     class Program(PromptTuningProgram):
         @query
+        @measurement
         def explain(self, parameters: Parameters) -> Explanation:
             """Explain predictions for the first test images under these parameters.
 

@@ -252,7 +252,7 @@ class FedMuscle(Algorithm):
             )
             fed.evaluate("after local")
             if self.final_model == "local" and (
-                round == fed.training.rounds or fed.federation.partial
+                round == fed.training.rounds or fed.config.partial
             ):  # who misses the last round leaves, too
                 fed.call("settle")
             if self.average_heads != "never":  # who leaves now leaves with its own

@@ -110,7 +110,7 @@ class FedNCA(Averaging):
         @operation
         @sends(parameters="parameters", samples="open")
         def update(self, parameters: Parameters) -> CollapseUpdate:
-            return super().update(parameters) | {"collapse": self.measure_collapse()}
+            return {**super().update(parameters), "collapse": self.measure_collapse()}
 
         def measure_collapse(self) -> dict[str, float]:
             """How near the features of the first training rows are to neural collapse."""

@@ -126,7 +126,9 @@ class FMCSC(Averaging):
             return self.shared()
 
         @operation
-        def update(self, models: dict[str, Parameters]) -> Taught:
+        def update(  # type: ignore[override]
+            self, models: dict[str, Parameters]
+        ) -> Taught:
             """Trains its own model; who owns several views then teaches those for some of them."""
             mine = ",".join(modalities(self.rows()))
             self.receive(models[mine])
@@ -155,7 +157,7 @@ class FMCSC(Averaging):
             }
 
         @operation
-        def train(self) -> float:
+        def train(self) -> float:  # type: ignore[override]
             if self.round == 1:
                 self.learn(
                     range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss

@@ -10,16 +10,6 @@ from unalike.base.errors import UserError
 Key = tuple[int, str, str, str]  # round, client, direction, operation
 Rows = dict[Key, list[int]]  # [messages, bytes]
 COLUMNS = ("round", "client", "direction", "operation", "messages", "bytes")
-# Operations that only look at the outcome. Their traffic is not counted as the method's.
-MEASUREMENTS = (
-    "evaluate",
-    "appraise",
-    "explain",
-    "embed",
-    "describe",
-    "safeguard",
-    "grouped",
-)
 
 
 def _empty_rows() -> Rows:
@@ -35,8 +25,12 @@ class Ledger:
     During a run `append` writes only the new rows to the file, so that a round of a long run costs
     no more than one of a short run. When a run is resumed, `read` cuts off the rows of a round
     that did not finish.
+
+    Attributes:
+        measurements: operations that only measure. Their traffic is not counted as the method's.
     """
 
+    measurements: frozenset[str] = frozenset()
     rows: Rows = field(default_factory=_empty_rows)
     unwritten: Rows = field(default_factory=_empty_rows)  # since the last `append`
     # Bytes in each direction without measurements, in all rounds.
@@ -52,7 +46,7 @@ class Ledger:
             row = rows[round, client, direction, operation]
             row[0] += messages
             row[1] += size
-        if operation not in MEASUREMENTS:
+        if operation not in self.measurements:
             self.totals[direction] += size
         if direction == "up":
             self.uploads[round, client] += size
@@ -78,7 +72,7 @@ class Ledger:
         for key, (_, size) in self.rows.items():
             if key[2] != direction or round not in (None, key[0]) or client not in (None, key[1]):
                 continue
-            if key[3] == operation or (operation is None and key[3] not in MEASUREMENTS):
+            if key[3] == operation or (operation is None and key[3] not in self.measurements):
                 total += size
         return total
 
@@ -102,12 +96,12 @@ class Ledger:
         partial.replace(path)
 
     @classmethod
-    def read(cls, path: Path, length: int) -> "Ledger":
+    def read(cls, path: Path, length: int, measurements: frozenset[str] = frozenset()) -> "Ledger":
         """Read a ledger from the first `length` bytes of its file and cut the file off there.
 
         Raises: UserError, if the file is missing or shorter.
         """
-        ledger = cls()
+        ledger = cls(measurements=measurements)
         if not length:
             path.unlink(missing_ok=True)
             return ledger

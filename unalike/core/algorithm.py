@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.core.evaluation import score_federation, scored_at_server
-from unalike.core.operations import graph_safe, operation, query, sends
+from unalike.core.operations import graph_safe, measurement, operation, query, sends
 from unalike.core.privacy import protects
 from unalike.core.safeguard import FOR_WHOM, Decision, safeguard
 from unalike.core.signatures import Shape
@@ -206,6 +206,7 @@ class ClientProgram:
         return self.learn(None if epoch is None else range(epoch, epoch + 1), loss=self.task_loss)
 
     @query
+    @measurement
     def evaluate(self, common: bool = False) -> dict[str, float]:
         """Every metric of the model, as its task defines: on the client's own test set, or on the common one."""
         return self.client.task.evaluate(self, common)
@@ -215,6 +216,7 @@ class ClientProgram:
         return measure(self.model, data, self.client, self.training.batch_size)
 
     @query
+    @measurement
     def embed(self) -> Embedded:
         """Features of all samples the client holds, and their labels, -1 where unknown."""
         was = self.model.training
@@ -224,12 +226,14 @@ class ClientProgram:
         return {"features": features, "y": self.sampled(torch.arange(len(features)))[1]}
 
     @operation
+    @measurement
     @sends()
     def grouped(self, centres: Tensor) -> None:
         """Keep the centres that its groups were scored by: the head of the model that it takes home."""
         self.memory["centres"] = centres
 
     @query
+    @measurement
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         """Size, hash and cost (floating-point operations to look at one sample) of the model, for the results."""
@@ -241,6 +245,7 @@ class ClientProgram:
         }
 
     @operation
+    @measurement
     @sends()
     def safeguard(self, rounds: list[int]) -> Safeguarded:
         """Keep the model that the client's own labelled data speak for: the one learnt together or one trained alone, in these rounds."""
@@ -314,6 +319,10 @@ class Algorithm:
         for name in fields.keys() & cls.RENAMED.keys():
             raise TypeError(f'{cls.__name__}: "{name}" is called "{cls.RENAMED[name]}" now')
         return super().__new__(cls)
+
+    def axis_lengths(self) -> dict[str, int]:
+        """Fields that an operation may name as the length of an axis (`Shape`): the integers."""
+        return {name: value for name, value in vars(self).items() if type(value) is int}
 
     @classmethod
     def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,154 +1,180 @@
-"""The clients as the server sees them: whom it can call, what came back and what is remembered. Knows nothing of methods."""
+"""The clients of a federation as the server sees them: which take part, calls, replies and logs.
+
+A method's server program gets a `Federation`, samples rounds and calls clients:
+
+    for round in fed.rounds():
+        replies = fed.call("update", parameters=parameters)
+        parameters = mean(replies)
+        yield round
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, astuple, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from unalike.base.errors import RunError
-from unalike.base.ledger import MEASUREMENTS, Ledger
+from unalike.base.ledger import Ledger
 from unalike.base.message import Value, find_nonfinite
-from unalike.base.randomness import stream
-from unalike.core.client import VERSION
+from unalike.core.algorithm import ClientProgram
+from unalike.core.asynchronous import Act, Ask, Invite, run_visits
+from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival, Engine, Sent
+from unalike.core.operations import is_protected, list_measurements, unanswered_measurements
 from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
+from unalike.core.privacy import Privacy
 from unalike.core.replay import Replay
-from unalike.core.signatures import Declared, spec_mismatch, tensor_spec
+from unalike.core.runtime import ClientRuntime
+from unalike.core.signatures import declared, spec_mismatch, tensor_spec
 from unalike.data.public_order import PublicOrder
 from unalike.training.loop import Training
 
+if TYPE_CHECKING:
+    from unalike.core.algorithm import Algorithm
+
 Messages = dict[str, dict[str, Value]]
-Ask = tuple[str, dict[str, Value]]  # an operation and what goes with it
+Evaluate = Callable[["Federation"], Replies]
+# Releases of private data in a reply: count(operation, reply) -> number.
+CountReleases = Callable[[str, dict[str, Any]], int]
+
+
+def _ignore(event: str, **facts: Any) -> None:
+    """Log nothing."""
 
 
 @dataclass
 class Federation:
-    """Clients behind an engine, with what the server remembers of the run in `state`."""
+    """The clients behind an engine, and what the server keeps of a run.
+
+    Attributes:
+        engine: carries calls to the clients and their replies back.
+        training: the budget, among others the number of rounds.
+        config: participation, dropout, deadline, quorum and limits.
+        seed: of the run.
+        algorithm: the method that is served. Replies are checked against the signatures of its
+            operations; `evaluate` measures as it says. None: replies are not checked.
+        privacy: how clients protect their replies; None: not at all.
+        guarded: whether clients keep fold replicas for the safeguard. Then the same request must
+            be usable by all replicas of a client.
+        archive: large things the server keeps, by name. In a run they are on disk.
+        replay: for `run_async`: an earlier run whose order of arrivals is repeated.
+        server: a model that the server trains itself, where the method and the run have one.
+        log_event: `log_event(event, **facts)` is called for everything that happens.
+        evaluator: measures all clients instead of the algorithm.
+        count_releases: with privacy: how many releases of private data a reply is.
+    """
 
     engine: Engine
     training: Training = field(default_factory=Training)
-    federation: FederationConfig = field(default_factory=FederationConfig)
+    config: FederationConfig = field(default_factory=FederationConfig)
     seed: int = 0
-    log_event: Callable[..., None] = lambda event, **facts: None
-    evaluator: Callable[["Federation"], Replies] | None = None
-    figures: Callable[["Federation", dict], dict[str, Any]] | None = (
-        None  # of everyone, from each client's metrics
-    )
-    guarded: bool = False  # clients keep shadows (safeguard.py): what is sent must let them do the same as their client
-    archive: Any = field(
-        default_factory=dict
-    )  # large things the server keeps, by name: in a run they are on disk, not in memory
-    counts: Callable[[str, dict[str, Any]], int] | None = (
-        None  # with privacy: how many releases an answer to an operation is
-    )
-    replay: Replay | None = None  # in `drive`: an earlier run whose order of arrivals is to be kept
-    declared: Callable[[str], Declared] | None = (
-        None  # what the method says of an operation; a reply that is not so stays outside
-    )
-    lengths: Mapping[str, int] = field(
-        default_factory=dict
-    )  # what axes in that are called, and how long they are
-    unasked: frozenset[str] = (
-        frozenset()
-    )  # operations that nobody would answer: there are no replies to them
-    server: Any = None  # the side of a model that the server trains itself, where the method and the run have one
+    _: KW_ONLY
+    algorithm: "Algorithm | None" = None
+    privacy: Privacy | None = None
+    guarded: bool = False
+    archive: Any = field(default_factory=dict)
+    replay: Replay | None = None
+    server: ClientRuntime | None = None
+    log_event: Callable[..., None] = _ignore
+    evaluator: Evaluate | None = None
+    count_releases: CountReleases | None = None
 
     def __post_init__(self) -> None:
         self.infos = self.engine.infos()
-        for info in self.infos.values():
-            if info.version != VERSION:
-                raise ValueError(
-                    f"client {info.id} speaks version {info.version} of the protocol, this server {VERSION}"
-                )
-        rows = {
-            info.id: info.public_rows for info in self.infos.values() if info.public is not None
-        }
-        if len(set(rows.values())) > 1:
-            raise ValueError(
-                f"clients hold public sets of different length: {rows}; row i must be the same thing for everyone"
-            )
-        prints: dict[tuple, str] = {}
-        for info in self.infos.values():
-            if (
-                info.public is not None
-                and prints.setdefault((info.modalities, info.public_shape), info.public)
-                != info.public
-            ):
-                raise ValueError(
-                    f"client {info.id} holds another public set than others of its kind; row i must be the same for everyone"
-                )
-        self.public_rows = next(iter(rows.values()), 0)
+        _check_versions(self.infos)
+        self.public_rows = _check_public_sets(self.infos)
+        program = ClientProgram if self.algorithm is None else self.algorithm.Program
+        # Operations that only measure, and those of them that no client would answer.
+        self.measurements = list_measurements(program)
+        self.unanswered = unanswered_measurements(program, self.privacy)
+        self.ledger = Ledger(measurements=self.measurements)
+        # What the server program keeps; saved with every round.
         self.state: dict[str, Any] = {}
-        self.scratch: dict[
-            str, Any
-        ] = {}  # what can be found again: gone when the server starts anew
-        self.ledger = Ledger()
-        self.released: dict[str, int] = {
-            c: 0 for c in self.infos
-        }  # how often each client's data were spoken of, whatever came of it
-        self.round = 0  # the round under way; 0 before the first
-        self.finished = 0  # the last finished one
-        self.clock = 0.0  # simulated seconds
-        self.numbered = 0  # messages sent so far
-        self.in_flight: dict[int, Sent] = {}  # those not yet answered, by number
-        self.overdue: dict[
-            int, Sent
-        ] = {}  # those nobody waits for any more; what comes is counted, then dropped
-        self.turns: dict[
-            tuple[int, str, str], int
-        ] = {}  # how often a client was sent an operation this round: names its randomness
-        self.quarantined: dict[str, Failure] = {}  # out for the rest of the run
-        self.failures: list[Failure] = []
-        self.failed_rounds: list[
-            int
-        ] = []  # rounds that ended early, for want of clients that were only away
-        self.absent: set[str] = set()  # out for this round
-        self.drawn: list[str] = list(self.infos)
-        self.visits: dict[str, int] = {}  # in `drive`: how many each client has had
-        self.waiting: list[str] = []  # in `drive`: whose next visit may begin
-        self.instants = 0  # in `drive`: how often somebody arrived
+        # What it can compute again: gone when the server restarts.
+        self.scratch: dict[str, Any] = {}
+        # Releases of each client's data so far, also in replies that came to nothing.
+        self.released: dict[str, int] = {client: 0 for client in self.infos}
 
-    # who is there
+        self.round = 0  # the current round; 0 before the first
+        self.finished = 0  # the last finished round
+        self.clock = 0.0  # seconds of the engine's clock, without measurements
+        self.sampled: list[str] = list(self.infos)  # for the current round
+        self.dropped: set[str] = set()  # for the rest of the current round
+        self.quarantined: dict[str, Failure] = {}  # for the rest of the run
+        self.failures: list[Failure] = []
+        # Rounds that ended early because too few clients were reachable.
+        self.failed_rounds: list[int] = []
+
+        self.last_number = 0  # of the last message sent
+        self.in_flight: dict[int, Sent] = {}  # messages without a reply yet, by number
+        # Messages nobody waits for any more: replies to them are counted, then dropped.
+        self.overdue: dict[int, Sent] = {}
+        # How often (round, client, operation) was requested: names the client's randomness.
+        self.turns: dict[tuple[int, str, str], int] = {}
+
+        # Of `run_async`: visits each client has had, clients whose next visit may start, and the
+        # number of instants at which replies arrived.
+        self.visits: dict[str, int] = {}
+        self.waiting: list[str] = []
+        self.instants = 0
+
+    # which clients take part
 
     @property
     def clients(self) -> list[str]:
-        """All clients but the quarantined ones, drawn for this round or not."""
-        return [c for c in self.infos if c not in self.quarantined]
+        """All clients but the quarantined ones, sampled for this round or not."""
+        return [client for client in self.infos if client not in self.quarantined]
 
     @property
     def active(self) -> list[str]:
-        """Clients drawn for this round that have not failed in it."""
-        return [c for c in self.drawn if c not in self.quarantined and c not in self.absent]
+        """Clients sampled for this round that have not failed in it."""
+        out = self.quarantined.keys() | self.dropped
+        return [client for client in self.sampled if client not in out]
 
     def public(self, batch: int) -> PublicOrder:
-        """The public set in batches; the order belongs to the round and is the same for server and clients."""
+        """Batches of the public set; their order depends on the round and is the same for all."""
         return PublicOrder(self.public_rows, batch, self.seed)
 
     def rounds(self) -> Iterator[int]:
-        """Round numbers from the first unfinished one; draws who takes part in each."""
+        """Round numbers from the first unfinished one; samples the clients of each."""
         for number in range(self.finished + 1, self.training.rounds + 1):
-            self.begin(number)
+            self.start_round(number)
             yield number
 
-    def begin(self, number: int) -> None:
+    def start_round(self, number: int) -> None:
+        """Make this the current round and sample its clients."""
         self.require_clients()
-        self.round, self.absent, self.turns = number, set(), {}
-        self.drawn = self.federation.drawn(list(self.infos), self.seed, number)
+        self.round = number
+        self.dropped = set()
+        self.turns = {}
+        self.sampled = self.config.sample(list(self.infos), self.seed, number)
 
     def require_clients(self) -> None:
-        """Where nobody is left nothing that comes of it is a result, unless a quorum of 0 says so."""
-        if not self.clients and self.federation.quorum:
-            raise QuorumError(
-                f"after round {self.finished}",
-                0,
-                len(self.infos),
-                1,
-                list(self.quarantined.values()),
-            )
+        """Raise QuorumError if no client is left, unless a quorum of 0 allows it."""
+        if not self.clients and self.config.quorum:
+            failures = list(self.quarantined.values())
+            raise QuorumError(f"after round {self.finished}", 0, len(self.infos), 1, failures)
 
-    # calling them
+    def refuse(self, client: str, operation: str, reason: str) -> None:
+        """Quarantine a client whose reply passed all checks but cannot be used."""
+        self.fail(Failure(client, operation, self.round, reason))
+
+    def fail(self, failure: Failure) -> None:
+        """Leave a client out, for this round or for the run, and log why."""
+        if failure.lasting:
+            self.quarantined[failure.client] = failure
+        self.dropped.add(failure.client)
+        self.failures.append(failure)
+        self.log_event(
+            "failure",
+            round=failure.round,
+            client=failure.client,
+            operation=failure.operation,
+            reason=failure.reason,
+            lasting=failure.lasting,
+            **failure.bug_report(),
+        )
+
+    # calls
 
     def call(
         self,
@@ -160,7 +186,7 @@ class Federation:
         sizes: Mapping[str, int] | None = None,
         per_client_operation: Mapping[str, str] | None = None,
         **shared: Value,
-    ) -> Replies:
+    ) -> Replies[Any]:
         """Run one operation on many clients and wait for their replies.
 
         Args:
@@ -180,7 +206,7 @@ class Federation:
         Raises:
             QuorumError: fewer clients replied than the quorum requires.
         """
-        if operation in self.unasked:
+        if operation in self.unanswered:
             return Replies({}, {})
         if clients is None and per_client is None:
             chosen = self.active
@@ -195,24 +221,60 @@ class Federation:
             if client in self.quarantined:
                 continue
             name = (per_client_operation or {}).get(client, operation)
-            if clients is None and self.federation.drops(client, self.seed, self.round):
+            if clients is None and self.config.drops_out(client, self.seed, self.round):
                 failures[client] = Failure(client, name, self.round, "dropped out", lasting=False)
             else:
                 requests[client] = (name, {**shared, **(per_client or {}).get(client, {})})
-        measured = operation in MEASUREMENTS
-        deadline = None if measured else self.federation.deadline
+        measures = operation in self.measurements
+        deadline = None if measures else self.config.deadline
         start = self.engine.now
         replies = self._exchange(requests, deadline, sizes, failures)
-        if measured:
+        if measures:
             self.engine.rewind_clock(start)
         elif deadline is not None:
             self.engine.rewind_clock(start + deadline)
         self.clock = max(self.clock, self.engine.now)
         for failure in failures.values():
-            self._fail(failure)
-        required = self.federation.quorum if quorum is None else quorum
+            self.fail(failure)
+        required = self.config.quorum if quorum is None else quorum
         self._check_quorum(operation, len(replies), failures, required)
         return Replies({c: replies[c] for c in self.infos if c in replies}, failures)
+
+    def relay(self, operation: str, clients: list[str]) -> Value:
+        """Run an operation on one client after another, e.g. to train one model in turns.
+
+        Each client gets as `given` what the one before replied; the first gets `{}`.
+
+        Returns: the reply of the last client that did not fail.
+        """
+        reply: Value = {}
+        failures: dict[str, Failure] = {}
+        for client in clients:
+            replies = self.call(operation, clients=[client], quorum=0, given=reply)
+            reply = replies.get(client, reply)
+            failures |= replies.failures
+        replied = len(clients) - len(failures)
+        self._check_quorum(operation, replied, failures, self.config.quorum)
+        return reply
+
+    def run_async(self, invite: Invite, act: Act, even: bool = True) -> Iterator[int]:
+        """Visit clients again and again without waiting for the slow ones.
+
+        Each client has `training.rounds` visits. A client that drops out or is late has had its
+        visit and gets the next. Of the federation's settings `participation` is the share of
+        clients that are visited at a time and `quorum` the share that must not be quarantined.
+
+        Args:
+            invite: `invite(client)` returns the operation and arguments that start a visit.
+            act: `act(replies)` gets all replies of one instant and returns, by client, what is
+                requested next in these visits. A visit ends where nothing more is requested.
+            even: every client has equally many visits. Otherwise fast clients have more, until
+                the slowest has had its visits.
+
+        Yields: a number, whenever the mean client has had so many visits. The run can be saved
+            there, with all messages in flight.
+        """
+        return run_visits(self, invite, act, even)
 
     def _exchange(
         self,
@@ -225,20 +287,19 @@ class Federation:
 
         Returns: replies by client. Clients without one are added to `failures`.
         """
-        limit = math.inf if deadline is None else deadline
-        until = self.engine.now + limit
+        until = self.engine.now + (math.inf if deadline is None else deadline)
         replies: dict[str, Value] = {}
-        awaited = self._send(requests, {client: self.round for client in requests})
+        awaited = self.send(requests, {client: self.round for client in requests})
         while awaited and (arrivals := self.engine.receive(awaited, until)):
             for arrival in arrivals:
                 awaited.discard(arrival.reply["number"])
-                reply = self._open(arrival, sizes=sizes)
+                reply = self.accept(arrival, sizes=sizes)
                 if isinstance(reply, Failure):
                     failures[arrival.client] = reply
                 else:
                     replies[arrival.client] = reply
         if deadline is None:
-            reason = "the engine lost what it was asked"
+            reason = "the engine lost the request"
         else:
             reason = f"late: the deadline is {deadline:g} s"
         for number in awaited:
@@ -249,155 +310,157 @@ class Federation:
             )
         return replies
 
-    def relay(self, operation: str, clients: list[str]) -> Value:
-        """The operation on one client after another: each gets as `given` what the one before gave back, the first nothing."""
-        given: Value = {}
-        failures: dict[str, Failure] = {}
-        for client in clients:
-            replies = self.call(operation, clients=[client], quorum=0, given=given)
-            given = replies.get(client, given)
-            failures |= replies.failures
-        self._check_quorum(
-            operation, len(clients) - len(failures), failures, self.federation.quorum
-        )
-        return given
+    def send(self, requests: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
+        """Send one request to each of some clients, of these rounds or visits.
+
+        Returns: the numbers of the messages.
+        """
+        if not requests:
+            return set()
+        self.log_event("call", operation=next(iter(requests.values()))[0], round=self.round)
+        messages: Messages = {}
+        numbers = set()
+        for client, (operation, body) in requests.items():
+            self.last_number += 1
+            numbers.add(self.last_number)
+            key = (rounds[client], client, operation)
+            self.turns[key] = self.turns.get(key, -1) + 1
+            messages[client] = {
+                "operation": operation,
+                "number": self.last_number,
+                "round": rounds[client],
+                "turn": self.turns[key],
+                "body": body,
+            }
+            self.in_flight[self.last_number] = Sent(
+                client, operation, rounds[client], self.engine.now, tensor_spec(body) or {}
+            )
+        for client, size in self.engine.send(messages).items():
+            self.ledger.add(rounds[client], client, "down", requests[client][0], size)
+        return numbers
+
+    # replies
+
+    def accept(
+        self,
+        arrival: Arrival,
+        past: dict[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Value | Failure:
+        """Count a reply and check it.
+
+        Args:
+            past: in a replay, what became of this reply in the earlier run: `{}` or the reason of
+                a failure.
+            sizes: lengths of axes that the operation declares by a name.
+
+        Returns: the body of the reply, or why it is not usable.
+        """
+        sent = self.in_flight.pop(arrival.reply["number"])
+        self._count(sent, arrival.size, arrival.reply)
+        # A client that cannot be measured can still take part.
+        measures = sent.operation in self.measurements
+
+        def failure(reason: str, lasting: bool = not measures) -> Failure:
+            text = " ".join(reason.split())[:500]
+            bug = str(arrival.reply.get("traceback", ""))
+            return Failure(sent.client, sent.operation, sent.round, text, lasting, bug)
+
+        if past:
+            return failure(**past)
+        if "failure" in arrival.reply:
+            return failure(str(arrival.reply["failure"]))
+        if "body" not in arrival.reply or sent.client != arrival.client:
+            return failure("its reply does not match the request")
+        took = arrival.at - sent.at
+        deadline = self.config.deadline
+        if deadline is not None and took > deadline and not measures and past is None:
+            return failure(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
+        limit = self.config.round_bytes
+        uploaded = self.ledger.upload_bytes(sent.round, sent.client)
+        if limit is not None and uploaded > limit:
+            return failure(
+                f"it sent {uploaded:,} bytes in this round, and may send {limit:,} "
+                "(federation.round_bytes)",
+                lasting=True,
+            )
+        body = arrival.reply["body"]
+        problem = self._reply_problem(sent, body, sizes)
+        if problem is not None:
+            return failure(problem)
+        path = find_nonfinite(body)
+        if path is not None:
+            return failure(f"its reply holds NaN or infinity ({path})")
+        return body
+
+    def _reply_problem(
+        self, sent: Sent, body: Value, sizes: Mapping[str, int] | None
+    ) -> str | None:
+        """How a reply differs from what its operation declares, or from what was sent with it."""
+        if self.algorithm is None:
+            return None
+        program = self.algorithm.Program
+        signature = declared(getattr(program, sent.operation))
+        protected = is_protected(program, sent.operation, self.privacy)
+        validate = signature.hidden if protected else signature.reply
+        info = self.infos[sent.client]
+        lengths = {
+            **self.algorithm.axis_lengths(),
+            "clients": len(self.infos),
+            "samples": info.samples,
+            "labels": len(info.labels),
+            "public_rows": self.public_rows,
+            **(sizes or {}),
+        }
+        return validate(body, lengths, "its reply") or spec_mismatch(body, sent.like)
+
+    def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
+        """Count the bytes and the releases of a reply."""
+        # An engine's own report that a client never answered has no size.
+        if size:
+            self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
+        if self.count_releases is not None:
+            count = self.count_releases(sent.operation, reply)
+            if count:
+                self.release(sent.client, count)
+
+    def release(self, client: str, count: int) -> None:
+        """Add so many releases of a client's data to what it has spent."""
+        self.released[client] += count
+        self.log_event("released", client=client, releases=self.released[client])
 
     def _check_quorum(
-        self, operation: str, there: int, failures: dict[str, Failure], quorum: float
+        self, operation: str, replied: int, failures: dict[str, Failure], quorum: float
     ) -> None:
-        asked = there + len(failures)
-        if there < (needed := math.ceil(quorum * asked - 1e-9)):
-            raise QuorumError(
-                f"{operation}, round {self.round}", there, asked, needed, list(failures.values())
-            )
+        """Raise QuorumError if fewer clients replied than this share of those called."""
+        called = replied + len(failures)
+        needed = math.ceil(quorum * called - 1e-9)
+        if replied < needed:
+            where = f"{operation}, round {self.round}"
+            raise QuorumError(where, replied, called, needed, list(failures.values()))
 
-    def run_async(
-        self,
-        invite: Callable[[str], Ask],
-        take: Callable[[Replies], dict[str, Ask]],
-        rest: bool = True,
-    ) -> Iterator[int]:
-        """The asynchronous form: nobody waits for anybody. `invite(client)` says what begins a visit; `take(replies)` gets all replies
-        of one instant and says what is asked next in these visits. A visit ends where nothing more is asked, and the next begins.
+    # evaluation and logs
 
-        Everyone is visited `training.rounds` times; without `rest`, quick clients go on until the slowest has had as many. Who drops out
-        or is late has had its visit, and has the next. `participation` is the share of clients that are visited at a time; `quorum` the
-        share that must be left. Yields a number whenever everyone could have had so many visits: there the run can be saved, with what
-        is under way.
+    def evaluate(self, when: str = "end") -> Replies[Any] | None:
+        """Measure all clients and log it, in rounds that are points of the learning curves.
+
+        Args:
+            when: the moment of the round, for the log.
+
+        Returns: metrics by client; None in other rounds.
         """
-        self.drawn = list(self.infos)
-        if not self.visits:
-            order = torch.randperm(len(self.infos), generator=stream(self.seed, "participation"))
-            self.visits = {c: 0 for c in self.infos}
-            self.waiting = (
-                [list(self.infos)[i] for i in order]
-                if self.federation.participation < 1
-                else list(self.infos)
-            )
-        while True:
-            self._send(*self._invitations(invite, rest))
-            arrivals, past = self._next() if self.in_flight else ([], {})
-            self.clock = self.engine.now
-            got = {}
-            for arrival in arrivals:
-                sent = self.in_flight[arrival.reply["number"]]
-                got[sent.client] = opened = self._open(arrival, past.get(sent.client))
-                why = (
-                    {"reason": opened.reason, "lasting": opened.lasting}
-                    if isinstance(opened, Failure)
-                    else {}
-                )
-                self.log_event(
-                    "arrival",
-                    at=self.clock,
-                    instant=self.instants,
-                    client=sent.client,
-                    round=sent.round,
-                    operation=sent.operation,
-                    **why,
-                )
-            failures = {c: f for c, f in got.items() if isinstance(f, Failure)}
-            for failure in failures.values():
-                self._fail(failure)
-            onward = (
-                take(
-                    Replies(
-                        {c: got[c] for c in self.infos if c in got and c not in failures}, failures
-                    )
-                )
-                if got
-                else {}
-            )
-            onward = {c: onward[c] for c in got if c in onward and c not in failures}
-            self._send(onward, {c: self.visits[c] + 1 for c in onward})
-            for client in (c for c in got if c not in onward):
-                self._finish_visit(client)
-            if len(self.clients) < (
-                needed := math.ceil(self.federation.quorum * len(self.infos) - 1e-9)
-            ):
-                gone = list(self.quarantined.values())
-                raise QuorumError(
-                    f"visit {self.finished + 1}", len(self.clients), len(self.infos), needed, gone
-                )
-            if (
-                done := sum(self.visits[c] for c in self.clients) // max(len(self.clients), 1)
-            ) > self.finished:
-                self.round = done
-                yield done
-            if not self.in_flight and not self.waiting:
-                return
-
-    def _next(self) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
-        """Who arrives next: whoever does, or whoever did in the run that is replayed, and then what became of it."""
-        self.instants += 1
-        if self.replay is not None:
-            return self.replay.next(self.instants, set(self.in_flight), self.engine.receive)
-        if not (arrivals := self.engine.receive(set(self.in_flight))):
-            raise RunError(
-                f"the engine lost what {', '.join(sent.client for sent in self.in_flight.values())} were asked; resume the run"
-            )
-        return arrivals, {}
-
-    def _invitations(
-        self, invite: Callable[[str], Ask], rest: bool
-    ) -> tuple[dict[str, Ask], dict[str, int]]:
-        """What begins a visit, for each client that waits for one and has a place; and the number of its visit."""
-        places = self.federation.places(len(self.infos)) - len(
-            {sent.client for sent in self.in_flight.values()}
-        )
-        asks: dict[str, Ask] = {}
-        behind = lambda: (
-            min((self.visits[c] for c in self.clients), default=0) < self.training.rounds
-        )
-        while self.waiting and len(asks) < places:
-            client = self.waiting.pop(0)
-            number = self.visits[client] + 1
-            if client in self.quarantined or not (
-                number <= self.training.rounds or (not rest and behind())
-            ):
-                continue
-            if self.federation.drops(client, self.seed, number):
-                self._fail(Failure(client, "visit", number, "dropped out", lasting=False))
-                self._finish_visit(client)
-            else:
-                asks[client] = invite(client)
-        return asks, {c: self.visits[c] + 1 for c in asks}
-
-    def _finish_visit(self, client: str) -> None:
-        self.visits[client] += 1
-        self.waiting.append(client)
-        self.absent.discard(client)
-        self.turns = {key: turn for key, turn in self.turns.items() if key[1] != client}
-
-    def evaluate(self, when: str = "end") -> Replies | None:
-        """Everyone's metrics, recorded; only in the rounds that are to be points of the learning curves."""
-        every = max(1, self.training.rounds // self.federation.evaluations)
-        if self.evaluator is None or (
-            self.round % every and self.round != self.training.rounds and self.round != 1
-        ):
+        every = max(1, self.training.rounds // self.config.evaluations)
+        is_point = self.round in (1, self.training.rounds) or self.round % every == 0
+        if not is_point:
             return None
-        replies = self.evaluator(self)
-        figures = {"figures": self.figures(self, dict(replies))} if self.figures else {}
+        figures: dict[str, Any] = {}
+        if self.evaluator is not None:
+            replies = self.evaluator(self)
+        elif self.algorithm is not None:
+            replies = self.algorithm.evaluate(self)
+            figures = {"figures": self.algorithm.figures(self, dict(replies))}
+        else:
+            return None
         self.log_event(
             "evaluation",
             round=self.round,
@@ -409,163 +472,46 @@ class Federation:
         return replies
 
     def log_metrics(self, name: str, values: Mapping[str, float | None]) -> None:
-        """A figure per client for the curves in the report, e.g. a method's own loss."""
-        self.log_event(
-            "note",
-            round=self.round,
-            name=name,
-            values={c: value for c, value in values.items() if value is not None},
-        )
+        """Log a number per client, e.g. a method's own loss, for the curves in the report."""
+        known = {client: value for client, value in values.items() if value is not None}
+        self.log_event("note", round=self.round, name=name, values=known)
 
     def log_figure(self, name: str, **material: Any) -> None:
-        """What a picture in the report is made of, as it is now: `points` (n, width) and their `classes` (n,), drawn at a few moments of
-        the run; or a `matrix` (n, m) with the names of its `rows` and `columns`, drawn as it was last. Called where a method measures: it
-        does not travel, and whatever is large is thinned."""
+        """Log what a figure in the report shows, as it is now. Nothing travels.
+
+        Args:
+            material: `points` (n, width) and their `classes` (n,), drawn at a few moments of the
+                run; or a `matrix` (n, m) with the names of its `rows` and `columns`, drawn as it
+                was last. Large arrays are subsampled.
+        """
         self.log_event("picture", round=self.round, name=name, **material)
 
-    def _send(self, asks: dict[str, Ask], rounds: dict[str, int]) -> set[int]:
-        """Numbers of the messages sent."""
-        if not asks:
-            return set()
-        self.log_event("call", operation=next(iter(asks.values()))[0], round=self.round)
-        messages: Messages = {}
-        before = self.numbered
-        for client, (operation, body) in asks.items():
-            self.numbered += 1
-            key = (rounds[client], client, operation)
-            turn = self.turns[key] = self.turns.get(key, -1) + 1
-            messages[client] = {
-                "operation": operation,
-                "number": self.numbered,
-                "round": rounds[client],
-                "turn": turn,
-                "body": body,
-            }
-            self.in_flight[self.numbered] = Sent(
-                client, operation, rounds[client], self.engine.now, tensor_spec(body) or {}
-            )
-        for client, size in self.engine.send(messages).items():
-            self.ledger.add(rounds[client], client, "down", asks[client][0], size)
-        return set(range(before + 1, self.numbered + 1))
+    # checkpoints
 
-    def _open(
-        self,
-        arrival: Arrival,
-        past: dict[str, Any] | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> Value | Failure:
-        """The door: count it, then see whether it is a reply that may come in. `past` is what became of it in the run that is replayed."""
-        sent = self.in_flight.pop(arrival.reply["number"])
-        self._count(sent, arrival.size, arrival.reply)
+    def _take_pending(self) -> list[dict[str, Any]]:
+        """Replies that wait to be delivered.
 
-        def fail(
-            reason: str, lasting: bool = sent.operation not in MEASUREMENTS
-        ) -> Failure:  # what cannot be measured can still take part
-            return Failure(
-                sent.client, sent.operation, sent.round, " ".join(reason.split())[:500], lasting
-            )
-
-        if past:
-            return fail(**past)
-        if "failure" in arrival.reply:
-            return fail(str(arrival.reply["failure"]))
-        if "body" not in arrival.reply or sent.client != arrival.client:
-            return fail("its reply is none to what it was asked")
-        deadline = (
-            self.federation.deadline
-            if sent.operation not in MEASUREMENTS and past is None
-            else None
-        )
-        if deadline is not None and (took := arrival.at - sent.at) > deadline:
-            return fail(f"late: {took:.3g} s, the deadline is {deadline:g} s", lasting=False)
-        if (quota := self.federation.round_bytes) is not None and (
-            told := self.ledger.upload_bytes(sent.round, sent.client)
-        ) > quota:
-            return fail(
-                f"it sent {told:,} bytes in this round, and may send {quota:,} (federation.round_bytes)",
-                lasting=True,
-            )
-        reply = arrival.reply["body"]
-        if wrong := self._reply_problem(sent, reply, sizes):
-            return fail(wrong)
-        if (path := find_nonfinite(reply)) is not None:
-            return fail(f"its reply holds NaN or infinity ({path})")
-        return reply
-
-    def _reply_problem(
-        self, sent: Sent, reply: Value, sizes: Mapping[str, int] | None
-    ) -> str | None:
-        """What is wrong with a reply, by what its operation declares and what was sent with it."""
-        if self.declared is None:
-            return None
-        info, declared = self.infos[sent.client], self.declared(sent.operation)
-        known = {
-            **self.lengths,
-            "clients": len(self.infos),
-            "samples": info.samples,
-            "labels": len(info.labels),
-            "public_rows": self.public_rows,
-            **(sizes or {}),
-        }
-        whole = self.counts is None or (
-            sent.operation in MEASUREMENTS and not self.unasked
-        )  # seeded noise hides nothing of what is measured
-        return (declared.reply if whole else declared.hidden)(
-            reply, known, "its reply"
-        ) or spec_mismatch(reply, sent.like)
-
-    def _count(self, sent: Sent, size: int, reply: dict[str, Any]) -> None:
-        if size:  # the engine's own word on a client that never answered has none
-            self.ledger.add(sent.round, sent.client, "up", sent.operation, size)
-        if self.counts is not None and (count := self.counts(sent.operation, reply)):
-            self.release(sent.client, count)
-
-    def release(self, client: str, count: int) -> None:
-        """So much more was said of a client's data."""
-        self.released[client] += count
-        self.log_event("released", client=client, releases=self.released[client])
-
-    def _pending(self) -> list[dict[str, Any]]:
-        """Replies that wait to be heard. Those that came after a deadline on a real clock were sent too: they count, and go."""
-        told = {
-            p["reply"]["number"]: p
-            for p in [*(self.replay.pending() if self.replay else []), *self.engine.pending()]
-        }
+        Replies that came after a deadline on a real clock were sent, too: they are counted, then
+        dropped.
+        """
+        pending = [*(self.replay.pending() if self.replay else []), *self.engine.pending()]
+        by_number = {entry["reply"]["number"]: entry for entry in pending}
         for number, sent in self.overdue.items():
-            if (late := told.pop(number, None)) is not None:
+            late = by_number.pop(number, None)
+            if late is not None:
                 self._count(sent, late["size"], late["reply"])
         self.engine.drop(set(self.overdue))
         self.overdue = {}
-        return list(told.values())
+        return list(by_number.values())
 
-    def refuse(self, client: str, operation: str, reason: str) -> None:
-        """A reply that came in and cannot be used: its client is named and left out."""
-        self._fail(Failure(client, operation, self.round, reason))
-
-    def _fail(self, failure: Failure) -> None:
-        if failure.lasting:
-            self.quarantined[failure.client] = failure
-        self.absent.add(failure.client)
-        self.failures.append(failure)
-        self.log_event(
-            "failure",
-            round=failure.round,
-            client=failure.client,
-            operation=failure.operation,
-            reason=failure.reason,
-            lasting=failure.lasting,
-        )
-
-    # what is saved after a round
-
-    def memory(self) -> dict[str, Any]:
-        pending = self._pending()
+    def checkpoint(self) -> dict[str, Any]:
+        """What is saved after a round, as plain values that `restore` takes back."""
         return {
+            "pending": self._take_pending(),
             "state": self.state,
             "finished": self.finished,
             "clock": self.clock,
-            "numbered": self.numbered,
-            "pending": pending,
+            "numbered": self.last_number,
             "lost": self.failed_rounds,
             "released": self.released,
             "visits": self.visits,
@@ -573,20 +519,53 @@ class Federation:
             "instants": self.instants,
             "flying": [[number, *astuple(sent)] for number, sent in self.in_flight.items()],
             "turns": [[*key, turn] for key, turn in self.turns.items()] if self.in_flight else [],
-            "failures": [
-                [f.client, f.operation, f.round, f.reason, f.lasting] for f in self.failures
-            ],
+            "failures": [failure.to_list() for failure in self.failures],
         }
 
-    def remember(self, saved: dict[str, Any]) -> None:
-        self.state, self.finished, self.clock = saved["state"], saved["finished"], saved["clock"]
-        self.numbered, self.failed_rounds = saved["numbered"], saved["lost"]
-        self.visits, self.waiting = saved["visits"], saved["waiting"]
-        self.released, self.instants = saved["released"], saved["instants"]
-        self.in_flight = {number: Sent(*sent) for number, *sent in saved["flying"]}
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go back to a checkpoint, with the engine."""
+        self.state = saved["state"]
+        self.finished = saved["finished"]
+        self.clock = saved["clock"]
+        self.last_number = saved["numbered"]
+        self.failed_rounds = saved["lost"]
+        self.released = saved["released"]
+        self.visits = saved["visits"]
+        self.waiting = saved["waiting"]
+        self.instants = saved["instants"]
+        self.in_flight = {number: Sent(*fields) for number, *fields in saved["flying"]}
         self.turns = {
             (round, client, operation): turn for round, client, operation, turn in saved["turns"]
         }
-        self.failures = [Failure(*f) for f in saved["failures"]]
+        self.failures = [Failure(*fields) for fields in saved["failures"]]
         self.quarantined = {f.client: f for f in self.failures if f.lasting}
         self.engine.load(self.finished, self.clock, saved["pending"])
+
+
+def _check_versions(infos: dict[str, ClientInfo]) -> None:
+    for info in infos.values():
+        if info.version != VERSION:
+            raise ValueError(
+                f"client {info.id} speaks version {info.version} of the protocol, this server "
+                f"{VERSION}: install the same version of unalike on both sides"
+            )
+
+
+def _check_public_sets(infos: dict[str, ClientInfo]) -> int:
+    """Rows of the public set, which must be the same for all clients that hold one; 0: none."""
+    holders = [info for info in infos.values() if info.public is not None]
+    rows = {info.id: info.public_rows for info in holders}
+    if len(set(rows.values())) > 1:
+        raise ValueError(
+            f"clients hold public sets of different length: {rows}; "
+            "row i must be the same thing for everyone"
+        )
+    fingerprints: dict[tuple, str | None] = {}
+    for info in holders:
+        kind = (info.modalities, info.public_shape)
+        if fingerprints.setdefault(kind, info.public) != info.public:
+            raise ValueError(
+                f"client {info.id} holds another public set than other clients with the same "
+                "modalities; row i must be the same for everyone"
+            )
+    return holders[0].public_rows if holders else 0

@@ -1,64 +1,124 @@
-"""Marks for what the server may call on a client, what of its replies may leave, and losses that are steady. Knows no methods."""
+"""Marks for the methods of a client's program that a server may request.
+
+class Program(ClientProgram):
+    @operation                      # may change the client; @query may not
+    @sends(parameters="parameters") # with privacy: what of the reply leaves, and how
+    def update(self, parameters: Parameters) -> Update: ...
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from unalike.base.errors import Refusal
-from unalike.base.ledger import MEASUREMENTS
 from unalike.base.message import Value
 from unalike.base.randomness import scope
 from unalike.core.privacy import KINDS, Privacy
 
-
-def operation(method: Any) -> Callable:
-    """Marks a method of a client's side that the server may call; nothing else can be called from outside."""
-    method.operation = "changes"
-    return method
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def query(method: Any) -> Callable:
-    """An operation that leaves the client as it was: no new state to save."""
-    method.operation = "asks"
-    return method
+def operation(method: Method) -> Method:
+    """Mark a method that a server may request and that may change the client's state.
 
-
-def together(method: Any) -> Callable:
-    """Under `operation` or `question`: written for several alike clients at once. It gets their sides and, for each argument, a list,
-    and returns the list of replies. An engine that holds several alike clients then asks them all at once, with the same result
-    as one by one; so it must not draw from torch's global generator.
+    Nothing without this mark or `@query` can be requested from outside.
     """
-    method.together = True
+    return _mark(method, operation="changes")
+
+
+def query(method: Method) -> Method:
+    """Mark a method that a server may request and that leaves the client's state as it was."""
+    return _mark(method, operation="asks")
+
+
+def measurement(method: Method) -> Method:
+    """Mark an operation that only looks at the outcome, under `@operation` or `@query`.
+
+    Its traffic is not the method's and its time does not count. A client whose measurement fails
+    still takes part. A method that overrides a measurement is one, too.
+    """
+    return _mark(method, measurement=True)
+
+
+def together(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an operation that is written for several similar clients at once.
+
+    It goes under `@operation` or `@query`. The method gets a list of programs and, for each
+    argument, a list with one value per client; it returns the list of replies. An engine that
+    holds several such clients runs them at once. The result must be the same as one by one, so
+    the method must not draw from torch's global generator.
+    """
+    return _mark(method, together=True)
+
+
+def sends(whole: str | None = None, **fields: str) -> Callable[[Method], Method]:
+    """Mark what of a reply may leave a client with privacy, and how; the rest is withheld.
+
+    It goes under `@operation` or `@query`. Without it nothing of a reply leaves.
+
+    Args:
+        whole: kind of the whole reply, or
+        fields: kinds of its fields by name. The kinds are
+            "parameters": the update, from the `parameters` in the request or else from the
+                initial weights, is clipped and noised;
+            "rows": each row is clipped and noised;
+            "first": the initial weights, sent only before anything was trained;
+            "open": computed without private data, sent as it is.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    for kind in (whole or "open", *fields.values()):
+        if kind not in KINDS:
+            raise ValueError(f"a reply is {', '.join(KINDS)}, got {kind!r}")
+    return lambda method: _mark(method, sends=whole or fields)
+
+
+def graph_safe(loss: Method) -> Method:
+    """Mark a loss whose steps a GPU may capture in a CUDA graph.
+
+    It must depend on the model and the batch alone and never branch on values.
+    """
+    return _mark(loss, graph_safe=True)
+
+
+def _mark(method: Method, **marks: Any) -> Method:
+    method.__dict__.update(marks)
     return method
 
 
-def sends(whole: str | None = None, **parts: str) -> Callable:
-    """Under `operation` or `question`: what of its reply may leave a client that asks for privacy, and how; all else is left out then.
+def list_operations(program: type) -> list[str]:
+    """Names of the operations that a server may request from a program, sorted."""
+    return sorted(
+        name for name in dir(program) if getattr(getattr(program, name), "operation", None)
+    )
 
-    The whole reply, or its parts by key, is of a kind: `parameters`, whose update from the `parameters` of the message (without any, from
-    the first weights) is clipped and noised; `rows`, each clipped and noised; `first`, the first weights, told until anything was
-    learnt; `open`, made from no private data.
-    """
-    if strange := {whole or "open", *parts.values()} - set(KINDS):
-        raise ValueError(f"a reply is {', '.join(KINDS)}, got {strange.pop()!r}")
 
-    def mark(method: Any) -> Callable:
-        method.sends = whole or parts
-        return method
-
-    return mark
+def list_measurements(program: type) -> frozenset[str]:
+    """Names of the operations of a program that are marked `@measurement`, here or in a base."""
+    names: set[str] = set()
+    for base in program.__mro__:
+        names |= {
+            name
+            for name, value in vars(base).items()
+            if getattr(value, "measurement", False) is True
+        }
+    return frozenset(names)
 
 
 def unanswered_measurements(program: type, privacy: Privacy | None) -> frozenset[str]:
-    """Measuring that a client does not answer: with secret noise, whatever does not say what of it may leave."""
+    """Measurements that clients with secret noise refuse: those without `@sends`.
+
+    With noise from the seed, which only a simulation has, every measurement is answered.
+    """
     if privacy is None or privacy.entropy != "secret":
         return frozenset()
     return frozenset(
-        name for name in MEASUREMENTS if not hasattr(getattr(program, name, None), "sends")
+        name for name in list_measurements(program) if not hasattr(getattr(program, name), "sends")
     )
 
 
 def check_answerable(program: type, name: str, privacy: Privacy | None) -> None:
-    """Raise Refusal where an operation would tell what a client's noise does not cover."""
+    """Raise Refusal where the reply to an operation would tell what noise does not cover."""
     if name in unanswered_measurements(program, privacy):
         raise Refusal(
             f"{name} tells of a client's data as they are: "
@@ -71,14 +131,9 @@ def is_protected(program: type, name: str, privacy: Privacy | None) -> bool:
 
     With seeded noise, which the server could take off again, measurements are left as they are.
     """
-    return privacy is not None and not (name in MEASUREMENTS and privacy.entropy == "seed")
-
-
-def list_operations(program: type) -> list[str]:
-    """Names of the operations that a server may request from a program, sorted."""
-    return sorted(
-        name for name in dir(program) if getattr(getattr(program, name), "operation", None)
-    )
+    if privacy is None:
+        return False
+    return privacy.entropy != "seed" or name not in list_measurements(program)
 
 
 def run_operation(program: Any, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
@@ -86,9 +141,3 @@ def run_operation(program: Any, name: str, round: int, turn: int, body: dict[str
     program.round = round
     with scope(program.seed, name, program.client.id, round, turn):
         return getattr(type(program), name)(program, **body)
-
-
-def graph_safe(loss: Any) -> Any:
-    """Marks a loss that depends on the model and the batch alone, and never looks at values: a GPU may record its steps (training.Tape)."""
-    loss.graph_safe = True
-    return loss

@@ -1,8 +1,9 @@
-"""Who takes part in a round, when a round counts, and what becomes of those who fail. Knows nothing of what is asked or how it travels."""
+"""Which clients take part in a round, how many must reply, and what is known of failures."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -12,104 +13,139 @@ from unalike.base.randomness import stream
 from unalike.base.settings import Settings
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Reply = TypeVar("Reply")
 
 
 class FederationConfig(Settings):
-    """`federation:` in a scenario."""
+    """Participation, dropout, deadlines and limits: `federation:` in a scenario."""
 
-    participation: Annotated[float, Field(gt=0, le=1)] = (
-        1.0  # share of the clients drawn for a round
-    )
-    dropout: Share = 0.0  # chance that a drawn client is gone for the round
-    deadline: Annotated[float, Field(gt=0)] | None = (
-        None  # simulated seconds a call may take; later replies are lost
-    )
-    quorum: Share = 0.5  # share of the called clients that must reply
-    tick: Annotated[float, Field(ge=0)] = (
-        0.0  # replies arrive at multiples of so many simulated seconds
-    )
-    evaluations: Annotated[int, Field(ge=1)] = 10  # points on the learning curves
-    message_bytes: Annotated[int, Field(gt=0)] | None = None  # the largest message, either way
-    round_bytes: Annotated[int, Field(gt=0)] | None = (
-        None  # what a client may send in a round, all its replies together
-    )
+    # Share of the clients sampled for a round.
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # Probability that a sampled client is unreachable for the round.
+    dropout: Share = 0.0
+    # Seconds of the engine's clock that a call may take; later replies are lost.
+    deadline: Annotated[float, Field(gt=0)] | None = None
+    # Share of the called clients that must reply.
+    quorum: Share = 0.5
+    # Replies arrive at multiples of so many simulated seconds.
+    tick: Annotated[float, Field(ge=0)] = 0.0
+    # Points on the learning curves.
+    evaluations: Annotated[int, Field(ge=1)] = 10
+    # The largest message in bytes, either way.
+    message_bytes: Annotated[int, Field(gt=0)] | None = None
+    # Bytes that a client may send in a round, all its replies together.
+    round_bytes: Annotated[int, Field(gt=0)] | None = None
 
     @property
     def partial(self) -> bool:
-        """Whether somebody may miss a round."""
+        """Whether a client may miss a round."""
         return self.participation < 1 or self.dropout > 0 or self.deadline is not None
 
-    def places(self, clients: int) -> int:
-        """How many of so many clients are drawn for a round, or visited at a time."""
+    def clients_per_round(self, clients: int) -> int:
+        """How many of so many clients are sampled for a round, or visited at a time."""
         return max(1, round(self.participation * clients))
 
-    def drawn(self, clients: Sequence[str], seed: int, round: int) -> list[str]:
-        """Who takes part in a round, in their own order."""
+    def sample(self, clients: Sequence[str], seed: int, round: int) -> list[str]:
+        """The clients of a round, in their own order."""
         if self.participation == 1:
             return list(clients)
-        picks = torch.randperm(len(clients), generator=stream(seed, "participation", round))[
-            : self.places(len(clients))
-        ]
-        return [clients[i] for i in sorted(picks.tolist())]
+        order = torch.randperm(len(clients), generator=stream(seed, "participation", round))
+        chosen = order[: self.clients_per_round(len(clients))]
+        return [clients[i] for i in sorted(chosen.tolist())]
 
-    def drops(self, client: str, seed: int, round: int) -> bool:
-        """Whether a client that was drawn is gone for the round."""
+    def drops_out(self, client: str, seed: int, round: int) -> bool:
+        """Whether a sampled client is unreachable for the round."""
         if not self.dropout or not round:
             return False
-        return (
-            float(torch.rand((), generator=stream(seed, "dropout", round, client))) < self.dropout
-        )
+        chance = torch.rand((), generator=stream(seed, "dropout", round, client))
+        return float(chance) < self.dropout
 
-    def attended(
+    def attended_rounds(
         self, clients: Sequence[str], seed: int, rounds: Iterable[int]
     ) -> dict[str, list[int]]:
-        """The rounds in which each client is drawn and not gone: those it trains in, together or alone, if nothing fails."""
-        drawn = {number: set(self.drawn(clients, seed, number)) for number in rounds}
-        return {
-            c: [
-                number
-                for number, there in drawn.items()
-                if c in there and not self.drops(c, seed, number)
-            ]
-            for c in clients
-        }
+        """The rounds in which each client is sampled and reachable.
 
-
-class QuorumError(RunError):
-    """Too few clients replied. `passing`: there would have been enough but for those who may be back next time."""
-
-    repeats = True  # rounds are drawn, and clients compute, as they did before: so does this, unless the world has changed
-
-    def __init__(self, what: str, there: int, of: int, needed: int, failures: list["Failure"]):
-        reasons: dict[str, list[str]] = {}
-        for failure in failures:
-            reasons.setdefault(failure.reason, []).append(failure.client)
-        self.passing = there + sum(not failure.lasting for failure in failures) >= needed
-        super().__init__(
-            f"{what}: {there} of {of} clients replied, the quorum is {needed}. "
-            + "; ".join(f"{', '.join(clients)}: {reason}" for reason, clients in reasons.items())
-        )
+        These are the rounds it trains in, federated or locally, if nothing fails.
+        """
+        attended: dict[str, list[int]] = {client: [] for client in clients}
+        for number in rounds:
+            for client in self.sample(clients, seed, number):
+                if not self.drops_out(client, seed, number):
+                    attended[client].append(number)
+        return attended
 
 
 @dataclass(frozen=True)
 class Failure:
+    """Why a client did not reply, or why its reply was not used.
+
+    Attributes:
+        lasting: the client is left out for the rest of the run; otherwise for the round.
+        traceback: of a bug in the operation, where clients are simulated; empty for mistakes that
+            the reason explains. Across organisations a traceback never leaves its client.
+    """
+
     client: str
     operation: str
     round: int
     reason: str
-    lasting: bool = (
-        True  # True: the client is left out for the rest of the run; False: for the round
-    )
+    lasting: bool = True
+    traceback: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.client} failed in {self.operation}, round {self.round}: {self.reason}"
+        text = f"{self.client} failed in {self.operation}, round {self.round}: {self.reason}"
+        return f"{text} ({self.location})" if self.location else text
+
+    @property
+    def location(self) -> str:
+        """File, line and function of the last frame of the traceback; empty without one."""
+        frames = re.findall(r'^ *File "(.*)", line (\d+), in (.*)$', self.traceback, re.MULTILINE)
+        return "{}, line {}, in {}".format(*frames[-1]) if frames else ""
+
+    def bug_report(self) -> dict[str, str]:
+        """What is logged of a bug: `location` and `traceback`; nothing of a recognised mistake."""
+        if not self.traceback:
+            return {}
+        return {"location": self.location, "traceback": self.traceback}
+
+    def to_list(self) -> list[Any]:
+        """For checkpoints; `Failure(*values)` takes it back. The traceback is in the log only."""
+        return [self.client, self.operation, self.round, self.reason, self.lasting]
 
 
-class Replies(dict):
-    """Replies by client; `failures` names who did not reply and why."""
+class QuorumError(RunError):
+    """Too few clients replied.
+
+    Attributes:
+        passing: enough would have replied but for clients that may be back in the next round.
+        repeats: sampling and training are deterministic, so a resumed run fails the same way
+            unless the cause was external.
+    """
+
+    repeats = True
+
+    def __init__(self, where: str, replied: int, called: int, needed: int, failures: list[Failure]):
+        clients_by_reason: dict[str, list[str]] = {}
+        for failure in failures:
+            clients_by_reason.setdefault(failure.reason, []).append(failure.client)
+        absent = sum(not failure.lasting for failure in failures)
+        self.passing = replied + absent >= needed
+        reasons = [f"{', '.join(names)}: {why}" for why, names in clients_by_reason.items()]
+        super().__init__(
+            f"{where}: {replied} of {called} clients replied, the quorum is {needed}. "
+            + "; ".join(reasons)
+        )
+
+
+class Replies(dict[str, Reply]):
+    """Replies by client.
+
+    Attributes:
+        failures: by client, why those that were called and are not here did not reply.
+    """
 
     failures: dict[str, Failure]
 
-    def __init__(self, replies: dict[str, Any], failures: dict[str, Failure] | None = None):
+    def __init__(self, replies: Mapping[str, Reply], failures: dict[str, Failure] | None = None):
         super().__init__(replies)
         self.failures = failures or {}

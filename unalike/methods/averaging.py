@@ -22,7 +22,7 @@ from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import operation, query, sends
+from unalike.core.operations import measurement, operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.tasks import Task
 
@@ -84,6 +84,7 @@ class AveragingProgram(ClientProgram):
         return {"parameters": self.shared(), "samples": len(self.client.train)}
 
     @query
+    @measurement
     def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
         """Evaluate these parameters without keeping them.
 

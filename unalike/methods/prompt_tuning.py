@@ -15,7 +15,7 @@ from torch import nn
 
 from unalike.core.algorithm import Described
 from unalike.core.client import Client
-from unalike.core.operations import query, sends
+from unalike.core.operations import measurement, query, sends
 from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.prompts import PromptedModel
@@ -56,6 +56,7 @@ class PromptTuningProgram(AveragingProgram):
         return self.feature_cache[part]
 
     @query
+    @measurement
     @sends(parameters="open", flops="open", trainable="open")
     def describe(self) -> Described:
         """As of every model, with the parameters of the frozen encoders."""

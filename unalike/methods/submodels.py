@@ -26,7 +26,7 @@ from unalike.base.types import Parameters
 from unalike.core.algorithm import ClientProgram, State, measure
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import operation, query, sends
+from unalike.core.operations import measurement, operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
     Averaging,
@@ -275,6 +275,7 @@ class SubmodelProgram(ClientProgram):
         }
 
     @query
+    @measurement
     def appraise(self, parameters: Parameters, units: list[int]) -> dict[str, float]:
         """Metrics of a submodel on the client's own test set; the client's model stays."""
         if self.client.test is None or not len(self.client.test):
@@ -285,6 +286,7 @@ class SubmodelProgram(ClientProgram):
         return measure(submodel, self.client.test, self.client, self.training.batch_size)
 
     @query
+    @measurement
     def evaluate(self, common: bool = False) -> dict[str, float]:
         """Metrics of the client's model; on the common test set no label is masked."""
         before = self.masks_output

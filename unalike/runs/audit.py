@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from unalike.base.errors import UserError, unknown_name
-from unalike.base.ledger import MEASUREMENTS
 from unalike.base.message import Value, encoded_size, leaves
 from unalike.core.client import Client
 from unalike.core.engine import EngineSettings
+from unalike.core.operations import list_measurements
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import build_runtime
 from unalike.core.signatures import described
@@ -55,12 +55,13 @@ class RehearsalHost(Host):
         """Count a message among those with the same operation, contents and size."""
         operation = message["operation"]
         contents = described(body)
+        program = type(self.wake(client).program)
         entry = self.messages[client].setdefault(
             (operation, direction, repr(contents), size),
             {
                 "operation": operation,
                 "way": direction,
-                "measuring": operation in MEASUREMENTS,
+                "measuring": operation in list_measurements(program),
                 "bytes": size,
                 "rounds": {},
                 "holds": [

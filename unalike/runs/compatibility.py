@@ -104,7 +104,7 @@ def settings_problems(plan: RunPlan, infos: dict[str, ClientInfo]) -> list[Probl
     # Without a public set its size cannot be wrong: that it is missing is reported below.
     rows = sys.maxsize if lacks_public else min(public_rows, default=0)
     misfits = algorithm.check(len(infos), rows)
-    misfits = misfits or algorithm.check_round(plan.federation.places(len(infos)))
+    misfits = misfits or algorithm.check_round(plan.federation.clients_per_round(len(infos)))
     problems = [(f"algorithm.{name}", sentence) for name, sentence in misfits]
     if lacks_public:
         sentence = (

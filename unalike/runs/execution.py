@@ -13,7 +13,6 @@ from unalike.base.message import MAX_BYTES
 from unalike.core.engine import Engine, EngineSettings, Watch
 from unalike.core.evaluation import finish_tasks
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.operations import unanswered_measurements
 from unalike.core.privacy import Privacy
 from unalike.core.replay import Replay
 from unalike.core.runtime import build_runtime
@@ -153,19 +152,16 @@ class Run:
         return Federation(
             engine,
             training=plan.training,
-            federation=plan.federation,
+            config=plan.federation,
             seed=plan.seed,
-            log_event=self.emit,
-            evaluator=plan.algorithm.evaluate,
-            figures=plan.algorithm.figures,
+            algorithm=plan.algorithm,
+            privacy=plan.privacy,
             guarded=plan.safeguard,
             archive=Archive(self.folder.archive),
-            counts=self.releases.count if plan.privacy is not None else None,
             replay=self.replay,
-            declared=plan.declared,
-            lengths=plan.axis_lengths,
-            unasked=unanswered_measurements(plan.algorithm.Program, plan.privacy),
             server=server,
+            log_event=self.emit,
+            count_releases=self.releases.count if plan.privacy is not None else None,
         )
 
     # checkpoints
@@ -177,11 +173,12 @@ class Run:
     def _restore(self, fed: Federation, saved: dict[str, Any] | None) -> None:
         """Set the server and its clients back to a checkpoint, or to the start."""
         fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
-        fed.ledger = Ledger.read(self.folder.ledger, saved["ledger"] if saved is not None else 0)
+        length = saved["ledger"] if saved is not None else 0
+        fed.ledger = Ledger.read(self.folder.ledger, length, fed.measurements)
         if saved is None:
             fed.engine.load(0, 0.0, [])
             return
-        fed.remember(saved["federation"])
+        fed.restore(saved["federation"])
         # Releases of the unfinished round count, too: it is done again with fresh noise.
         for event in self.folder.events("released"):
             client, count = event["client"], event["releases"]
@@ -193,7 +190,7 @@ class Run:
         """Save clients first, then the server: the server's file is what makes the round count."""
         self.releases.count_repeated(fed)
         state = {
-            "federation": fed.memory(),
+            "federation": fed.checkpoint(),
             "seconds": seconds,
         }
         if fed.server is not None:
@@ -284,7 +281,7 @@ class Run:
         """Let each client keep the better of its federated and its local model, and measure it."""
         self.emit("stage", text="each client decides what to keep")
         rounds = range(1, self.plan.training.rounds + 1)
-        attended = self.plan.federation.attended(list(fed.infos), self.plan.seed, rounds)
+        attended = self.plan.federation.attended_rounds(list(fed.infos), self.plan.seed, rounds)
         kept = fed.call(
             "safeguard",
             clients=fed.clients,

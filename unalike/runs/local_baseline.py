@@ -99,16 +99,15 @@ class LocalBaseline:
         fed = Federation(
             engine,
             training=self.plan.training,
-            federation=FederationConfig(
+            config=FederationConfig(
                 evaluations=config.evaluations,
                 participation=config.participation,
                 dropout=config.dropout,
                 quorum=0,
             ),
             seed=self.plan.seed,
+            algorithm=self.plan.algorithm,
             log_event=self._log_event,
-            declared=self.plan.declared,
-            lengths=self.plan.axis_lengths,
         )
         personalised = self.plan.algorithm.personalised
         have_common = all(info.tested_on == "common" for info in fed.infos.values())

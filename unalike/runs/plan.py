@@ -14,7 +14,6 @@ from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, ClientInfo
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
-from unalike.core.signatures import Declared, declared
 from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
@@ -84,15 +83,6 @@ class RunPlan:
         """
         protected = self.noise_is_secret or any(client.privacy for client in self.clients)
         return self.local_baseline and len(self.clients) != 1 and not protected
-
-    @property
-    def axis_lengths(self) -> dict[str, int]:
-        """Integer fields of the method, which its operations may name as lengths of axes."""
-        return {name: value for name, value in vars(self.algorithm).items() if type(value) is int}
-
-    def declared(self, operation: str) -> Declared:
-        """What the method declares of the arguments and the reply of an operation."""
-        return declared(getattr(self.algorithm.Program, operation))
 
 
 def plan_to_dict(

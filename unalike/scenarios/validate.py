@@ -95,7 +95,7 @@ def _check_algorithm(algorithm: Algorithm, scenario: Scenario, invalid: set[str]
         public_rows = scenario.public.size if scenario.public else 0
     count = sum(group.count for group in scenario.clients)
     problems = algorithm.check(count, public_rows)
-    problems = problems or algorithm.check_round(scenario.federation.places(count))
+    problems = problems or algorithm.check_round(scenario.federation.clients_per_round(count))
     return [(f"algorithm.{field}", text) for field, text in problems]
 
 
