@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         SubFLOT,
         ZeroShot,
     )
-    from unalike.base.errors import Problems, Refusal, UserError
+    from unalike.base.errors import Problems, Refusal, RunError, UserError
     from unalike.base.randomness import scope, stream
     from unalike.core.algorithm import Algorithm, ClientProgram
     from unalike.core.client import Client, ClientInfo
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from unalike.methods.submodels import SubmodelMethod, SubmodelProgram
     from unalike.models.model import Model
     from unalike.report import compare, show
-    from unalike.runs import resume, run
+    from unalike.runs import ClientResult, Result, resume, run
     from unalike.runs.export import export, rebuild, trained
     from unalike.tasks import (
         Classification,
@@ -105,6 +105,7 @@ _MODULES = {
     "ZeroShot": "unalike.algorithms",
     "Problems": "unalike.base.errors",
     "Refusal": "unalike.base.errors",
+    "RunError": "unalike.base.errors",
     "UserError": "unalike.base.errors",
     "scope": "unalike.base.randomness",
     "stream": "unalike.base.randomness",
@@ -138,6 +139,8 @@ _MODULES = {
     "Model": "unalike.models.model",
     "compare": "unalike.report",
     "show": "unalike.report",
+    "ClientResult": "unalike.runs",
+    "Result": "unalike.runs",
     "resume": "unalike.runs",
     "run": "unalike.runs",
     "export": "unalike.runs.export",
@@ -165,6 +168,7 @@ __all__ = [
     "Client",
     "ClientInfo",
     "ClientProgram",
+    "ClientResult",
     "Clustering",
     "CoFED",
     "CreamFL",
@@ -204,9 +208,11 @@ __all__ = [
     "PublicTrainingProgram",
     "QuorumError",
     "Refusal",
-    "Replies",
     "Regression",
+    "Replies",
+    "Result",
     "Retrieval",
+    "RunError",
     "Samples",
     "Segmentation",
     "Shape",
