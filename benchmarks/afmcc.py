@@ -466,7 +466,7 @@ def seconds(study: Study, rounds: int, how: str) -> float:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, made.name)
-        threads, records = torch.get_num_threads(), afmcc.RECORDS
+        threads, records = torch.get_num_threads(), afmcc.MAX_RECORDINGS
         torch.set_num_threads(run.plan.threads)
         engine: Any = run.build_engine(run.folder.clients)
         host = engine.host
@@ -484,14 +484,14 @@ def seconds(study: Study, rounds: int, how: str) -> float:
             [],
         )
         try:
-            afmcc.RECORDS = records if "recorded" in how else 0
+            afmcc.MAX_RECORDINGS = records if "recorded" in how else 0
             for number in algorithm.serve(fed):
                 fed.finished = number
                 moments.append(time.perf_counter())
             return (moments[-1] - moments[1]) / (rounds - 2)
         finally:
             engine.close()
-            afmcc.RECORDS = records
+            afmcc.MAX_RECORDINGS = records
             torch.set_num_threads(threads)
 
 

@@ -1,8 +1,16 @@
-"""AFMCC (asynchronous federated multi-modal constrained clustering): clients that own some of the modalities learn features to cluster.
+"""AFMCC: asynchronous federated multi-modal constrained clustering.
 
-A client is visited again and again and never waits for another: it gets a mixture of everyone's latest models, weighted for it, trains
-on every subset of its modalities, and gives its model back. Reconstruction, a contrast with the fused feature and the class-correlation
-constraint are what it minimises (eq. 7). What is measured is the mixture a client would get next.
+"AFMCC: Asynchronous Federated Multi-modal Constrained Clustering", 2026,
+https://openreview.net/forum?id=sJCs8mqPsY.
+
+Clients own some of the modalities and no labels, and learn features to cluster. Every client is
+visited again and again and never waits for another: it gets a mixture of all clients' latest
+models, weighted for it (eq. 6), trains on every subset of its modalities, and returns its model.
+It minimises a reconstruction error, a contrast with the fused feature and the class-correlation
+constraint (eq. 7). What is evaluated is the mixture that a client would get next.
+
+docs/afmcc.md says how we read what the paper leaves open, such as the weights of eq. 6, which
+overflow as printed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +20,10 @@ from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from torch import Tensor, nn
 
+from unalike.base.message import Value
 from unalike.base.randomness import stream
 from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
@@ -32,87 +41,87 @@ from unalike.training.cuda_graphs import RecordedSteps
 from unalike.training.loop import Diverged
 from unalike.training.stacked import Stack
 
-Weight = Annotated[float, Field(ge=0)]
-RECORDS = 4  # that a client keeps: which others it comes together with may vary
+Share = Annotated[float, Field(ge=0, le=1)]
+MAX_RECORDINGS = 4  # CUDA graphs that a client keeps, one for each set of clients trained together
 
 
-class Weighed(TypedDict):
-    shares: Annotated[list[float], Shape("clients")]  # how much each model counts
+class WeightsReply(TypedDict):
+    """How much each client's model counts here; sums to 1."""
+
+    shares: Annotated[list[float], Shape("clients")]
 
 
-class Visited(TypedDict):
+class VisitReply(TypedDict):
+    """A client's model after a visit."""
+
     parameters: Parameters
 
 
-class Chosen(Weighed, Visited):
-    pass
+class ChooseReply(WeightsReply, VisitReply):
+    """Both, where a visit is one message."""
 
 
 @dataclass
 class AFMCC(Algorithm):
-    """alpha, beta, lambda and tau are the paper's for BDGP; `training.rounds` is the number of visits to each client.
+    """alpha, beta, lambda and tau are the paper's for BDGP; `training.rounds` counts visits.
 
-    Its ablation: without A is alpha=0, without B is beta=0, without C is weights=uniform.
+    Ablation: without A is alpha=0, without B is beta=0, without C is weights=uniform.
     """
 
     asynchronous: ClassVar[bool] = True
     requires_identical_models: ClassVar[bool] = True
 
-    alpha: Weight = 0.01  # weight of the contrast
-    beta: Weight = 0.01  # weight of the constraint
-    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # lambda
-    temperature: Annotated[float, Field(gt=0)] = 0.5  # tau
-    steps: Annotated[int, Field(ge=1)] = 2  # gradient steps a visit for each subset of modalities
-    pretraining: Annotated[int, Field(ge=0)] = (
-        45  # gradient steps of the first client, before anyone else
-    )
-    error: Literal["feature", "sample"] = (
-        "feature"  # reconstruction: mean or sum over a sample's features
-    )
-    weights: Literal["uniform", "far", "near"] = (
-        "far"  # eq. 6 as printed: the farther a model's features, the more it counts
-    )
-    sharpness: Weight = 1.0  # of these weights; distances are taken relative to their mean
-    exchange: Literal["encoders", "paper"] = (
-        "encoders"  # what a client gets to find its weights by: encoders it can use, or all
-    )
-    rest: bool = True  # no: quick clients go on until the slowest has had its visits
-    starts: Annotated[int, Field(ge=1)] = 100  # of k-means, when the server measures
-
-    # the server
+    alpha: NonNegativeFloat = 0.01  # weight of the contrast
+    beta: NonNegativeFloat = 0.01  # weight of the class-correlation constraint
+    flexibility: Share = 0.3  # lambda
+    temperature: PositiveFloat = 0.5  # tau
+    steps: Annotated[int, Field(ge=1)] = 2  # gradient steps of a visit per subset of modalities
+    pretraining: NonNegativeInt = 45  # gradient steps of the first client, before the others start
+    error: Literal["feature", "sample"] = "feature"  # reconstruction: mean or sum over features
+    # eq. 6: models whose features are far from the client's own count more, as printed, or less.
+    weights: Literal["uniform", "far", "near"] = "far"
+    sharpness: NonNegativeFloat = 1.0  # of the weights; distances are relative to their mean
+    # What a client gets to compute its weights: the encoders that it can use, or all parameters.
+    exchange: Literal["encoders", "paper"] = "encoders"
+    rest: bool = True  # false: fast clients continue until the slowest has had its visits
+    starts: Annotated[int, Field(ge=1)] = 100  # initialisations of k-means in the evaluation
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return not task.labelled
 
+    # The server. Its state: `models`, all clients' latest parameters stacked (clients, ...), and
+    # `shares` (clients, clients), whose row i are the weights of all models for client i.
+
     def serve(self, fed: Federation) -> Iterator[int]:
-        self.begin(fed)
+        if "models" not in fed.state:
+            initial = self.pretrain_one(fed)
+            count = len(fed.infos)
+            fed.state["models"] = {
+                name: torch.stack([tensor] * count) for name, tensor in initial.items()
+            }
+            fed.state["shares"] = torch.full((count, count), 1 / count, dtype=torch.float64)
         yield from fed.run_async(
-            lambda client: self.invite(fed, client),
-            lambda replies: self.take(fed, replies),
+            lambda client: self.start_visit(fed, client),
+            lambda replies: self.handle_replies(fed, replies),
             self.rest,
         )
 
-    def begin(self, fed: Federation) -> None:
-        """One client with as many modalities as anyone has trains first; everybody starts where it ends."""
-        if "models" in fed.state:
-            return
-        firsts = sorted(fed.infos, key=lambda c: -len(fed.infos[c].modalities))
-        start = next(
-            reply[c]
-            for c in firsts
-            if (reply := fed.call("pretrain", clients=[c], quorum=float(c == firsts[-1])))
-        )
-        count = len(fed.infos)
-        fed.state |= {
-            "models": {
-                name: torch.stack([t] * count) for name, t in start.items()
-            },  # (clients, ...) each
-            "shares": torch.full((count, count), 1 / count, dtype=torch.float64),
-        }
+    def pretrain_one(self, fed: Federation) -> Parameters:
+        """Have a client with the most modalities train first; all others start from its model.
 
-    def invite(self, fed: Federation, client: str) -> Ask:
-        """What begins a visit: the models to find weights by; where all count the same, their mean."""
+        If it fails, the next one is asked.
+        """
+        order = sorted(fed.infos, key=lambda c: -len(fed.infos[c].modalities))
+        for client in order:
+            is_last = client == order[-1]
+            replies = fed.call("pretrain", clients=[client], quorum=1.0 if is_last else 0.0)
+            if client in replies:
+                return replies[client]
+        raise RuntimeError("expected one client that can pretrain, all failed")
+
+    def start_visit(self, fed: Federation, client: str) -> Ask:
+        """The first message of a visit: models to compute weights with, or the uniform mixture."""
         models = fed.state["models"]
         if self.weights == "uniform":
             return "visit", {"parameters": self.mixtures(fed, [client])[client]}
@@ -120,364 +129,385 @@ class AFMCC(Algorithm):
         if self.exchange == "paper":
             return "choose", {"models": models, "own": own}
         usable = tuple(f"encoder.encoders.{name}." for name in fed.infos[client].modalities)
-        return "weigh", {
-            "models": {name: t for name, t in models.items() if name.startswith(usable)},
-            "own": own,
-        }
+        encoders = {name: t for name, t in models.items() if name.startswith(usable)}
+        return "weigh", {"models": encoders, "own": own}
 
-    def take(self, fed: Federation, replies: Replies) -> dict[str, Ask]:
-        """Weights found: send the mixture. Trained: keep the model."""
-        place = {client: i for i, client in enumerate(fed.infos)}
-        known = tensor_spec({name: each[0] for name, each in fed.state["models"].items()})
-        for client in [
-            c
-            for c, reply in replies.items()
-            if "parameters" in reply and tensor_spec(reply["parameters"]) != known
-        ]:
-            fed.refuse(
-                client, "visit", "its parameters have other names or shapes than the federation's"
-            )
-            del replies[client]
-        for (
-            client,
-            reply,
-        ) in replies.items():  # all of this instant first: they count for everyone's next message
+    def handle_replies(self, fed: Federation, replies: Replies) -> dict[str, Ask]:
+        """Store weights and trained models; send the mixture to clients that sent weights only."""
+        self.refuse_other_models(fed, replies)
+        position = {client: i for i, client in enumerate(fed.infos)}
+        # All replies of this instant are stored before any mixture is computed.
+        for client, reply in replies.items():
+            i = position[client]
             if "shares" in reply:
-                fed.state["shares"][place[client]] = torch.tensor(
-                    reply["shares"], dtype=torch.float64
-                )
+                fed.state["shares"][i] = torch.tensor(reply["shares"], dtype=torch.float64)
             for name, tensor in reply.get("parameters", {}).items():
-                fed.state["models"][name][place[client]] = tensor
-        weighed = [client for client, reply in replies.items() if "parameters" not in reply]
-        return {
-            client: ("visit", {"parameters": mixed})
-            for client, mixed in self.mixtures(fed, weighed).items()
-        }
+                fed.state["models"][name][i] = tensor
+        waiting = [client for client, reply in replies.items() if "parameters" not in reply]
+        mixtures = self.mixtures(fed, waiting)
+        return {client: ("visit", {"parameters": mixtures[client]}) for client in mixtures}
+
+    def refuse_other_models(self, fed: Federation, replies: Replies) -> None:
+        """Drop replies whose parameters are not those of the federation's model."""
+        expected = tensor_spec({name: stack[0] for name, stack in fed.state["models"].items()})
+        for client in list(replies):
+            reply = replies[client]
+            if "parameters" in reply and tensor_spec(reply["parameters"]) != expected:
+                reason = "its parameters have other names or shapes than the federation's"
+                fed.refuse(client, "visit", reason)
+                del replies[client]
 
     def mixtures(self, fed: Federation, clients: list[str]) -> dict[str, Parameters]:
-        """Everyone's latest models, weighted for each of these clients (eq. 6)."""
-        place = {client: i for i, client in enumerate(fed.infos)}
-        shares = fed.state["shares"][[place[client] for client in clients]]
+        """All clients' latest models, mixed with the weights of each of these clients (eq. 6)."""
+        order = list(fed.infos)
+        shares = fed.state["shares"][[order.index(client) for client in clients]]
         mixed = {name: mix(shares, models) for name, models in fed.state["models"].items()}
         return {
             client: {name: tensor[i] for name, tensor in mixed.items()}
             for i, client in enumerate(clients)
         }
 
+    def mixture_messages(self, fed: Federation) -> dict[str, dict[str, Value]]:
+        """A message with its mixture for every client."""
+        mixtures = self.mixtures(fed, fed.clients)
+        return {client: {"parameters": mixtures[client]} for client in mixtures}
+
     def finish(self, fed: Federation) -> None:
-        fed.call(
-            "receive",
-            clients=fed.clients,
-            quorum=0,
-            per_client={
-                c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()
-            },
-        )
+        """Give every client its final mixture."""
+        messages = self.mixture_messages(fed)
+        fed.call("receive", clients=fed.clients, quorum=0, per_client=messages)
 
     def evaluate(self, fed: Federation) -> Replies:
-        """Both protocols on the fused features of everyone; each client's share of the first one."""
-        fed.log_figure(
-            "aggregation weights",
-            matrix=fed.state["shares"],
-            rows=list(fed.infos),
-            columns=list(fed.infos),
-        )
-        return score_federation(
-            fed,
-            fed.call(
-                "appraise",
-                clients=fed.clients,
-                quorum=0,
-                per_client={
-                    c: {"parameters": mixed} for c, mixed in self.mixtures(fed, fed.clients).items()
-                },
-            ),
-            starts=self.starts,
-        )
+        """Cluster the fused features of all clients and score them; log the weights of eq. 6."""
+        names = list(fed.infos)
+        fed.log_figure("aggregation weights", matrix=fed.state["shares"], rows=names, columns=names)
+        messages = self.mixture_messages(fed)
+        features = fed.call("appraise", clients=fed.clients, quorum=0, per_client=messages)
+        return score_federation(fed, features, starts=self.starts)
 
     def privacy_problem(self) -> str | None:
-        """Weights of eq. 6 are found on a client's own data, and would have to be told."""
+        """Weights of eq. 6 are computed from a client's data and would have to be sent."""
+        if self.weights == "uniform":
+            return super().privacy_problem()
         return (
-            super().privacy_problem()
-            if self.weights == "uniform"
-            else (
-                "weights made from private data would leave the clients; set algorithm.weights to uniform"
-            )
+            "weights made from private data would leave the clients; "
+            "set algorithm.weights to uniform"
         )
-
-    # the client
 
     class Program(ClientProgram):
-        algorithm: "AFMCC"
-        transient = (
-            False  # the model is the server's to keep, and comes again with the next message
-        )
+        """The client's half. Operations marked `together` handle several clients in one batch."""
 
-        def __init__(self, *about: Any):
-            super().__init__(*about)
-            self.recorded: dict[
-                tuple, RecordedSteps | None
-            ] = {}  # on a GPU: the steps of visits with these clients; None: seen once
+        algorithm: "AFMCC"
+        # True: the next message brings a model, so the present one need not be saved here.
+        transient = False
+
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            # On a GPU: recorded steps by the clients that train together; None: met once so far.
+            self.recordings: dict[tuple, RecordedSteps | None] = {}
 
         @operation
         @sends("parameters")
         def pretrain(self) -> Parameters:
-            """Five steps on each fusion set in turn; fewer where they would not reach them all."""
+            """Train on the subsets of modalities in turn: five steps each, fewer if there are not
+            enough steps to reach all subsets."""
             self.transient = True
             steps = self.algorithm.pretraining
-            return descend(
-                [self],
-                [dict(self.model.state_dict())],
-                steps,
-                turns=min(5, max(1, steps // len(self.subsets()))),
-            )[0]
+            steps_per_subset = min(5, max(1, steps // len(self.subsets())))
+            return descend([self], [dict(self.model.state_dict())], steps, steps_per_subset)[0]
 
         def blank_pretrain(self) -> Parameters:
+            """A reply without content, sent by a client with privacy whose training failed."""
             return dict(self.model.named_parameters())
 
-        def blank_visit(self, parameters: Parameters) -> Visited:
-            return {
-                "parameters": {name: parameters[name] for name, _ in self.model.named_parameters()}
-            }
+        def blank_visit(self, parameters: Parameters) -> VisitReply:
+            """A reply without content, sent by a client with privacy whose training failed."""
+            names = [name for name, _ in self.model.named_parameters()]
+            return {"parameters": {name: parameters[name] for name in names}}
 
         @query
         @together
         def weigh(
             programs: "list[AFMCC.Program]", models: list[Parameters], own: list[int]
-        ) -> list[Weighed]:
-            """How much each model counts here."""
-            distances = deviations(programs, models, own)
-            return [
-                {"shares": program.shares(each)}
-                for program, each in zip(programs, distances, strict=True)
-            ]
+        ) -> list[WeightsReply]:
+            """Compute how much each model counts here.
+
+            Args:
+                models: for each client, all clients' encoders, stacked (clients, ...).
+                own: for each client, the position of its own model in them.
+            """
+            distances = feature_distances(programs, models, own)
+            replies: list[WeightsReply] = []
+            for program, distance in zip(programs, distances, strict=True):
+                replies.append({"shares": program.shares(distance)})
+            return replies
 
         @operation
-        def choose(self, models: Parameters, own: int) -> Chosen:
-            """Weigh, mix and train: all models came."""
-            shares = self.shares(deviations([self], [models], [own])[0])
-            mixed = {
-                name: mix(torch.tensor([shares], dtype=torch.float64), each)[0]
-                for name, each in models.items()
-            }
-            return {
-                "shares": shares,
-                "parameters": AFMCC.Program.visit([self], [mixed])[0]["parameters"],
-            }
+        def choose(self, models: Parameters, own: int) -> ChooseReply:
+            """Compute weights, mix and train, all in one message."""
+            shares = self.shares(feature_distances([self], [models], [own])[0])
+            row = torch.tensor([shares], dtype=torch.float64)
+            mixture = {name: mix(row, stack)[0] for name, stack in models.items()}
+            parameters = AFMCC.Program.visit([self], [mixture])[0]["parameters"]
+            return {"shares": shares, "parameters": parameters}
 
         @operation
         @together
         @sends(parameters="parameters")
-        def visit(programs: "list[AFMCC.Program]", parameters: list[Parameters]) -> list[Visited]:
+        def visit(
+            programs: "list[AFMCC.Program]", parameters: list[Parameters]
+        ) -> list[VisitReply]:
             """Train from the mixture."""
             for program in programs:
                 program.transient = True
-            turns = programs[0].algorithm.steps
-            return [
-                {"parameters": after}
-                for after in descend(
-                    programs, parameters, turns * len(programs[0].subsets()), turns
-                )
-            ]
+            first = programs[0]
+            steps_per_subset = first.algorithm.steps
+            steps = steps_per_subset * len(first.subsets())
+            trained = descend(programs, parameters, steps, steps_per_subset)
+            return [{"parameters": state} for state in trained]
 
         @operation
         @together
         def train(programs: "list[AFMCC.Program]") -> list[None]:
-            """A visit without the others."""
-            first, how = programs[0], programs[0].algorithm
-            steps = how.steps * len(first.subsets()) + (how.pretraining if first.round == 1 else 0)
-            for program, after in zip(
-                programs,
-                descend(programs, [dict(s.model.state_dict()) for s in programs], steps, how.steps),
-                strict=True,
-            ):
-                program.model.load_state_dict(after)
+            """A visit without the other clients' models (local baseline)."""
+            first, method = programs[0], programs[0].algorithm
+            steps = method.steps * len(first.subsets())
+            if first.round == 1:
+                steps += method.pretraining
+            before = [dict(program.model.state_dict()) for program in programs]
+            trained = descend(programs, before, steps, method.steps)
+            for program, state in zip(programs, trained, strict=True):
+                program.model.load_state_dict(state)
             return [None] * len(programs)
 
         @operation
         def receive(self, parameters: Parameters) -> None:
+            """Keep these parameters as the final ones."""
             self.model.load_state_dict(parameters)
             self.transient = False
 
         @query
         @measurement
         def appraise(self, parameters: Parameters) -> Embedded:
-            """Fused features of given parameters, and the labels, for the server to cluster and score."""
+            """Fused features under these parameters, and labels, for the server to score."""
             encoder = self.autoencoder
-            own = {name: t.clone() for name, t in encoder.state_dict().items()}
-            encoder.load_state_dict(
-                {
-                    k.removeprefix("encoder."): v
-                    for k, v in parameters.items()
-                    if k.startswith("encoder.")
-                }
-            )
-            told = self.embed()
+            own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+            prefix = "encoder."
+            state = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in parameters.items()
+                if name.startswith(prefix)
+            }
+            encoder.load_state_dict(state)
+            features = self.embed()
             encoder.load_state_dict(own)
-            return told
+            return features
 
         def state(self) -> State | None:
             return None if self.transient else super().state()
 
         def subsets(self) -> list[tuple[str, ...]]:
+            """All nonempty subsets of the client's modalities, the smallest first."""
             names = self.client.info().modalities
-            return [
-                subset for size in range(1, len(names) + 1) for subset in combinations(names, size)
-            ]
+            subsets: list[tuple[str, ...]] = []
+            for size in range(1, len(names) + 1):
+                subsets += combinations(names, size)
+            return subsets
 
         def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
-            """Eq. 7 for one fusion set; every modality the client owns is rebuilt from it, also those outside. A sample counts where it
-            has something of the fusion set and, in the terms of one modality, has that."""
-            how = self.algorithm
+            """The loss of eq. 7 for one fusion set, as a function of model and samples.
+
+            Every modality of the client is reconstructed from the fused feature, also those
+            outside the subset. A sample counts if it has a modality of the subset and, in the
+            terms of a single modality, that one.
+            """
+            method = self.algorithm
 
             def loss(model: Model, x: dict[str, Tensor]) -> Tensor:
                 encoder: Any = model.encoder
-                codes = encoder.codes(x)
-                h = fuse({name: codes[name] for name in subset}, x)
-                seen = torch.stack([x[name + MARK] for name in subset]).amax(0)
-                both = {name: seen * x[name + MARK] for name in codes}
-                parts = [
-                    reconstruction(
-                        rows.flatten(1), encoder.decoders[name](h), how.error, both[name]
+                codes = encoder.codes(x)  # z, by modality (n, width)
+                h = fuse({name: codes[name] for name in subset}, x)  # (n, width)
+                has_subset = torch.stack([x[name + MARK] for name in subset]).amax(0)
+                has_both = {name: has_subset * x[name + MARK] for name in codes}
+                terms = []
+                for name, rows in modalities(x).items():
+                    rebuilt = encoder.decoders[name](h)
+                    terms.append(
+                        reconstruction(rows.flatten(1), rebuilt, method.error, has_both[name])
                     )
-                    for name, rows in modalities(x).items()
-                ]
-                if how.alpha:
-                    parts += [
-                        how.alpha * fusion_contrast(h, z, how.temperature, both[name])
-                        for name, z in codes.items()
-                    ]
-                if how.beta:
-                    parts.append(
-                        how.beta
-                        * class_correlation_loss(model.head(h).softmax(-1), how.flexibility, seen)
-                    )
-                return torch.stack(parts).sum()
+                if method.alpha:
+                    for name, z in codes.items():
+                        contrast = fusion_contrast(h, z, method.temperature, has_both[name])
+                        terms.append(method.alpha * contrast)
+                if method.beta:
+                    classes = model.head(h).softmax(-1)
+                    constraint = class_correlation_loss(classes, method.flexibility, has_subset)
+                    terms.append(method.beta * constraint)
+                return torch.stack(terms).sum()
 
             return loss
 
         @property
         def autoencoder(self) -> Autoencoder:
             encoder = self.model.encoder
-            assert isinstance(encoder, Autoencoder)  # the task made sure
+            assert isinstance(encoder, Autoencoder)  # the task ensures it
             return encoder
 
         def shares(self, distance: Tensor) -> list[float]:
-            """A softmax of how far each model's codes are, in units of the mean distance; as printed, eq. 6 overflows."""
-            sign = 1 if self.algorithm.weights == "far" else -1
-            return (
-                (sign * self.algorithm.sharpness * distance / distance.mean().clamp_min(1e-12))
-                .softmax(0)
-                .tolist()
-            )
+            """Weights of models from the distances (models,) of their features, summing to 1.
+
+            eq. 6 as a softmax of distances relative to their mean: as printed it overflows.
+            """
+            method = self.algorithm
+            sign = 1 if method.weights == "far" else -1
+            relative = sign * method.sharpness * distance / distance.mean().clamp_min(1e-12)
+            return relative.softmax(0).tolist()
 
 
 def descend(
-    programs: list[AFMCC.Program], parameters: list[Parameters], steps: int, turns: int
+    programs: list[AFMCC.Program],
+    parameters: list[Parameters],
+    steps: int,
+    steps_per_subset: int,
 ) -> list[Parameters]:
-    """Gradient steps from these parameters with a fresh optimizer, `turns` of them on each fusion set in turn, over all rows of a
-    client or batches of them."""
-    first, subsets, batch = programs[0], programs[0].subsets(), programs[0].training.batch_size
-    losses = [first.objective(subsets[at // turns % len(subsets)]) for at in range(steps)]
+    """Gradient steps of several clients at once, with a fresh optimizer.
+
+    A client with more samples than a batch draws a new batch for every step.
+
+    Args:
+        programs: clients with the same model and modalities.
+        parameters: where each client starts.
+        steps: number of steps.
+        steps_per_subset: steps on a subset of modalities before the next subset's turn.
+    Returns: each client's parameters after the steps.
+    Raises: Diverged if a loss is not finite; with several clients the runtime then runs them one
+        by one, so that the message names the right one.
+    """
+    first, subsets, batch_size = programs[0], programs[0].subsets(), programs[0].training.batch_size
+    losses = [
+        first.objective(subsets[step // steps_per_subset % len(subsets)]) for step in range(steps)
+    ]
     first.model.train()
     for program in programs:
-        program.work += steps * min(len(program.client.train), batch)
-    if all(len(program.client.train) <= batch for program in programs):
-        after, ends = whole(programs, parameters, losses, turns)
+        program.work += steps * min(len(program.client.train), batch_size)
+    if all(len(program.client.train) <= batch_size for program in programs):
+        after, last_losses = descend_full_batch(programs, parameters, losses, steps_per_subset)
     else:
-        stack, ends = Stack(first.model, parameters, first.training), torch.zeros(())
-        draws = [
-            stream(program.seed, "batches", program.client.id, program.round)
-            for program in programs
-        ]
-        for loss in losses:
-            picked = [
-                torch.randperm(len(program.client.train), generator=draw)[:batch].to(
-                    first.client.device
-                )
-                for program, draw in zip(programs, draws, strict=True)
-            ]
-            ends = stack.step(
-                loss,
-                padded(
-                    [
-                        {name: rows[few] for name, rows in program.rows().items()}
-                        for program, few in zip(programs, picked, strict=True)
-                    ]
-                ),
-            )
-        after = stack.unstack()
-    if not bool(
-        ends.isfinite().all()
-    ):  # one of several: they are asked again one by one, and it is named then
+        after, last_losses = descend_batches(programs, parameters, losses)
+    diverged = last_losses[~last_losses.isfinite()]
+    if len(diverged):
         raise Diverged(
-            f"the training loss became {float(ends)}; look for NaN in the data of {first.client.id}, or lower training.lr"
+            f"the training loss became {float(diverged[0])}; look for NaN in the data of "
+            f"{first.client.id}, or lower training.lr"
         )
     return after
 
 
-def whole(
-    programs: list[AFMCC.Program], parameters: list[Parameters], losses: list[Callable], turns: int
+def descend_batches(
+    programs: list[AFMCC.Program], parameters: list[Parameters], losses: list[Callable]
 ) -> tuple[list[Parameters], Tensor]:
-    """The steps on all rows. On a GPU they are recorded when the same clients come together a second time, and played from then on."""
-    first, key = programs[0], (*(program.client.id for program in programs), len(losses), turns)
-    if key in first.recorded and (recorded := first.recorded[key]) is not None:
-        return recorded.replay(parameters)
-    x = padded([program.rows() for program in programs])
+    """Gradient steps on random batches; returns parameters and the last losses."""
+    first = programs[0]
     stack = Stack(first.model, parameters, first.training)
-    if (
-        key in first.recorded
-        and sum(kept is not None for kept in first.recorded.values()) < RECORDS
-    ):
-        first.recorded[key] = recorded = RecordedSteps(stack, losses, x)
-        return recorded.replay(parameters)
-    if parameters[0] and next(iter(parameters[0].values())).is_cuda:
-        first.recorded[key] = None
-    ends = torch.zeros(())
+    generators = [
+        stream(program.seed, "batches", program.client.id, program.round) for program in programs
+    ]
+    last_losses = torch.zeros(())
     for loss in losses:
-        ends = stack.step(loss, x)
-    return stack.unstack(), ends
+        batches = []
+        for program, generator in zip(programs, generators, strict=True):
+            order = torch.randperm(len(program.client.train), generator=generator)
+            index = order[: first.training.batch_size].to(first.client.device)
+            batches.append({name: rows[index] for name, rows in program.rows().items()})
+        last_losses = stack.step(loss, pad_rows(batches))
+    return stack.unstack(), last_losses
 
 
-def deviations(programs: list[AFMCC.Program], models: list[Parameters], own: list[int]) -> Tensor:
-    """(clients, models): how far the codes of each model lie from a client's fused features under its own model, mean over the
-    client's modalities; of all clients and models at once."""
-    x = padded([program.rows() for program in programs])
-    mine = torch.tensor(own, device=next(iter(x.values())).device)
-    codes = {}
+def descend_full_batch(
+    programs: list[AFMCC.Program],
+    parameters: list[Parameters],
+    losses: list[Callable],
+    steps_per_subset: int,
+) -> tuple[list[Parameters], Tensor]:
+    """Gradient steps on all samples; returns parameters and the last losses.
+
+    On a GPU the steps are recorded as a CUDA graph when the same clients train together a second
+    time, and replayed from then on.
+    """
+    first = programs[0]
+    key = (*(program.client.id for program in programs), len(losses), steps_per_subset)
+    recording = first.recordings.get(key)
+    if recording is not None:
+        return recording.replay(parameters)
+    x = pad_rows([program.rows() for program in programs])
+    stack = Stack(first.model, parameters, first.training)
+    recorded = sum(recording is not None for recording in first.recordings.values())
+    if key in first.recordings and recorded < MAX_RECORDINGS:
+        recording = RecordedSteps(stack, losses, x)
+        first.recordings[key] = recording
+        return recording.replay(parameters)
+    if parameters[0] and next(iter(parameters[0].values())).is_cuda:
+        first.recordings[key] = None
+    last_losses = torch.zeros(())
+    for loss in losses:
+        last_losses = stack.step(loss, x)
+    return stack.unstack(), last_losses
+
+
+def feature_distances(
+    programs: list[AFMCC.Program], models: list[Parameters], own: list[int]
+) -> Tensor:
+    """Distances of all models' features from each client's own fused features H (eq. 6).
+
+    Args:
+        programs: clients with the same modalities.
+        models: for each client, all clients' encoders, stacked (models, ...).
+        own: for each client, the position of its own model.
+    Returns: ||Z - H||, mean over the client's modalities, (clients, models) in float64.
+    """
+    x = pad_rows([program.rows() for program in programs])
+    device = next(iter(x.values())).device
+    client, own_model = torch.arange(len(programs), device=device), torch.tensor(own, device=device)
     with torch.no_grad():
+        codes = {}  # Z, by modality (clients, models, rows, width)
         for name, rows in modalities(x).items():
-            encoder, prefix = programs[0].autoencoder.encoders[name], f"encoder.encoders.{name}."
-            keys = [key for key in models[0] if key.startswith(prefix)]
-            known = [
-                {key.removeprefix(prefix): model[key].to(rows) for key in keys} for model in models
-            ]
-            each = torch.func.vmap(
-                partial(torch.func.functional_call, encoder), (0, None)
-            )  # all models on one client's rows
-            if rows.is_cuda:
-                stacked = {key: torch.stack([own[key] for own in known]) for key in known[0]}
-                codes[name] = torch.func.vmap(each)(
-                    stacked, rows.flatten(2)
-                )  # (clients, models, rows, width)
-            else:  # as quick, and no model is copied
-                codes[name] = torch.stack(
-                    [each(own, its) for own, its in zip(known, rows.flatten(2), strict=True)]
-                )
-        h = fuse(
-            {
-                name: z[torch.arange(len(programs), device=z.device), mine]
-                for name, z in codes.items()
-            },
-            x,
-        )  # (clients, rows, width)
-        far = [
-            ((z - h[:, None]) * x[name + MARK][:, None, :, None]).flatten(2).norm(dim=-1)
-            for name, z in codes.items()
-        ]
+            encoder = programs[0].autoencoder.encoders[name]
+            prefix = f"encoder.encoders.{name}."
+            codes[name] = encode_all(encoder, [take_prefix(m, prefix, rows) for m in models], rows)
+        own_codes = {name: z[client, own_model] for name, z in codes.items()}
+        h = fuse(own_codes, x)  # H, (clients, rows, width)
+        distances = []
+        for name, z in codes.items():
+            has_modality = x[name + MARK][:, None, :, None]
+            distances.append(((z - h[:, None]) * has_modality).flatten(2).norm(dim=-1))
     for program in programs:
+        # A forward pass counts a third of a training step.
         program.work += len(program.client.train) * len(next(iter(models[0].values()))) / 3
-    return torch.stack(far).mean(0).double().cpu()
+    return torch.stack(distances).mean(0).double().cpu()
+
+
+def encode_all(encoder: nn.Module, states: list[Parameters], rows: Tensor) -> Tensor:
+    """Codes (clients, models, rows, width) of clients' rows (clients, rows, ...) by all models.
+
+    Args:
+        states: for each client, parameters of the encoder in all models, stacked (models, ...).
+    """
+    all_models = torch.func.vmap(partial(torch.func.functional_call, encoder), (0, None))
+    rows = rows.flatten(2)
+    if rows.is_cuda:
+        stacked = {key: torch.stack([state[key] for state in states]) for key in states[0]}
+        return torch.func.vmap(all_models)(stacked, rows)
+    # On a CPU as fast, and no model is copied.
+    return torch.stack([all_models(state, own) for state, own in zip(states, rows, strict=True)])
+
+
+def take_prefix(parameters: Parameters, prefix: str, like: Tensor) -> Parameters:
+    """Parameters whose name has a prefix, without it, in the device and dtype of a tensor."""
+    return {
+        name.removeprefix(prefix): tensor.to(like)
+        for name, tensor in parameters.items()
+        if name.startswith(prefix)
+    }
 
 
 def mix(shares: Tensor, models: Tensor) -> Tensor:
@@ -485,6 +515,9 @@ def mix(shares: Tensor, models: Tensor) -> Tensor:
     return (shares.to(models) @ models.flatten(1)).reshape(len(shares), *models.shape[1:])
 
 
-def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Modalities and marks of several clients, filled up to the same number of rows: by the marks these have no modality at all."""
-    return {name: pad_and_mask([each[name] for each in rows])[0] for name in rows[0]}
+def pad_rows(inputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Inputs of several clients, padded to one number of rows and stacked (clients, rows, ...).
+
+    Padded rows have no modality, by their masks, and count nowhere.
+    """
+    return {name: pad_and_mask([rows[name] for rows in inputs])[0] for name in inputs[0]}
