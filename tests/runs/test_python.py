@@ -88,7 +88,8 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
         scale: torch.Tensor = None
 
     go(tmp_path, Own(scale=torch.ones(2)), toys.clients())
-    assert Folder.open(tmp_path).config["algorithm"] == {"name": "own", "scale": [1.0, 1.0]}
+    algorithm = Folder.open(tmp_path).config["algorithm"]
+    assert algorithm == {"name": "own", "mean": "samples", "scale": [1.0, 1.0]}
     with pytest.raises(UserError, match="the method own, which is your own: pass algorithm="):
         unalike.trained(tmp_path, toys.clients())
     assert unalike.trained(tmp_path, toys.clients(), Own()).keys() == {"a", "b", "c"}

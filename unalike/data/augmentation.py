@@ -21,7 +21,7 @@ def augment(
     a square; texts, (n, words) of whole numbers or (n, letters) of int32 code points, lack some words (0); other numbers get noise, and
     strong ones lack some (0). Modalities by name each get their own, truth values stay.
 
-    >>> torch.manual_seed(0) and view(torch.ones(2, 3, 8, 8)).shape
+    >>> torch.manual_seed(0) and augment(torch.ones(2, 3, 8, 8)).shape
     torch.Size([2, 3, 8, 8])
     """
     if isinstance(x, dict):

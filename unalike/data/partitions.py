@@ -240,7 +240,8 @@ def withhold(shares: np.ndarray, missing: int, draws: np.random.Generator) -> np
 def match_label_proportions(y: Tensor, own: Tensor, generator: Generator) -> Tensor:
     """The most rows, shuffled, whose classes y come in the proportions of a client's `own`: it is tested on what it meets.
 
-    >>> sorted(alike(torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 2, 2]), torch.Generator()).tolist())
+    >>> y, own = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([1, 2, 2])
+    >>> sorted(match_label_proportions(y, own, torch.Generator()).tolist())
     [2, 3, 4]
     """
     classes, counts = own.unique(return_counts=True)

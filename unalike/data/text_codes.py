@@ -9,7 +9,7 @@ from torch import Tensor
 def texts_to_codes(texts: Sequence[str], longest: int = 256) -> Tensor:
     """Texts as code points (n, longest) int32, cut where they are longer, 0 where they are shorter.
 
-    >>> said(written(["a dog", "zwei Bäume"], 6))
+    >>> codes_to_texts(texts_to_codes(["a dog", "zwei Bäume"], 6))
     ['a dog', 'zwei B']
     """
     rows = torch.zeros(len(texts), longest, dtype=torch.int32)

@@ -11,7 +11,7 @@ and `AveragingProgram` and overrides what differs.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -142,7 +142,7 @@ class Averaging(Algorithm):
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
     # Weight of a client in the mean: its number of samples, or the same for all.
-    mean: Literal["samples", "uniform"] = "samples"
+    mean: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -173,7 +173,7 @@ def received(request: Request, timeout: float) -> bytes:
 def parse_list(summary: str, count: int, model: str) -> list[str]:
     """The conditions of an answer: a list with numbers or dashes, or names with commas between.
 
-    >>> listed("Here they are:\\n1. **Spatial layout**: where things are\\n2) Object pose.", 2, "a model")
+    >>> parse_list("Here they are:\\n1. **Spatial layout**: where things are\\n2) Object pose.", 2, "a model")
     ['spatial layout', 'object pose']
     """
     marked = [

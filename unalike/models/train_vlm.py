@@ -203,7 +203,7 @@ def matching_loss(likeness: Tensor, fits: Tensor) -> Tensor:
 def recall_at_k(images: Tensor, captions: Tensor) -> dict[str, dict[str, float]]:
     """How often the right one is among the first 1, 5, 10, in percent: images (n, d), their captions (n, k, d).
 
-    >>> recalls(torch.eye(3), torch.eye(3)[:, None])["text to image"]["R@1"]
+    >>> recall_at_k(torch.eye(3), torch.eye(3)[:, None])["text to image"]["R@1"]
     100.0
     """
     n, k, _ = captions.shape
