@@ -28,7 +28,7 @@ def test_the_example_dataset_method_and_model_learn_together(tmp_path):
     for i in range(2):
         rows = table.train[i::2]
         train = (table.x[rows], table.targets["cultivar"][rows])
-        model = lambda: names["RandomFourier"]((13,), width=16)  # noqa: E731
+        model = lambda: names["RandomFourier"]((13,), width=16)
         task = table.tasks["cultivar"]
         clients.append(unalike.Client(f"cellar-{i}", model, task, train=train, test=test))
     training = unalike.Training(rounds=40)

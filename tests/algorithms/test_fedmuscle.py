@@ -1113,7 +1113,7 @@ def test_an_old_field_name_ends_in_an_error_that_says_the_new_one():
         FedMuscle(heads="shared")
     with pytest.raises(Problems, match='"start" is called "projection_init" now'):
         load("digits", settings=["algorithm.start=joint"])
-    with pytest.raises(UserError, match="algorithm.own is called self_peers now"):
+    with pytest.raises(UserError, match=r"algorithm.own is called self_peers now"):
         load("digits", settings=["own=1"])
 
 

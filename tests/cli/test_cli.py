@@ -1,4 +1,4 @@
-"""The command: mistakes of the user end with code 2 and one clear sentence, and what a run prints is what it wrote down."""
+"""The command: the user's mistakes give exit code 2 and one sentence, runs print their results."""
 
 import copy
 import json
@@ -45,7 +45,7 @@ TINY = {
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
+def empty_folder(tmp_path, monkeypatch):
     """Commands run in an empty folder, with a cache of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "cache"))
@@ -73,8 +73,8 @@ def command(monkeypatch, capsys):
 
 
 @pytest.fixture
-def refused(command, tmp_path):
-    """Runs a command that must fail by the user's mistake and leave no run behind; returns what it said."""
+def rejected(command, tmp_path):
+    """Runs a command that must fail by a user's mistake and leave no run; returns its message."""
 
     def run(*words):
         code, out, err = command(*words)
@@ -88,30 +88,30 @@ def refused(command, tmp_path):
 
 @pytest.fixture
 def scenario(tmp_path):
-    """Writes the tiny scenario with changes: `scenario({"training.rounds": 3})`; None takes a key away."""
+    """Writes the tiny scenario with changes, `{"training.rounds": 3}`; None removes a key."""
 
     def write(changes=None, name="tiny.yaml"):
-        told = copy.deepcopy(TINY)
+        mapping = copy.deepcopy(TINY)
         for path, value in (changes or {}).items():
             *way, last = path.split(".")
-            at = told
+            at = mapping
             for part in way:
                 at = at[int(part)] if isinstance(at, list) else at.setdefault(part, {})
             if value is None:
                 del at[last]
             else:
                 at[int(last) if isinstance(at, list) else last] = value
-        (tmp_path / name).write_text(yaml.safe_dump(told))
+        (tmp_path / name).write_text(yaml.safe_dump(mapping))
         return name
 
     return write
 
 
-# one mistake, one sentence
+# Mistakes
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "words, expected",
     [
         (["run", "digts"], 'There is no scenario "digts". Did you mean "digits"? There are: '),
         (["run", "nowhere.yaml"], "the scenario file nowhere.yaml cannot be read: "),
@@ -137,7 +137,8 @@ def scenario(tmp_path):
         ),
         (
             ["run", "digits", "--set", "batch=8"],
-            "--set batch: training.batch is called batch_size now; write batch_size, or algorithm.batch",
+            "--set batch: training.batch is called batch_size now; write batch_size, or "
+            "algorithm.batch",
         ),
         (
             ["run", "digits", "--set", "training.rounds.x=8"],
@@ -150,19 +151,19 @@ def scenario(tmp_path):
         (["run", "digits", "--set", "training.rounds=[1"], "--set training.rounds: [1 is not YAML"),
     ],
 )
-def test_one_mistake_is_one_sentence(refused, words, says):
-    told = refused(*words)
-    assert told.startswith(says) and "\n" not in told
+def test_a_mistake_gives_one_sentence(rejected, words, expected):
+    message = rejected(*words)
+    assert message.startswith(expected) and "\n" not in message
 
 
-def problems(told):
+def problems(message):
     """(where, sentence) of each problem, and the first line."""
-    first, *lines = told.split("\n")
+    first, *lines = message.split("\n")
     return first, [tuple(line.strip().split("   ", 1)) for line in lines]
 
 
 @pytest.mark.parametrize(
-    "change, where, says",
+    "change, where, expected",
     [
         (
             {"algorithm.name": "fedmusle"},
@@ -321,32 +322,36 @@ def problems(told):
     ],
 )
 @pytest.mark.parametrize("verb", ["run", "check"])
-def test_one_problem_of_a_scenario_says_where(refused, scenario, verb, change, where, says):
-    first, told = problems(refused(verb, scenario(change)))
-    assert first == "1 problem in tiny.yaml" and len(told) == 1, told
-    assert told[0][0] == where and told[0][1].strip().startswith(says), told
-    assert told[0][1].strip().endswith((".", ")", "?")), told
+def test_a_problem_of_a_scenario_is_reported_with_its_path(
+    rejected, scenario, verb, change, where, expected
+):
+    first, listed = problems(rejected(verb, scenario(change)))
+    assert first == "1 problem in tiny.yaml" and len(listed) == 1, listed
+    assert listed[0][0] == where and listed[0][1].strip().startswith(expected), listed
+    assert listed[0][1].strip().endswith((".", ")", "?")), listed
 
 
-def test_the_engine_is_chosen_and_set_on_the_command_line(refused):
-    """What is set belongs to the engine that is chosen, before it or after."""
+def test_the_engine_and_its_options_can_be_set_on_the_command_line(rejected):
+    """The options belong to the engine that was chosen, also if it was chosen by --set."""
     for words in (
         ["--engine", "ray", "--set", "engine.gpus=-1"],
         ["--set", "engine=ray", "--set", "engine.gpus=-1"],
     ):
-        assert "engine.gpus   must be at least 0, got -1." in refused("run", "digits", *words)
+        assert "engine.gpus   must be at least 0, got -1." in rejected("run", "digits", *words)
 
 
 @pytest.mark.parametrize(
-    "change, says",
+    "change, expected",
     [
         (
             {"public.size": 1200},
-            "public.size   must be below 1200, the training rows of digits: some stay labelled, got 1200.",
+            "public.size   must be below 1200, the training rows of digits: some stay labelled, "
+            "got 1200.",
         ),
         (
             {"clients.0.train": 1175},
-            "clients   they want 1205 training rows of digits, there are 1180 beside the public set.",
+            "clients   they want 1205 training rows of digits, there are 1180 beside the public "
+            "set.",
         ),
         (
             {"clients.0.target": "digits"},
@@ -354,11 +359,13 @@ def test_the_engine_is_chosen_and_set_on_the_command_line(refused):
         ),
         (
             {"clients.0.target": None},
-            "clients.0.target   is missing: the dataset has several, name one of digit, attributes, ink.",
+            "clients.0.target   is missing: the dataset has several, name one of digit, "
+            "attributes, ink.",
         ),
         (
             {"clients.0.model.widht": 3},
-            'clients.0.model.widht   mlp has no field "widht". Did you mean "width"? It has: hidden, width.',
+            'clients.0.model.widht   mlp has no field "widht". Did you mean "width"? It has: '
+            "hidden, width.",
         ),
         (
             {"clients.0.model.width": "wide"},
@@ -374,28 +381,29 @@ def test_the_engine_is_chosen_and_set_on_the_command_line(refused):
         ),
         (
             {"algorithm.projection": "never"},
-            "clients.ben   its encoder gives 12 features, the federation compares 8; set algorithm.projection to auto",
+            "clients.ben   its encoder gives 12 features, the federation compares 8; set "
+            "algorithm.projection to auto",
         ),
     ],
 )
 @pytest.mark.parametrize("verb", ["run", "check"])
-def test_what_only_the_data_and_the_models_tell_is_a_sentence_too(
-    refused, scenario, verb, change, says
+def test_problems_of_data_and_models_are_reported_in_one_sentence(
+    rejected, scenario, verb, change, expected
 ):
-    told = refused(verb, scenario(change))
-    assert says in told and len(told.splitlines()) <= 2, told
+    message = rejected(verb, scenario(change))
+    assert expected in message and len(message.splitlines()) <= 2, message
 
 
-def test_several_problems_are_told_together(refused, scenario):
-    wrong = {
+def test_several_problems_are_reported_together(rejected, scenario):
+    changes = {
         "algorithm.peer": 2,
         "training.rounds": 0,
         "training.lr": "fast",
         "clients.1.modle": 1,
         "seeds": 1,
     }
-    first, told = problems(refused("check", scenario(wrong)))
-    assert first == "5 problems in tiny.yaml" and {where for where, _ in told} == set(wrong)
+    first, listed = problems(rejected("check", scenario(changes)))
+    assert first == "5 problems in tiny.yaml" and {where for where, _ in listed} == set(changes)
 
 
 @pytest.mark.parametrize(
@@ -410,13 +418,13 @@ def test_several_problems_are_told_together(refused, scenario):
         "1: 2\n",
     ],
 )
-def test_a_file_that_is_no_scenario_is_refused(refused, tmp_path, text):
+def test_a_file_that_is_no_scenario_is_rejected(rejected, tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
-    assert "odd.yaml" in refused("check", "odd.yaml")
+    assert "odd.yaml" in rejected("check", "odd.yaml")
 
 
-def test_settings_reach_their_place(refused, scenario):
-    """Dotted paths, lists, bare names; each refused where it lands."""
+def test_settings_reach_their_fields(rejected, scenario):
+    """Dotted paths, lists and bare names: an invalid value is reported at the field's path."""
     for setting, where in [
         ("training.rounds=0", "training.rounds"),
         ("rounds=0", "training.rounds"),
@@ -425,19 +433,19 @@ def test_settings_reach_their_place(refused, scenario):
         ("quorum=7", "federation.quorum"),
         ("public.size=1", "algorithm.batch"),
     ]:
-        _, told = problems(refused("check", scenario(), "--set", setting))
-        assert [place for place, _ in told] == [where]
+        _, listed = problems(rejected("check", scenario(), "--set", setting))
+        assert [place for place, _ in listed] == [where]
 
 
-def test_settings_on_a_broken_algorithm_are_told_too(refused, scenario):
+def test_settings_of_a_scenario_with_an_invalid_algorithm(rejected, scenario):
     for broken in ("fedavg", {"name": ["x"]}, {}):
-        told = refused("check", scenario({"algorithm": broken}), "--set", "rounds=3")
-        assert "algorithm" in told
+        message = rejected("check", scenario({"algorithm": broken}), "--set", "rounds=3")
+        assert "algorithm" in message
 
 
-def test_safeguarding_a_shared_model_is_refused_before_the_work(refused, scenario):
-    told = refused("run", scenario(), "--algorithm", "fedavg", "--safeguard")
-    assert "safeguard is for methods whose clients keep their own model" in told
+def test_the_safeguard_of_a_shared_model_is_rejected_before_the_run(rejected, scenario):
+    message = rejected("run", scenario(), "--algorithm", "fedavg", "--safeguard")
+    assert "safeguard is for methods whose clients keep their own model" in message
 
 
 @pytest.mark.parametrize(
@@ -450,39 +458,39 @@ def test_safeguarding_a_shared_model_is_refused_before_the_work(refused, scenari
         ["run", "digits", "--fast"],
     ],
 )
-def test_words_the_command_does_not_know_are_refused(command, words):
+def test_unknown_commands_and_options_are_rejected(command, words):
     code, _, err = command(*words)
     assert code == 2 and "Traceback" not in err and "Usage" in err
 
 
-# folders
+# Folders
 
 
-def test_an_unwritable_folder_is_a_sentence(refused, scenario, tmp_path):
+def test_an_unwritable_folder_gives_one_sentence(rejected, scenario, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert (
-        refused("run", scenario(), "--out", "file/run")
+        rejected("run", scenario(), "--out", "file/run")
         == "the run folder file/run cannot be written: Not a directory"
     )
-    assert refused("run", scenario(), "--out", "file").startswith(
+    assert rejected("run", scenario(), "--out", "file").startswith(
         "the run folder file cannot be written: "
     )
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_an_existing_run_is_never_overwritten(refused, command, scenario, tmp_path):
+def test_an_existing_run_is_never_overwritten(rejected, command, scenario, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "config.yaml").write_text("old")
-    assert refused("run", scenario(), "--out", "there").startswith(
+    assert rejected("run", scenario(), "--out", "there").startswith(
         "there already holds a run; resume it with `unalike resume there`"
     )
     assert (tmp_path / "there" / "config.yaml").read_text() == "old"
 
 
-# what works
+# What works
 
 
-def test_list_names_everything(command):
+def test_list_shows_all_names(command):
     code, out, err = command("list")
     assert code == 0 and not err
     for name in (
@@ -501,7 +509,7 @@ def test_list_names_everything(command):
         assert title in out
 
 
-def test_list_of_one_kind_tells_what_each_has(command):
+def test_list_of_one_kind_shows_fields_targets_and_options(command):
     code, out, _ = command("list", "algorithms")
     rows = [line.split() for line in out.splitlines()]
     assert (
@@ -535,17 +543,17 @@ def test_list_of_one_kind_tells_what_each_has(command):
     )
 
 
-def test_the_version_is_told_also_to_python():
+def test_the_version_is_shown_by_python_dash_m_too():
     import unalike
 
     for module in ("unalike", "unalike.cli"):
-        told = subprocess.run(
+        shown = subprocess.run(
             [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
         )
-        assert told.stdout == f"unalike {unalike.__version__}\n"
+        assert shown.stdout == f"unalike {unalike.__version__}\n"
 
 
-def test_check_says_that_all_is_well(command, scenario):
+def test_check_of_a_valid_scenario(command, scenario):
     code, out, _ = command("check", "digits")
     assert code == 0 and out.startswith("digits is fine: 6 clients, FedMuscle, ")
     assert command("check", scenario()) == (
@@ -555,9 +563,7 @@ def test_check_says_that_all_is_well(command, scenario):
     )
 
 
-def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(
-    command, scenario, refused, tmp_path
-):
+def test_audit_shows_messages_and_writes_no_files(command, scenario, rejected, tmp_path):
     path = scenario()
     before = sorted(tmp_path.iterdir())
     code, out, _ = command("audit", path, "--client", "ada", "--client", "cleo")
@@ -570,17 +576,17 @@ def test_audit_tells_what_would_be_sent_and_leaves_nothing_behind(
     )
     assert "samples 12, modalities" in command("audit", path, "--client", "ada")[1]
     code, out, _ = command("audit", path, "--algorithm", "fedavg", "--json")
-    told = json.loads(out)
+    audit = json.loads(out)
     assert (
         code == 0
-        and told["algorithm"] == "fedavg"
-        and list(told["clients"]) == ["ada", "ben", "cleo"]
+        and audit["algorithm"] == "fedavg"
+        and list(audit["clients"]) == ["ada", "ben", "cleo"]
     )
     assert sorted(tmp_path.iterdir()) == before
-    assert 'There is no client "bob"' in refused("audit", path, "--client", "bob")
+    assert 'There is no client "bob"' in rejected("audit", path, "--client", "bob")
 
 
-def test_audit_of_a_client_file_is_of_that_client_alone(command, scenario, refused, tmp_path):
+def test_audit_of_a_client_file_shows_that_client_only(command, scenario, rejected, tmp_path):
     (tmp_path / "client.yaml").write_text(f"scenario: {scenario()}\nclient: ada\n")
     (tmp_path / "server.yaml").write_text(
         "name: served\nalgorithm: {name: fedmuscle, width: 4, batch: 8}\ntraining: {rounds: 3}\n"
@@ -599,12 +605,12 @@ def test_audit_of_a_client_file_is_of_that_client_alone(command, scenario, refus
         "--json",
     )
     assert code == 0, err
-    told = json.loads(out)
-    assert list(told["clients"]) == ["ada"] and told["rounds"] == 5
+    audit = json.loads(out)
+    assert list(audit["clients"]) == ["ada"] and audit["rounds"] == 5
     assert {
         part["shape"][-1]
-        for each in told["clients"]["ada"]["messages"]
-        for part in each["holds"]
+        for message in audit["clients"]["ada"]["messages"]
+        for part in message["holds"]
         if part["shape"]
     } == {6}
     code, out, _ = command("audit", "client.yaml", "--run", "server.yaml")
@@ -614,15 +620,15 @@ def test_audit_of_a_client_file_is_of_that_client_alone(command, scenario, refus
         and "train (alone)" in out
         and "evaluate (measuring)" in out
     )
-    assert "say what it would take part in" in refused("audit", "client.yaml")
-    assert "leave --client out" in refused(
+    assert "say what it would take part in" in rejected("audit", "client.yaml")
+    assert "leave --client out" in rejected(
         "audit", "client.yaml", "--algorithm", "fedavg", "--client", "ada"
     )
-    assert "--run goes with a client.yaml" in refused("audit", "digits", "--run", "digits")
-    assert 'Did you mean "fedavg"' in refused("audit", "client.yaml", "--algorithm", "fedagv")
+    assert "--run goes with a client.yaml" in rejected("audit", "digits", "--run", "digits")
+    assert 'Did you mean "fedavg"' in rejected("audit", "client.yaml", "--algorithm", "fedagv")
 
 
-def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, tmp_path):
+def test_json_output_equals_results_json(command, scenario, tmp_path):
     code, out, err = command(
         "run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64"
     )
@@ -678,7 +684,7 @@ def test_json_is_the_last_line_and_the_same_as_results_json(command, scenario, t
     assert command("run", scenario(), "--out", "one")[0] == 2
 
 
-def test_a_run_shows_a_table_and_where_the_report_is(command, scenario, tmp_path):
+def test_a_run_shows_a_table_and_the_path_of_the_report(command, scenario, tmp_path):
     code, out, err = command(
         "run",
         scenario(),
@@ -698,14 +704,14 @@ def test_a_run_shows_a_table_and_where_the_report_is(command, scenario, tmp_path
     assert json.loads((tmp_path / "shown" / "results.json").read_text())["delta"] is None
 
 
-def test_what_was_trained_alone_is_kept_for_the_next_run(command, scenario, tmp_path, monkeypatch):
+def test_the_local_baseline_is_cached_for_the_next_run(command, scenario, tmp_path, monkeypatch):
     words = ["run", scenario(), "--json", "--algorithm", "local", "--set", "rounds=1"]
     first, again = (
         json.loads(command(*words, "--out", name)[1].rstrip("\n").split("\n")[-1])
         for name in ("first", "again")
     )
-    (kept,) = (tmp_path / "cache" / "alone").iterdir()
-    kept.write_text("damaged")
+    (cached,) = (tmp_path / "cache" / "alone").iterdir()
+    cached.write_text("damaged")
     anew = json.loads(command(*words, "--out", "anew")[1].rstrip("\n").split("\n")[-1])
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "file" / "under"))
@@ -722,7 +728,7 @@ def test_what_was_trained_alone_is_kept_for_the_next_run(command, scenario, tmp_
     assert events[0] == events[1] > 0
 
 
-def test_runs_without_a_name_get_folders_of_their_own(command, scenario, tmp_path):
+def test_runs_without_out_get_different_folders(command, scenario, tmp_path):
     for _ in range(2):
         assert (
             command(
@@ -740,7 +746,7 @@ def test_runs_without_a_name_get_folders_of_their_own(command, scenario, tmp_pat
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
+def test_a_lost_quorum_gives_exit_code_1_and_names_the_failed_clients(command, scenario):
     code, _, err = command(
         "run",
         scenario(),
@@ -753,15 +759,16 @@ def test_a_lost_quorum_ends_with_code_1_and_names_who_failed(command, scenario):
     )
     assert code == 1 and "Traceback" not in err
     assert err.startswith(
-        "unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: dropped out\n"
+        "unalike: train, round 2: 0 of 3 clients replied, the quorum is 2. ada, ben, cleo: "
+        "dropped out\n"
     )
     assert err.endswith(
-        "\nThe run is kept in lost. It would end so again, unless the cause lay outside, say in a disk or a network, "
-        "and is gone: unalike resume lost\n"
+        "\nThe run is kept in lost. Resuming will fail the same way unless the cause was external "
+        "(disk, network). To resume: unalike resume lost\n"
     )
 
 
-def test_ctrl_c_says_where_the_run_is_kept_and_resume_ends_it(command, scenario, monkeypatch):
+def test_ctrl_c_shows_the_run_folder_and_resume_finishes_the_run(command, scenario, monkeypatch):
     from unalike.algorithms import FedMuscle
 
     with monkeypatch.context() as patched:
@@ -771,12 +778,12 @@ def test_ctrl_c_says_where_the_run_is_kept_and_resume_ends_it(command, scenario,
         code, out, err = command("run", scenario(), "--no-alone", "--out", "my run")
     assert code == 130 and out == ""
     assert err.endswith(
-        "unalike: stopped.\nThe run is kept in 'my run'; to go on: unalike resume 'my run'\n"
+        "unalike: stopped.\nThe run is kept in 'my run'; to resume: unalike resume 'my run'\n"
     )
     assert command("resume", "my run")[0] == 0
 
 
-def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_and_reported(command, scenario, tmp_path):
     command("run", scenario(), "--no-alone", "--json", "--out", "hurt")
     (tmp_path / "hurt" / "results.json").unlink()
     newest = max((tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"))
@@ -786,8 +793,10 @@ def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_pat
     assert "no checkpoint; the run goes on from round 1\n" in err
     assert "damaged" in (tmp_path / "hurt" / "events.jsonl").read_text()
     (tmp_path / "hurt" / "results.json").unlink()
-    for each in (tmp_path / "hurt" / "checkpoints" / "server" / "server").glob("*.safetensors"):
-        each.write_bytes(b"cut short")
+    for checkpoint in (tmp_path / "hurt" / "checkpoints" / "server" / "server").glob(
+        "*.safetensors"
+    ):
+        checkpoint.write_bytes(b"cut short")
     code, _, err = command("resume", "hurt")
     assert (
         code == 2
@@ -796,7 +805,7 @@ def test_a_damaged_checkpoint_that_is_skipped_is_told(command, scenario, tmp_pat
     )
 
 
-def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path, monkeypatch):
+def test_a_run_with_an_edited_config_cannot_be_resumed(command, scenario, tmp_path, monkeypatch):
     from unalike.algorithms import FedMuscle
 
     with monkeypatch.context() as patched:
@@ -815,15 +824,16 @@ def test_a_run_does_not_go_on_with_an_edited_config(command, scenario, tmp_path,
     code, _, err = command("resume", "cut")
     assert (
         code == 2
-        and "cut/config.yaml was edited since the run began: training.lr was 0.001, is 0.5, clients.ada.speed was"
+        and "cut/config.yaml was edited since the run began: training.lr was 0.001, is 0.5, "
+        "clients.ada.speed was"
         in err
     )
     config.write_text(yaml.safe_dump({**was, "workers": 2, "data_dir": str(tmp_path)}))
     assert command("resume", "cut")[0] == 0
 
 
-def test_a_client_whose_loss_is_no_number_is_named_and_left_out(command, scenario, tmp_path):
-    """A rate of 1e30 makes everyone diverge; quorum 0 lets the run go on to its end."""
+def test_a_client_with_a_nonfinite_loss_is_named_and_left_out(command, scenario, tmp_path):
+    """With a learning rate of 1e30 all clients diverge; with quorum 0 the run still finishes."""
     words = [
         "run",
         scenario(),
@@ -888,12 +898,18 @@ def test_a_full_disk_is_one_sentence_and_other_system_errors_keep_their_tracebac
         command()
 
 
-def test_help_is_quick_and_loads_nothing_heavy():
-    code = (
-        "import sys; sys.argv = ['unalike', '--help']\nfrom unalike.cli import main\ntry:\n    main()\nexcept SystemExit as e:\n"
-        "    print('CODE', e.code)\nheavy = {'torch', 'sklearn', 'numpy', 'pydantic', 'transformers', 'matplotlib'}\n"
-        "print('HEAVY', sorted(heavy & set(sys.modules)))"
-    )
+def test_help_imports_no_heavy_packages():
+    code = """
+import sys
+from unalike.cli import main
+sys.argv = ["unalike", "--help"]
+try:
+    main()
+except SystemExit as exit:
+    print("CODE", exit.code)
+heavy = {"torch", "sklearn", "numpy", "pydantic", "transformers", "matplotlib"}
+print("HEAVY", sorted(heavy & set(sys.modules)))
+"""
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
@@ -902,7 +918,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
         assert verb in out
 
 
-def test_threads_that_wait_sleep_unless_told_otherwise(monkeypatch):
+def test_omp_wait_policy_is_passive_by_default(monkeypatch):
     monkeypatch.setattr(commands, "app", lambda: None)
     for before, after in (("ACTIVE", "ACTIVE"), (None, "PASSIVE")):
         monkeypatch.setenv("OMP_WAIT_POLICY", before or "")

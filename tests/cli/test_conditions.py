@@ -1,4 +1,4 @@
-"""`unalike conditions` against a stand-in server that checks what it is asked; and servers that answer rubbish, slowly or not at all."""
+"""`unalike conditions` with a fake server that records requests, and with servers that fail."""
 
 import json
 import socket
@@ -16,31 +16,34 @@ from unalike.cli import app
 from unalike.models.conditions import SHIPPED, parse_list, query_conditions, read_conditions
 
 
-class Stand(BaseHTTPRequestHandler):
-    """Keeps what it was asked and answers as `server.says(question)` tells: a text, raw bytes, or a number for an error."""
+class FakeServer(BaseHTTPRequestHandler):
+    """Records requests and answers with `server.answers(question)`.
+
+    An answer is a text, raw bytes, or the number of an HTTP error.
+    """
 
     def do_POST(self):
-        held = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, self.headers.get("Authorization"), held))
-        said = self.server.says(held["messages"][-1]["content"])
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, self.headers.get("Authorization"), body))
+        answer = self.server.answers(body["messages"][-1]["content"])
         body = (
-            said
-            if isinstance(said, bytes)
-            else json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+            answer
+            if isinstance(answer, bytes)
+            else json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
         )
-        self.send_response(said if isinstance(said, int) else 200)
+        self.send_response(answer if isinstance(answer, int) else 200)
         self.end_headers()
-        self.wfile.write(b"try later" if isinstance(said, int) else body)
+        self.wfile.write(b"try later" if isinstance(answer, int) else body)
 
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def stand():
-    server = HTTPServer(("127.0.0.1", 0), Stand)
-    server.asked = []
-    server.says = lambda query: (
+def server():
+    server = HTTPServer(("127.0.0.1", 0), FakeServer)
+    server.requests = []
+    server.answers = lambda query: (
         "1. Spatial layout\n2. Object pose" if "summarize" in query else "cat-dog: Both sleep."
     )
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -50,13 +53,15 @@ def stand():
     server.server_close()
 
 
-def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, monkeypatch):
+def test_two_queries_give_conditions_and_a_file_with_their_provenance(
+    server, tmp_path, monkeypatch
+):
     monkeypatch.setenv("UNALIKE_API_KEY", "secret")
     words = [
         "--classes",
         "cat, dog,sofa",
         "--endpoint",
-        stand.url,
+        server.url,
         "--model",
         "small",
         "--count",
@@ -66,7 +71,7 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
     ]
     result = CliRunner().invoke(app, ["conditions", *words])
     assert result.exit_code == 0 and result.stdout.splitlines() == ["spatial layout", "object pose"]
-    first, second, last = (held["messages"][0]["content"] for _, _, held in stand.asked)
+    first, second, last = (body["messages"][0]["content"] for _, _, body in server.requests)
     assert (
         "each possible combination" in first
         and "cat with each of: dog, sofa" in first
@@ -76,22 +81,22 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
         "summarize 2 distinct and general conditions" in last
         and last.count("cat-dog: Both sleep.") == 2
     )
-    assert {(path, key, held["model"]) for path, key, held in stand.asked} == {
+    assert {(path, key, body["model"]) for path, key, body in server.requests} == {
         ("/v1/chat/completions", "Bearer secret", "small")
     }
-    told = yaml.safe_load((tmp_path / "c.yaml").read_text())
+    written = yaml.safe_load((tmp_path / "c.yaml").read_text())
     assert (
         read_conditions(tmp_path / "c.yaml") == ("spatial layout", "object pose")
-        and told["provenance"]["model"] == "small"
+        and written["provenance"]["model"] == "small"
     )
     assert (
-        told["provenance"]["classes"] == ["cat", "dog", "sofa"]
+        written["provenance"]["classes"] == ["cat", "dog", "sofa"]
         and "secret" not in (tmp_path / "c.yaml").read_text()
     )
 
 
 @pytest.mark.parametrize(
-    ("says", "sentence"),
+    ("answers", "sentence"),
     [
         (lambda query: b"<html>hello", "gave no chat completion but '<html>hello'"),
         (lambda query: b'{"choices": []}', "gave no chat completion"),
@@ -108,23 +113,23 @@ def test_two_steps_are_asked_and_kept_with_their_provenance(stand, tmp_path, mon
         (lambda query: time.sleep(1) or "late", "did not answer within 0.2 s"),
     ],
 )
-def test_rubbish_and_silence_are_told(stand, says, sentence):
-    stand.says = says
+def test_invalid_and_missing_answers_are_reported(server, answers, sentence):
+    server.answers = answers
     with pytest.raises(UserError, match=sentence):
-        query_conditions(["cat", "dog"], stand.url, "small", 2, timeout=0.2)
+        query_conditions(["cat", "dog"], server.url, "small", 2, timeout=0.2)
 
 
-def test_a_busy_server_is_asked_again(stand, monkeypatch):
+def test_a_busy_server_is_queried_again(server, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    fine = stand.says
-    stand.says = lambda query: 503 if len(stand.asked) == 1 else fine(query)
+    fine = server.answers
+    server.answers = lambda query: 503 if len(server.requests) == 1 else fine(query)
     assert (
-        query_conditions(["cat", "dog"], stand.url, "small", 1)["conditions"] == ["spatial layout"]
-        and len(stand.asked) == 3
+        query_conditions(["cat", "dog"], server.url, "small", 1)["conditions"] == ["spatial layout"]
+        and len(server.requests) == 3
     )
 
 
-def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
+def test_invalid_arguments_are_rejected(tmp_path):
     with pytest.raises(UserError, match="two or more, got cat"):
         query_conditions(["cat"], "http://x/v1", "small")
     for endpoint in ("localhost", "http://x:99999/v1", "http://[::1/v1"):
@@ -138,20 +143,18 @@ def test_wrong_questions_are_refused_before_anything_is_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("parts", "sentence"),
     [
         ([b"SSH-2.0-OpenSSH\r\n"], r"does not speak HTTP as it should \(BadStatusLine\)"),
         (
             [b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"],
             r"does not speak HTTP as it should \(IncompleteRead\)",
         ),
-        (
-            [b"HTTP/1.1 200 OK\r\nX: ", *[b"a"] * 40],
-            "did not answer within 0.3 s",
-        ),  # drips its headers
+        # Sends its headers one byte at a time.
+        ([b"HTTP/1.1 200 OK\r\nX: ", *[b"a"] * 40], "did not answer within 0.3 s"),
     ],
 )
-def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
+def test_a_server_that_does_not_speak_http_is_reported_in_time(parts, sentence):
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def serve():
@@ -159,12 +162,12 @@ def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
             with line, suppress(OSError):
                 while not line.recv(1 << 16).endswith(b"}"):  # the whole question
                     pass
-                for part in said:
+                for part in parts:
                     line.sendall(part)
                     time.sleep(0.05)
 
         threading.Thread(target=serve, daemon=True).start()
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(UserError, match=sentence):
             query_conditions(
                 ["cat", "dog"],
@@ -173,10 +176,10 @@ def test_what_is_no_server_of_the_web_is_told_in_time(said, sentence):
                 2,
                 timeout=0.3,
             )
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - start < 1
 
 
-def test_files_that_name_no_conditions_are_told(tmp_path):
+def test_invalid_condition_files_are_reported(tmp_path):
     with pytest.raises(
         UserError,
         match=r"there is no file background; a single condition is a list of one, \[background\]",
@@ -198,7 +201,7 @@ def test_files_that_name_no_conditions_are_told(tmp_path):
     assert "there is no folder" in str(CliRunner().invoke(app, ["conditions", *words]).exception)
 
 
-def test_answers_in_many_shapes_are_read():
+def test_lists_in_several_formats_are_parsed():
     assert parse_list("- **Background** (where)\n* Scene type – indoors", 2, "m") == [
         "background",
         "scene type",

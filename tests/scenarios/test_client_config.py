@@ -1,4 +1,4 @@
-"""A client.yaml gives the client it describes, or says in sentences why not."""
+"""A client.yaml gives the client it describes, or sentences about what is wrong with it."""
 
 from importlib import resources
 
@@ -11,8 +11,8 @@ from unalike.scenarios.client_config import load_client
 
 
 @pytest.fixture
-def home(tmp_path):
-    """An organisation's folder: rows in files, code of its own beside them."""
+def folder(tmp_path):
+    """An organisation's folder with data files and a module of its own."""
     x, y = np.random.default_rng(0).normal(size=(12, 6)).astype("float32"), np.arange(12) % 3
     np.savez(tmp_path / "train.npz", x=x, y=y)
     np.savez(tmp_path / "public.npz", x=x)
@@ -20,17 +20,18 @@ def home(tmp_path):
         "import torch\nfrom torch import nn\nfrom unalike import Classification, Client\n"
         "def encoder(width): return nn.Linear(6, width)\n"
         "def rows(): return torch.zeros(4, 6), torch.arange(4) % 3\n"
-        "def make(run, id): return Client(id=id, model=encoder(4), task=Classification(3), train=rows(), model_name=run['algorithm'])\n"
+        "def make(run, id): return Client(id=id, model=encoder(4), task=Classification(3), "
+        "train=rows(), model_name=run['algorithm'])\n"
     )
     return tmp_path
 
 
-def write(home, text):
-    (home / "client.yaml").write_text(text.replace("MINE", f"mine_{home.name}"))
-    return home / "client.yaml"
+def write(folder, text):
+    (folder / "client.yaml").write_text(text.replace("MINE", f"mine_{folder.name}"))
+    return folder / "client.yaml"
 
 
-SOUND = """
+VALID = """
 id: st-mary
 model: {name: mlp, width: 8}
 task: {name: classification, labels: [a, b, c]}
@@ -38,45 +39,45 @@ data: {train: train.npz, public: public.npz}
 """
 
 
-def test_a_client_of_shipped_parts_and_files(home):
-    made = load_client(write(home, SOUND))
+def test_a_client_with_a_shipped_model_and_data_files(folder):
+    client = load_client(write(folder, VALID))
     assert (
-        made.id == "st-mary"
-        and made.task.labels == ("a", "b", "c")
-        and len(made.train) == len(made.public) == 12
+        client.id == "st-mary"
+        and client.task.labels == ("a", "b", "c")
+        and len(client.train) == len(client.public) == 12
     )
-    assert made.encoder(0).width == 8 and made.info().model == "mlp"
+    assert client.encoder(0).width == 8 and client.info().model == "mlp"
 
 
-def test_a_client_with_code_of_its_own(home):
-    made = load_client(
+def test_a_client_with_its_own_model_and_data_functions(folder):
+    client = load_client(
         write(
-            home,
-            SOUND.replace("{name: mlp, width: 8}", "{name: MINE:encoder, width: 5}").replace(
+            folder,
+            VALID.replace("{name: mlp, width: 8}", "{name: MINE:encoder, width: 5}").replace(
                 "train.npz", "MINE:rows"
             ),
         )
     )
-    assert made.encoder(0).out_features == 5 and len(made.train) == 4
+    assert client.encoder(0).out_features == 5 and len(client.train) == 4
 
 
-def test_a_factory_is_told_of_the_run(home):
-    made = load_client(
-        write(home, "factory: MINE:make\noptions: {id: ada}\n"), {"algorithm": "fedavg"}
+def test_a_factory_gets_the_description_of_the_run(folder):
+    client = load_client(
+        write(folder, "factory: MINE:make\noptions: {id: ada}\n"), {"algorithm": "fedavg"}
     )
-    assert made.id == "ada" and made.info().model == "fedavg"
+    assert client.id == "ada" and client.info().model == "fedavg"
 
 
-def test_a_client_of_a_scenario(home):
+def test_a_client_of_a_scenario(folder):
     scenario = resources.files("unalike.scenarios") / "digits.yaml"
     id = yaml.safe_load(scenario.read_text())["clients"][0]["id"]
-    assert load_client(write(home, f"scenario: {scenario}\nclient: {id}\n")).id == id
+    assert load_client(write(folder, f"scenario: {scenario}\nclient: {id}\n")).id == id
     with pytest.raises(UserError, match="There is no client"):
-        load_client(write(home, f"scenario: {scenario}\nclient: nobody\n"))
+        load_client(write(folder, f"scenario: {scenario}\nclient: nobody\n"))
 
 
 @pytest.mark.parametrize(
-    "old, new, says",
+    "old, new, expected",
     [
         ("name: mlp", "name: mpl", 'no model "mpl". Did you mean "mlp"?'),
         ("name: mlp", "name: nowhere:encoder", "nowhere:encoder cannot be imported"),
@@ -89,18 +90,18 @@ def test_a_client_of_a_scenario(home):
         ("id: st-mary", "idd: st-mary", 'no field "idd"'),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(home, old, new, says):
+def test_a_problem_is_reported_in_a_sentence(folder, old, new, expected):
     with pytest.raises(ValueError) as caught:
-        load_client(write(home, SOUND.replace(old, new)))
-    assert says in str(caught.value)
+        load_client(write(folder, VALID.replace(old, new)))
+    assert expected in str(caught.value)
 
 
-def test_every_problem_is_told_at_once(home):
+def test_all_problems_are_reported_at_once(folder):
     with pytest.raises(UserError, match="3 problems"):
         load_client(
             write(
-                home,
-                SOUND.replace("mlp", "mpl")
+                folder,
+                VALID.replace("mlp", "mpl")
                 .replace("classification", "clss")
                 .replace("train.npz", "gone.npz"),
             )

@@ -1,4 +1,4 @@
-"""Who owns which modality: full, several, a single one, by ratio or by name."""
+"""Which modalities clients have: all, several or a single one, by ratio or by name."""
 
 import pytest
 import torch
@@ -12,18 +12,18 @@ VIEWS = "digits_views"
 
 
 def scenario(seed=0, **group):
-    told = yaml.safe_load(f"""
+    mapping = yaml.safe_load(f"""
         name: views
         algorithm: {{name: local}}
         data: {{name: {VIEWS}}}
         seed: {seed}
         clients: [{{id: c, count: 12, model: {{name: autoencoder}}}}]
     """)
-    told["clients"][0] |= group
-    return parse_scenario(told, "views")[0]
+    mapping["clients"][0] |= group
+    return parse_scenario(mapping, "views")[0]
 
 
-def owned(**about):
+def modalities_of(**about):
     return [client.info().modalities for client in build_clients(scenario(**about))]
 
 
@@ -36,23 +36,27 @@ def owned(**about):
         ((2, 0, 1), (8, 0, 4)),
     ],
 )
-def test_ratio(ratio, counts):
-    kinds = [len(names) for names in owned(mix=dict(zip(("full", "multi", "single"), ratio)))]
+def test_the_mix_sets_how_many_clients_have_all_several_or_one_modality(ratio, counts):
+    kinds = [
+        len(names) for names in modalities_of(mix=dict(zip(("full", "multi", "single"), ratio)))
+    ]
     assert (kinds.count(3), kinds.count(2), kinds.count(1)) == counts
 
 
-def test_drawn_by_seed_and_by_client():
+def test_modalities_are_drawn_by_seed_and_client():
     mix = {"single": 1}
-    assert owned(mix=mix) == owned(mix=mix) != owned(mix=mix, seed=1)
-    assert len(set(owned(mix=mix))) == 3
+    assert modalities_of(mix=mix) == modalities_of(mix=mix) != modalities_of(mix=mix, seed=1)
+    assert len(set(modalities_of(mix=mix))) == 3
 
 
-def test_by_name_and_all_if_not_said():
-    every = owned()[0]
-    assert len(every) == 3 and set(owned(modalities=[every[2], every[0]])) == {(every[0], every[2])}
+def test_modalities_by_name_and_all_by_default():
+    every = modalities_of()[0]
+    assert len(every) == 3 and set(modalities_of(modalities=[every[2], every[0]])) == {
+        (every[0], every[2])
+    }
 
 
-def test_what_a_client_holds_is_what_is_scored():
+def test_clustering_is_scored_on_the_training_rows():
     client = build_clients(scenario(mix={"single": 1}))[0]
     assert isinstance(client.task, Clustering) and len(client.test) == len(client.train)
     x, _ = client.train.rows(torch.arange(2))
@@ -70,13 +74,13 @@ def test_what_a_client_holds_is_what_is_scored():
         ({"missing": 0.6, "modalities": ["left", "right"]}, "must be at most 0.5"),
     ],
 )
-def test_bad_input(group, sentence):
+def test_invalid_modalities_are_reported(group, sentence):
     with pytest.raises(UserError, match=sentence):
-        owned(**group)
+        modalities_of(**group)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 2 / 3])
-def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
+def test_a_share_of_modalities_is_missing_and_every_sample_keeps_one(share):
     one, again, other = (
         build_clients(scenario(missing=share, seed=seed))[0].train for seed in (0, 0, 1)
     )
@@ -90,18 +94,18 @@ def test_a_share_of_the_modalities_is_missing_and_no_sample_has_none(share):
     )
 
 
-def test_of_a_single_modality_nothing_is_missing():
+def test_a_single_modality_is_never_missing():
     client = build_clients(scenario(missing=0.5, mix={"full": 1, "single": 1}))[-1]
     assert len(client.info().modalities) == 1 and all(
         client.train.x[f"{name}?"].all() for name in client.info().modalities
     )
 
 
-def test_pooled_is_one_client_with_everyones_rows_and_modalities():
-    told = scenario(mix={"full": 1, "single": 1})
+def test_pooled_is_one_client_with_all_rows_and_modalities():
+    base = scenario(mix={"full": 1, "single": 1})
     apart, (together,) = (
-        build_clients(told),
-        build_clients(told.model_copy(update={"pooled": True})),
+        build_clients(base),
+        build_clients(base.model_copy(update={"pooled": True})),
     )
     assert together.info().modalities == ("left", "right", "spectrum") and len(
         together.train
@@ -117,27 +121,27 @@ def test_pooled_is_one_client_with_everyones_rows_and_modalities():
         )
 
 
-def test_pooled_inputs_of_one_kind():
-    told = scenario(target="digit", train=20, model={"name": "mlp"})
-    told = told.model_copy(
-        update={"data": told.data.model_copy(update={"name": "digits"}), "pooled": True}
+def test_pooled_clients_with_a_single_kind_of_input():
+    base = scenario(target="digit", train=20, model={"name": "mlp"})
+    base = base.model_copy(
+        update={"data": base.data.model_copy(update={"name": "digits"}), "pooled": True}
     )
-    (one,) = build_clients(told)
+    (one,) = build_clients(base)
     assert one.train.rows(torch.arange(2))[0].shape == (2, 1, 8, 8) and len(one.train) == 240
 
 
 def test_pooled_needs_one_kind_of_client():
-    told = scenario()
-    other = told.clients[0].model_copy(
-        update={"id": "d", "model": told.clients[0].model.model_copy(update={"width": 5})}
+    base = scenario()
+    other = base.clients[0].model_copy(
+        update={"id": "d", "model": base.clients[0].model.model_copy(update={"width": 5})}
     )
     with pytest.raises(UserError, match="pooled   clients that differ"):
-        build_clients(told.model_copy(update={"pooled": True, "clients": [*told.clients, other]}))
+        build_clients(base.model_copy(update={"pooled": True, "clients": [*base.clients, other]}))
 
 
-def test_no_modalities_to_choose_from():
-    told = scenario(modalities=["x"])
-    plain = told.model_copy(update={"data": told.data.model_copy(update={"name": "digits"})})
+def test_a_dataset_without_modalities_rejects_modality_settings():
+    base = scenario(modalities=["x"])
+    plain = base.model_copy(update={"data": base.data.model_copy(update={"name": "digits"})})
     plain = plain.model_copy(
         update={"clients": [plain.clients[0].model_copy(update={"target": "digit"})]}
     )

@@ -1,4 +1,4 @@
-"""Rows dealt out: among more clients than take part, so that those who do hold the same with fewer others; and what each is tested on."""
+"""Partitions: `clients` fixes the rows of a client whoever takes part; test rows match training."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from unalike.data.partitions import match_label_proportions
 from unalike.scenarios import build_clients, parse_scenario
 
 
-def some(count, clients, **more):
-    told = {
+def build(count, clients, **more):
+    mapping = {
         "name": "some",
         "algorithm": {"name": "local"},
         "data": {
@@ -22,14 +22,14 @@ def some(count, clients, **more):
             for i in range(count)
         ],
     }
-    return build_clients(parse_scenario(told, "some")[0])
+    return build_clients(parse_scenario(mapping, "some")[0])
 
 
 def rows(count, clients):
-    return [client.train.index.tolist() for client in some(count, clients)]
+    return [client.train.index.tolist() for client in build(count, clients)]
 
 
-def test_fewer_clients_hold_what_they_would_among_more():
+def test_with_clients_set_the_rows_do_not_depend_on_how_many_take_part():
     assert (
         rows(1, {"clients": 3}) == rows(3, {})[:1]
         and rows(2, {"clients": 3}) == rows(3, {"clients": 3})[:2]
@@ -38,14 +38,14 @@ def test_fewer_clients_hold_what_they_would_among_more():
 
 
 @pytest.mark.parametrize(
-    "clients, said",
+    "clients, expected",
     [
         (2, "partition.clients   are 2, but 3 take part: raise it or leave it out"),
         (0, "at least 1"),
     ],
 )
-def test_too_few_to_share(clients, said):
-    with pytest.raises(UserError, match=said):
+def test_fewer_sharers_than_clients_are_rejected(clients, expected):
+    with pytest.raises(UserError, match=expected):
         rows(3, {"clients": clients})
 
 
@@ -54,13 +54,13 @@ def shares(samples):
     return counts / counts.sum()
 
 
-def test_a_client_is_tested_on_its_classes_in_its_proportions():
-    for whole, few in zip(some(3, {}), some(3, {}, test=40)):
+def test_test_rows_have_the_class_proportions_of_the_training_rows():
+    for whole, few in zip(build(3, {}), build(3, {}, test=40)):
         own, spread = (
             shares(whole.train),
             shares(whole.train).max() - shares(whole.train)[shares(whole.train) > 0].min(),
         )
-        assert float(spread) > 0.1  # or nothing is shown
+        assert float(spread) > 0.1  # otherwise the test shows nothing
         assert float((shares(whole.test) - own).abs().max()) < 1 / len(whole.test) * 5
         assert len(few.test) == 40 and set(few.test.index.tolist()) <= set(
             whole.test.index.tolist()
@@ -75,7 +75,7 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions():
         assert bool((counts == everything)[own > 0].any())  # no more rows could be had
 
 
-def test_a_class_the_test_rows_lack_is_left_out():
+def test_classes_without_test_rows_are_left_out():
     chosen = match_label_proportions(
         torch.tensor([0, 0, 0, 2]), torch.tensor([0, 0, 1, 1]), torch.Generator()
     )

@@ -1,4 +1,4 @@
-"""Public rows of a scenario: of one dataset or of several, none of which is anybody's labelled row."""
+"""Public rows come from one or several datasets and are nobody's labelled rows."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from unalike.scenarios import build_clients, build_server, parse_scenario
 
 
 def pictures(first, program, rows=60, channels=3):
-    """A dataset whose pictures are all of one brightness: their number, from `first` on."""
+    """A loader of images, the i-th of which has brightness `first + i` everywhere."""
 
     def load(folder=None) -> Table:
         numbers = torch.arange(first, first + rows, dtype=torch.uint8)
@@ -26,7 +26,7 @@ def pictures(first, program, rows=60, channels=3):
 
 
 @pytest.fixture
-def made(monkeypatch):
+def build(monkeypatch):
     for name, load in {
         "low": pictures(0, 8),
         "high": pictures(100, 12),
@@ -35,7 +35,7 @@ def made(monkeypatch):
         monkeypatch.setitem(DATASETS, name, load)
 
     def build_one(public, **top):
-        told = {
+        mapping = {
             "name": "some",
             "algorithm": {"name": "fedmuscle", "peers": 1, "batch": 4},
             "data": {"name": "low"},
@@ -47,7 +47,7 @@ def made(monkeypatch):
             ],
             **top,
         }
-        scenario, _ = parse_scenario(told, "some")
+        scenario, _ = parse_scenario(mapping, "some")
         build_server(scenario)
         return build_clients(scenario)
 
@@ -58,15 +58,15 @@ def numbers(samples):
     return samples.rows(torch.arange(len(samples)))[0][:, 0, 0, 0].tolist()
 
 
-def test_one_name_is_a_list_of_one(made):
+def test_one_name_is_the_same_as_a_list_of_one(build):
     unnamed, one, same = (
-        made({"size": 9, **data})[0].public for data in ({}, {"data": "low"}, {"data": ["low"]})
+        build({"size": 9, **data})[0].public for data in ({}, {"data": "low"}, {"data": ["low"]})
     )
     assert numbers(unnamed) == numbers(one) == numbers(same) and one.shape == (3, 8, 8)
 
 
-def test_several_give_as_many_rows_each_and_none_that_is_labelled(made):
-    clients = made({"size": 11, "data": ["low", "high"]})
+def test_several_datasets_give_equally_many_rows_and_no_labelled_ones(build):
+    clients = build({"size": 11, "data": ["low", "high"]})
     public = numbers(clients[0].public)
     assert (
         sum(n < 100 for n in public) == 6
@@ -77,15 +77,15 @@ def test_several_give_as_many_rows_each_and_none_that_is_labelled(made):
     assert not set(public) & {
         n for client in clients for n in (*numbers(client.train), *numbers(client.test))
     }
-    assert public == numbers(made({"size": 11, "data": ["low", "high"]})[0].public)
-    assert public != numbers(made({"size": 11, "data": ["low", "high"]}, seed=1)[0].public)
+    assert public == numbers(build({"size": 11, "data": ["low", "high"]})[0].public)
+    assert public != numbers(build({"size": 11, "data": ["low", "high"]}, seed=1)[0].public)
 
 
 SERVER = {"id": "server", "model": {"name": "cnn"}}
 
 
 @pytest.mark.parametrize(
-    ("public", "top", "said"),
+    ("public", "top", "expected"),
     [
         (
             {"data": ["low", "hihg"]},
@@ -98,7 +98,8 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
         (
             {"data": ["low", "grey"]},
             {},
-            "public.data +rows of low are pictures of 3 channels in uint8, those of grey pictures of 1 channel in",
+            "public.data +rows of low are pictures of 3 channels in uint8, those of grey "
+            "pictures of 1 channel in",
         ),
         ({"data": ["hihg", "hihg"]}, {}, "1 problem in some"),
         (
@@ -109,7 +110,8 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
         (
             {"data": ["low", "high"], "size": 99},
             {},
-            "public.size +must be below 50, the training rows of low: some stay labelled, got 99, of which 50 are of low.",
+            "public.size +must be below 50, the training rows of low: some stay labelled, got "
+            "99, of which 50 are of low.",
         ),
         (
             {"data": ["low", "high"], "size": 102},
@@ -133,6 +135,6 @@ SERVER = {"id": "server", "model": {"name": "cnn"}}
         ),
     ],
 )
-def test_what_cannot_be_public_is_told(made, public, top, said):
-    with pytest.raises(UserError, match=said):
-        made({"size": 8} | public, **top)
+def test_invalid_public_sets_are_reported(build, public, top, expected):
+    with pytest.raises(UserError, match=expected):
+        build({"size": 8} | public, **top)

@@ -1,4 +1,4 @@
-"""Where in a user's own code an exception came from, to tell a bug there from a recognised mistake."""
+"""Finds the user's code in a traceback, to tell a bug there from a recognised mistake."""
 
 import os
 import sysconfig
@@ -11,7 +11,7 @@ DEBUG = "UNALIKE_DEBUG"  # environment variable: stop at the first exception, wi
 
 
 def is_debugging() -> bool:
-    """Whether UNALIKE_DEBUG is set: exceptions are raised where they happen instead of collected."""
+    """Whether UNALIKE_DEBUG is set: exceptions are raised at once instead of collected."""
     return bool(os.environ.get(DEBUG))
 
 

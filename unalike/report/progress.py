@@ -1,4 +1,4 @@
-"""A line that shows what a run is doing, and where the run is kept should it stop. Knows events, not methods."""
+"""A progress bar for runs, and a note on where the run is kept if it stops."""
 
 import shlex
 import time
@@ -16,9 +16,14 @@ from unalike.report.formatting import data
 
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """Gives a function to tell events to; draws on stderr, nothing if quiet. Not in a terminal: a line a round in ten.
+    """Show the progress of a run on stderr.
 
-    An error that ends the run leaves with a note of where the run is kept.
+    Yields a function that takes the run's events. Outside a terminal ten lines are printed instead
+    of a bar. An exception that ends the run gets a note that says where the run is kept.
+
+    Args:
+        quiet: show nothing.
+    Raises: Interrupted, instead of KeyboardInterrupt.
     """
     console = Console(stderr=True, quiet=quiet)
     columns = (
@@ -29,124 +34,164 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
         TextColumn("{task.fields[doing]}", style="dim", markup=False),
         TimeElapsedColumn(),
     )
-    with Progress(
-        *columns, console=console, transient=True, disable=quiet or not console.is_terminal
-    ) as bars:
-        shown = Shown(bars, console)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+        display = ProgressDisplay(bars, console)
         try:
-            yield shown
-        except (
-            KeyboardInterrupt
-        ):  # an error like others, or the command's frame would end it without a word
-            raise shown.noted(Interrupted("stopped.")) from None
+            yield display
+        except KeyboardInterrupt:
+            # The command line library would end a KeyboardInterrupt without showing the note.
+            raise display.add_note(Interrupted("stopped.")) from None
         except Exception as error:
-            shown.noted(error)
+            display.add_note(error)
             raise
 
 
-def sent(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{data(sizes[way])} {way}" for way in ("up", "down"))
+def format_bytes(sizes: dict[str, int]) -> str:
+    """`{"up": 2000, "down": 1000}` as `2 kB up, 1 kB down`."""
+    return ", ".join(f"{data(sizes[direction])} {direction}" for direction in ("up", "down"))
 
 
-class Shown:
+class ProgressDisplay:
+    """Draws a bar for the current stage of a run and prints lines for failures."""
+
     def __init__(self, bars: Progress, console: Console):
-        self.bars, self.console = bars, console
+        self.bars = bars
+        self.console = console
         self.task: TaskID | None = None
         self.folder: Path | None = None
-        self.python = False  # whether only the program that began the run can go on with it
-        self.rounds, self.name, self.drawn, self.tenths = 0, "", 0.0, 0
-        self.missed: set[str] = set()
+        self.python = False  # the run was started from Python, and only there it can be resumed
+        self.rounds = 0
+        self.stage = ""
+        self.updated = 0.0  # when the operation was last shown, in seconds
+        self.tenths = 0  # tenths of the rounds that have been printed
+        self.missed: set[str] = set()  # clients that missed the current round
 
     def __call__(self, event: str, **facts: Any) -> None:
-        if event == "folder":
-            self.folder, self.python = facts["path"], facts.get("python", False)
-        elif event in ("start", "resume"):
-            self.rounds = facts["rounds"]
-        elif event == "stage":
-            self.stage(facts["text"], facts.get("round"))
-        elif event == "alone":
-            self.move(facts["round"], "training alone")
-        elif event == "round":
-            at, doing = facts.get("progress", facts["round"]), f"{sent(facts['bytes'])} so far"
-            if at < self.rounds:
-                self.move(at, doing)
-            else:  # "sent" tells the end: models may be handed out after the last round
-                self.update(completed=at, count=self.count(at), doing=doing)
-        elif event == "sent":
-            self.move(self.rounds, sent(facts["bytes"]))
-        elif event == "call" and time.monotonic() - self.drawn > 0.1:
-            self.drawn = time.monotonic()
-            self.update(doing=facts["operation"].replace("_", " "))
-        elif event == "failure" and facts.get("lasting", True):
-            self.say(
-                f"{facts['client']} failed in {facts['operation']}, round {facts['round']}: {facts['reason']}",
-                "red",
-            )
-        elif event == "failure":
-            self.missed.add(facts["client"])
-        elif event == "damaged":
-            self.say(facts["reason"], "yellow")
-        elif event == "restart":
-            self.say(f"{facts['reason']}; the run goes on from its last checkpoint", "yellow")
-        elif event == "refused":
-            self.say(f"{facts['client']} is refused: {facts['reason']}", "red")
-        elif event == "joined":
-            self.say(f"{facts['client']} takes part from round {facts['round'] + 1} on")
+        """Show an event of the run; events without a method `on_<event>` are ignored."""
+        handler = getattr(self, f"on_{event}", None)
+        if handler is not None:
+            handler(**facts)
 
-    def noted(self, error: Exception) -> Exception:
-        """Where the run is kept and, where that may help, how to go on: what a run was told stays as it is, so do mistakes in it."""
-        if self.folder is not None:
-            kept = shlex.quote(str(self.folder))
-            how = (
-                "unalike.run(..., resume=True) in the program that began it"
-                if self.python
-                else f"unalike resume {kept}"
-            )
-            then = f"; to go on: {how}"
-            if isinstance(error, ValueError):
-                then = "."
-            elif getattr(error, "repeats", False):
-                then = f". It would end so again, unless the cause lay outside, say in a disk or a network, and is gone: {how}"
-            error.add_note(f"The run is kept in {kept}{then}")
-        return error
+    def on_folder(self, path: Path, python: bool = False, **_: Any) -> None:
+        self.folder = path
+        self.python = python
 
-    def stage(self, name: str, at: int | None) -> None:
-        """A new bar: from round `at` where the stage has rounds, else one that only says that something is going on."""
+    def on_start(self, rounds: int, **_: Any) -> None:
+        self.rounds = rounds
+
+    on_resume = on_start
+
+    def on_stage(self, text: str, round: int | None = None, **_: Any) -> None:
+        """Start a new bar, at `round` if the stage has rounds; else one without an end."""
         if self.task is not None:
             self.bars.remove_task(self.task)
-        self.name, self.missed, self.tenths = name, set(), int(10 * (at or 0) / max(1, self.rounds))
+        self.stage = text
+        self.missed = set()
+        self.tenths = int(10 * (round or 0) / max(1, self.rounds))
         self.task = self.bars.add_task(
-            name,
-            total=None if at is None else self.rounds,
-            completed=at or 0,
+            text,
+            total=None if round is None else self.rounds,
+            completed=round or 0,
             doing="",
-            count="" if at is None else self.count(at),
+            count="" if round is None else self.format_count(round),
         )
 
-    def move(self, at: float, doing: str) -> None:
+    def on_alone(self, round: int, **_: Any) -> None:
+        self.advance(round, "training alone")
+
+    def on_round(
+        self, round: int, bytes: dict[str, int], progress: float | None = None, **_: Any
+    ) -> None:
+        position = round if progress is None else progress
+        doing = f"{format_bytes(bytes)} so far"
+        if position < self.rounds:
+            self.advance(position, doing)
+        else:  # the end is shown by `on_sent`: models may be sent after the last round
+            self.update(completed=position, count=self.format_count(position), doing=doing)
+
+    def on_sent(self, bytes: dict[str, int], **_: Any) -> None:
+        self.advance(self.rounds, format_bytes(bytes))
+
+    def on_call(self, operation: str, **_: Any) -> None:
+        now = time.monotonic()
+        if now - self.updated > 0.1:
+            self.updated = now
+            self.update(doing=operation.replace("_", " "))
+
+    def on_failure(
+        self,
+        client: str,
+        operation: str = "",
+        round: int = 0,
+        reason: str = "",
+        lasting: bool = True,
+        **_: Any,
+    ) -> None:
+        if lasting:
+            self.print(f"{client} failed in {operation}, round {round}: {reason}", "red")
+        else:
+            self.missed.add(client)
+
+    def on_damaged(self, reason: str, **_: Any) -> None:
+        self.print(reason, "yellow")
+
+    def on_restart(self, reason: str, **_: Any) -> None:
+        self.print(f"{reason}; the run goes on from its last checkpoint", "yellow")
+
+    def on_refused(self, client: str, reason: str, **_: Any) -> None:
+        self.print(f"{client} was rejected: {reason}", "red")
+
+    def on_joined(self, client: str, round: int, **_: Any) -> None:
+        self.print(f"{client} joined; it takes part from round {round + 1} on")
+
+    def add_note(self, error: Exception) -> Exception:
+        """Add to an exception where the run is kept and, unless it would fail again, how to resume.
+
+        Mistakes in the settings cannot be corrected in a run that has started.
+        """
+        if self.folder is None:
+            return error
+        folder = shlex.quote(str(self.folder))
+        how = f"unalike resume {folder}"
+        if self.python:
+            how = "unalike.run(..., resume=True) in the program that started it"
+        if isinstance(error, ValueError):
+            advice = "."
+        elif getattr(error, "repeats", False):
+            advice = (
+                ". Resuming will fail the same way unless the cause was external "
+                f"(disk, network). To resume: {how}"
+            )
+        else:
+            advice = f"; to resume: {how}"
+        error.add_note(f"The run is kept in {folder}{advice}")
+        return error
+
+    def advance(self, position: float, doing: str) -> None:
+        """Move the bar; outside a terminal print a line for every tenth of the rounds."""
         if self.missed:
             doing += f", {len(self.missed)} missed this round"
             self.missed = set()
-        self.update(completed=at, count=self.count(at), doing=doing)
-        if (
-            not self.console.is_terminal
-            and (tenths := int(10 * at / max(1, self.rounds))) > self.tenths
-        ):
+        count = self.format_count(position)
+        self.update(completed=position, count=count, doing=doing)
+        tenths = int(10 * position / max(1, self.rounds))
+        if not self.console.is_terminal and tenths > self.tenths:
             self.tenths = tenths
-            self.say(f"{self.name}: {self.count(at)}, {doing}")
+            self.print(f"{self.stage}: {count}, {doing}")
 
-    def count(self, at: float) -> str:
-        """Asynchronous methods have no rounds; they tell the visits a client has had, on average."""
-        many = "s" * (self.rounds != 1)
-        return (
-            f"{at:.1f} of {self.rounds} visit{many} a client"
-            if isinstance(at, float)
-            else f"{at} of {self.rounds} round{many}"
-        )
+    def format_count(self, position: float) -> str:
+        """`3 of 20 rounds`; for asynchronous methods the mean number of visits of a client."""
+        plural = "" if self.rounds == 1 else "s"
+        if isinstance(position, float):
+            return f"{position:.1f} of {self.rounds} visit{plural} a client"
+        return f"{position} of {self.rounds} round{plural}"
 
-    def update(self, **what: Any) -> None:
+    def update(self, **fields: Any) -> None:
+        """Change fields of the bar, if there is one."""
         if self.task is not None:
-            self.bars.update(self.task, **what)
+            self.bars.update(self.task, **fields)
 
-    def say(self, line: str, style: str = "") -> None:
+    def print(self, line: str, style: str = "") -> None:
+        """Print a line above the bar."""
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
