@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.baselines import round_of
 from benchmarks.study import Row, Study, averages, benchmark, megabytes
-from unalike.algorithms import ALGORITHMS, fedmuscle
+from unalike.algorithms import ALGORITHMS
 from unalike.core.client import Client
 from unalike.core.federation import Federation, FederationConfig
 from unalike.core.runtime import build_runtime
@@ -26,6 +26,8 @@ from unalike.data import Tensors
 from unalike.engines.local import LocalEngine
 from unalike.losses import muscle_loss, muscle_sampled
 from unalike.losses.muscle import muscle_literal
+from unalike.methods import anchored_contrast, public_alignment
+from unalike.methods.anchored_contrast import AnchoredContrast
 from unalike.models import build_encoder
 from unalike.report import Run
 from unalike.scenarios import load_mapping
@@ -734,7 +736,7 @@ def bench_muscle_speed(study: Study) -> dict:
             continue
         whole, _, played = seconds(study, how)
         waited, parts, too = seconds(study, how, apart=True)
-        contrast = fedmuscle.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
+        contrast = anchored_contrast.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
         told[how] = {
             "seconds_a_round": whole,
             "seconds_waited": waited,
@@ -775,11 +777,9 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
                 device=study.device,
             )
         )
-    algorithm, training, records = (
-        fedmuscle.FedMuscle(),
-        Training(rounds=rounds, epochs=6),
-        fedmuscle.RECORDS,
-    )
+    algorithm = ALGORITHMS["fedmuscle"]()
+    training = Training(rounds=rounds, epochs=6)
+    gradients = AnchoredContrast.gradients
     parts: dict[str, float] = defaultdict(float)
     moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -791,10 +791,9 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
         fed: Any = Federation(engine, training, FederationConfig(evaluations=1), 0)
         if apart:
             fed.call = timed(fed.call, parts)
-            vars(algorithm)["pulls"] = timed(algorithm.pulls, parts, "loss")
+            AnchoredContrast.gradients = timed(gradients, parts, "loss")  # type: ignore[method-assign]
         try:
-            fedmuscle.RECORDS = how == "recorded"
-            fedmuscle.stacked.cache_clear()
+            use_cuda_graphs(how == "recorded")
             for number in algorithm.serve(fed):
                 fed.finished = number
                 wait()
@@ -806,12 +805,13 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
                     (
                         made
                         for program in engine.host.programs.values()
-                        for made in program.passes.graphs.values()
+                        for made in program.graphed_forward.graphs.values()
                     ),
                 )
             )
         finally:
-            fedmuscle.RECORDS = records
+            use_cuda_graphs(True)
+            AnchoredContrast.gradients = gradients  # type: ignore[method-assign]
             engine.close()
     (begun, before), (ended, after), count = moments[skipped - 1], moments[-1], rounds - skipped
     return (
@@ -819,6 +819,12 @@ def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[st
         {name: (after[name] - before.get(name, 0.0)) / count for name in after},
         played,
     )
+
+
+def use_cuda_graphs(enabled: bool) -> None:
+    """Whether a GPU replays captured passes of clients and the server's losses."""
+    anchored_contrast.USE_CUDA_GRAPHS = public_alignment.USE_CUDA_GRAPHS = enabled
+    anchored_contrast.stacked.cache_clear()
 
 
 def timed(function: Callable, parts: dict[str, float], name: str | None = None) -> Callable:

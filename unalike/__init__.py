@@ -54,7 +54,12 @@ if TYPE_CHECKING:
     from unalike.data import Samples, Table, load_dataset
     from unalike.methods.averaging import Averaging, AveragingProgram
     from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
-    from unalike.methods.public_data import PublicDataProgram, PublicTraining, PublicTrainingProgram
+    from unalike.methods.public_data import (
+        PublicTraining,
+        predict_public,
+        public_batch,
+        train_on_public,
+    )
     from unalike.methods.submodels import SubmodelMethod, SubmodelProgram
     from unalike.models.model import Model
     from unalike.report import compare, show
@@ -131,9 +136,10 @@ _MODULES = {
     "AveragingProgram": "unalike.methods.averaging",
     "PromptTuning": "unalike.methods.prompt_tuning",
     "PromptTuningProgram": "unalike.methods.prompt_tuning",
-    "PublicDataProgram": "unalike.methods.public_data",
     "PublicTraining": "unalike.methods.public_data",
-    "PublicTrainingProgram": "unalike.methods.public_data",
+    "predict_public": "unalike.methods.public_data",
+    "public_batch": "unalike.methods.public_data",
+    "train_on_public": "unalike.methods.public_data",
     "SubmodelMethod": "unalike.methods.submodels",
     "SubmodelProgram": "unalike.methods.submodels",
     "Model": "unalike.models.model",
@@ -203,9 +209,7 @@ __all__ = [
     "PromptTuning",
     "PromptTuningProgram",
     "PseudoLabel",
-    "PublicDataProgram",
     "PublicTraining",
-    "PublicTrainingProgram",
     "QuorumError",
     "Refusal",
     "Regression",
@@ -231,6 +235,8 @@ __all__ = [
     "graph_safe",
     "load_dataset",
     "operation",
+    "predict_public",
+    "public_batch",
     "query",
     "rebuild",
     "resume",
@@ -239,6 +245,7 @@ __all__ = [
     "sends",
     "show",
     "stream",
+    "train_on_public",
     "trained",
 ]
 

@@ -12,6 +12,7 @@ from unalike import Classification, Client, Training
 from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.creamfl import ensemble
 from unalike.base.errors import UserError
+from unalike.methods.public_data import public_batch
 from unalike.models import build_encoder
 from unalike.tasks import Retrieval
 
@@ -118,20 +119,22 @@ def test_walks_never_look_at_values(contrast):
     )
     method = ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast)
     program = method.Program(replace(own, model=model), method, Training(), 0)
-    views, x = program.tell(), program.public_rows(torch.arange(6))
+    views, x = program.tell(), public_batch(program, torch.arange(6))
     some, lists = (
         {kind: view[:6] for kind, view in views.items()},
         [view[:6] for view in views.values()],
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert (
-            program.farness(x, some, some).shape
-            == program.unlearnt(x, torch.arange(6), some, lists).shape
+            program.regularisation_loss(x, some, some).shape
+            == program.server_loss(x, torch.arange(6), some, lists).shape
             == ()
         )
     looks = method.Program(own, method, Training(), 0)
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        looks.farness(x, some, some)  # without a length a batch is as long as its longest text
+        looks.regularisation_loss(
+            x, some, some
+        )  # without a length a batch is as long as its longest text
 
 
 class Stopped(BaseException):
@@ -156,16 +159,13 @@ def test_of_each_row_those_count_who_find_it():
         torch.eye(3).double(),
         torch.eye(3).double()[[1, 0, 2]],
     )  # `other` takes rows 0 and 1 for each other
-    known = {"text": torch.eye(3).double()}
-    found = ensemble({"a": {"image": one}, "b": {"image": other}}, "image", known)
+    found = ensemble([one, other], torch.eye(3).double())
     right, wrong = (torch.tensor([1.0, 0, 0]).double().log_softmax(0)[i].exp() for i in (0, 1))
     assert torch.allclose(
         found[0], right / (right + wrong) * one[0] + wrong / (right + wrong) * other[0]
     )
     assert torch.allclose(found[2], one[2])
-    assert torch.allclose(
-        ensemble({"a": {"image": one}, "b": {"image": other}}, "image", {}), (one + other) / 2
-    )
+    assert torch.allclose(ensemble([one, other], None), (one + other) / 2)
 
 
 def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
@@ -190,7 +190,7 @@ def test_clients_draw_near_to_what_is_known(toys):
         }
         far = [float((program.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
         program.round = 1
-        program.draw_near(known)
+        program.learn_from_known(known)
         near = [float((program.tell()["image"] * known[kind]).sum(-1).mean()) for kind in known]
         assert all(b > a + 0.1 for a, b in zip(far, near, strict=True)), contrast
 
@@ -207,7 +207,7 @@ def test_bad_input(tmp_path):
         None,
         image[:12],
     )
-    with pytest.raises(UserError, match="give it both, by name"):
+    with pytest.raises(UserError, match="retrieval needs images and texts by name"):
         unalike.run(method, [lost], out=tmp_path / "a")
     with pytest.raises(UserError, match=r"server must be made by unalike\.Client"):
         unalike.run(method, clients, server="large", out=tmp_path / "c")

@@ -17,11 +17,15 @@ from unalike.core.operations import query, sends
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import ClientRuntime
 from unalike.data import load_dataset
-from unalike.methods.distillation import teach
-from unalike.methods.group_averaging import GroupAveragingProgram, train_united, unite
+from unalike.methods import anchored_contrast, public_alignment
+from unalike.methods.absent_classes import MASK, classes_in_groups
+from unalike.methods.distillation import distill_public
+from unalike.methods.group_averaging import GroupAveragingProgram, HeadAveraging, average_groups
+from unalike.methods.parts import train_locally
 from unalike.models import CNN, MLP, build_encoder
 from unalike.report import formatting as words
 from unalike.scenarios import load
+from unalike.scenarios.validate import validate_algorithm
 
 
 @pytest.fixture
@@ -94,7 +98,7 @@ def test_the_graph_is_a_cache(exchange, outcome, toys, monkeypatch):
 def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
     """Where the graph of one batch lives when the next is looked at, a GPU cannot record the way back: the ends of both are the same."""
     found = []
-    forward = FedMuscle.Program.forward
+    forward = FedMuscle.Program.compute_representation
 
     def end(program):
         first = next(program.model.encoder.parameters())
@@ -109,7 +113,7 @@ def test_a_graph_is_gone_before_the_next_pass(fields, outcome, monkeypatch):
         assert end(self)["seen"], "z has it"
         return z
 
-    monkeypatch.setattr(FedMuscle.Program, "forward", watched)
+    monkeypatch.setattr(FedMuscle.Program, "compute_representation", watched)
     outcome(**fields)
     assert len(found) > 8 and not any(found)
 
@@ -166,7 +170,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
     noted = outcome.noted
     program, asked = FedMuscle.Program, []
 
-    def following(self, epoch, batch):
+    def represent_next(self, epoch, batch):
         return torch.zeros(0, 8, dtype=torch.float64)
 
     call = type(outcome.fed).call
@@ -183,7 +187,7 @@ def test_the_next_batch_is_that_of_the_moved_model(outcome, toys, monkeypatch):
             told.update({c: {**told[c], "views": views[c]} for c in told})
         return told
 
-    monkeypatch.setattr(program, "following", following)
+    monkeypatch.setattr(program, "represent_next", represent_next)
     monkeypatch.setattr(type(outcome.fed), "call", apart)
     assert (
         toys.apart(together, outcome(rounds=1, final_model="aligned", exchange="peers")) == 0
@@ -280,7 +284,12 @@ def test_peers_by_relevance_are_the_similar_ones(toys, tmp_path):
     }
     algorithm = toys.method("fedmuscle", peer_selection="relevance", peers=1)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
-    assert algorithm.draw(fed, views, 1, 0, 0) == {"a": ["b"], "b": ["a"], "c": ["d"], "d": ["c"]}
+    assert algorithm.draw_peers(fed, views, 1, 0, 0) == {
+        "a": ["b"],
+        "b": ["a"],
+        "c": ["d"],
+        "d": ["c"],
+    }
     assert (
         fed.state["relevance"]["a"]["b"] == pytest.approx(1)
         and fed.state["relevance"]["a"]["c"] < 0.7
@@ -291,10 +300,10 @@ def test_peers_at_random_are_all_others_in_turn(toys, tmp_path):
     algorithm = toys.method("fedmuscle", peers=2)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     views = {c: torch.zeros(2, 8) for c in "abcd"}
-    seen = [algorithm.draw(fed, views, round, 0, 0)["a"] for round in range(1, 30)]
+    seen = [algorithm.draw_peers(fed, views, round, 0, 0)["a"] for round in range(1, 30)]
     assert all("a" not in peers and len(set(peers)) == 2 for peers in seen)
     assert {frozenset(peers) for peers in seen} == {frozenset(p) for p in ("bc", "bd", "cd")}
-    assert algorithm.draw(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
+    assert algorithm.draw_peers(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
 
 
 @pytest.mark.parametrize(
@@ -320,9 +329,9 @@ def test_a_client_may_be_its_own_peer(fields, outcome, toys, tmp_path):
     assert toys.apart(made["gradient"], outcome(peers=1, final_model="aligned", **fields)) > 1e-4
     algorithm = toys.method("fedmuscle", peers=2, self_peers=1)
     fed = toys.federation(tmp_path / "fed", algorithm, [toys.client(c) for c in "abcd"])
-    drawn = algorithm.draw(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
+    drawn = algorithm.draw_peers(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
     assert all(len(peers) == 1 and peers[0] != client for client, peers in drawn.items())
-    assert algorithm.draw(fed, {"a": torch.zeros(2, 8)}, 1, 0, 0) == {}
+    assert algorithm.draw_peers(fed, {"a": torch.zeros(2, 8)}, 1, 0, 0) == {}
 
 
 def test_without_company_nobody_else_matters(outcome, toys):
@@ -344,9 +353,9 @@ def test_without_company_nobody_else_matters(outcome, toys):
 
 def test_redraw_once_a_pass(outcome, toys, monkeypatch):
     asked = []
-    draw = FedMuscle.draw
+    draw = FedMuscle.draw_peers
     monkeypatch.setattr(
-        FedMuscle, "draw", lambda self, *a: asked.append(draw(self, *a)) or asked[-1]
+        FedMuscle, "draw_peers", lambda self, *a: asked.append(draw(self, *a)) or asked[-1]
     )
     outcome(rounds=1, redraw="pass")
     assert len(asked) == 3 and all(drawn == asked[0] for drawn in asked)
@@ -388,8 +397,6 @@ def test_what_a_client_leaves_with(outcome, toys, monkeypatch):
     ],
 )
 def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
-    from unalike.algorithms import fedmuscle
-
     algorithm = toys.method("fedmuscle", **fields)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     views = dict(
@@ -399,11 +406,12 @@ def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
             strict=True,
         )
     )
-    drawn = algorithm.draw(fed, views, 1, 0, 0)
-    pulls, losses = algorithm.pulls(fed, views, drawn, stream(1))
-    monkeypatch.setattr(fedmuscle, "STACKED", 0)
+    drawn = algorithm.draw_peers(fed, views, 1, 0, 0)
+    pulls, losses = algorithm.contrast.gradients(list(fed.infos), views, drawn, stream(1))
+    monkeypatch.setattr(anchored_contrast, "STACKED_PEERS", 0)
     one = [[0.2] * 4] * 4 if "samples" in fields else 0.2  # one per pair: nothing is stacked
-    alone, each = replace(algorithm, temperature=one).pulls(fed, views, drawn, stream(1))
+    contrast = replace(algorithm, temperature=one).contrast
+    alone, each = contrast.gradients(list(fed.infos), views, drawn, stream(1))
     assert list(pulls) == list(alone) == list("abcd")
     assert all(float(losses[c]) == pytest.approx(float(each[c]), abs=1e-12) for c in each)
     assert all(
@@ -419,8 +427,6 @@ def test_stacked_equals_one_by_one(fields, toys, tmp_path, monkeypatch):
 )
 def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
     """Clients with adapters in a network of which most is frozen, a plain one, and one that draws and so is not recorded."""
-    from unalike.algorithms import fedmuscle
-
     images = lambda rows, seed: torch.randint(
         256, (rows, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
     )
@@ -448,32 +454,34 @@ def test_recorded_passes_change_nothing(fields, toys, outcome, monkeypatch):
 
     made = {}
     for records in (False, True):
-        monkeypatch.setattr(fedmuscle, "RECORDS", records)
-        fedmuscle.stacked.cache_clear()
+        for module in (anchored_contrast, public_alignment):
+            monkeypatch.setattr(module, "USE_CUDA_GRAPHS", records)
+        anchored_contrast.stacked.cache_clear()
         made[records] = outcome(clients(), rounds=4, final_model="aligned", **fields)
     programs = outcome.fed.engine.host.programs
     assert (
-        all(programs[c].passes.kept and all(programs[c].passes.kept.values()) for c in "abc")
-        and not programs["d"].passes.kept
+        all(
+            programs[c].graphed_forward.kept and all(programs[c].graphed_forward.kept.values())
+            for c in "abc"
+        )
+        and not programs["d"].graphed_forward.kept
     )
     if not fields.keys() & {"exchange", "sync"}:
-        contrast = fedmuscle.stacked(
+        contrast = anchored_contrast.stacked(
             fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15
         )
         assert contrast.kept and all(contrast.kept.values()), (
             "the server's losses are recorded, too"
         )
-    fedmuscle.stacked.cache_clear()
+    anchored_contrast.stacked.cache_clear()
     assert toys.apart(made[False], made[True]) < 1e-8
 
 
 @pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"sync": "epoch"}])
 def test_more_combinations_than_can_be_summed_are_drawn(fields, outcome, toys, monkeypatch):
     """Of 8^3 combinations: all of them, or an estimate that goes the same way, and the same twice."""
-    from unalike.algorithms import fedmuscle
-
     exact = outcome(peers=3, rounds=1, final_model="aligned", **fields)
-    monkeypatch.setattr(fedmuscle, "WHOLE", 8**3 - 1)
+    monkeypatch.setattr(anchored_contrast, "SUMMED_TUPLES", 8**3 - 1)
     drawn, again = (outcome(peers=3, rounds=1, final_model="aligned", **fields) for _ in range(2))
     assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
     few, many = (
@@ -498,8 +506,10 @@ def test_nine_peers(outcome, toys):
     outcome([toys.client(c) for c in "abcdefghij"], peers=9, rounds=1)
     (noted,) = [note["values"] for note in outcome.noted if note["name"] == "muscle_loss"]
     assert len(noted) == 10 and all(0 < value < 60 for value in noted.values())
-    problems = dict(FedMuscle(peers=9, exchange="paper", samples=0).check(10, 100))
-    assert "32^9 rows" in problems["exchange"] and "at least 1, got 0" in problems["samples"]
+    problems = dict(FedMuscle(peers=9, exchange="paper").check(10, 100))
+    assert "32^9 rows" in problems["exchange"]
+    with pytest.raises(Problems, match="samples +must be at least 1, got 0"):
+        validate_algorithm(FedMuscle(samples=0))
 
 
 def test_projection(toys, tmp_path):
@@ -643,8 +653,8 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
         ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
         ({"peers": 0}, "must be at least 1, got 0"),
         ({"peers": 1, "self_peers": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
-        ({"peers": 2, "self_peers": 1, "loss": "gramian"}, "leave self_peers at 0"),
-        ({"peers": 1, "decay": True, "optimizers": "one"}, "leaves no rate of alignment to decay"),
+        ({"peers": 2, "self_peers": 1, "loss": "gramian"}, "set self_peers to 0"),
+        ({"peers": 1, "decay": True, "optimizers": "one"}, "needs a learning rate of its own"),
         ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
         ({"batch": 1}, "at least 2"),
         ({"temperature": 0.0}, "must be at least 0.006"),
@@ -657,7 +667,8 @@ def test_failing_between_the_two_calls_leaves_the_others(outcome, breaks):
 )
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
-        toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())
+        method = validate_algorithm(toys.method("fedmuscle", **fields))
+        toys.execute(tmp_path / "run", method, toys.clients())
 
 
 def test_few_are_here(outcome):
@@ -683,7 +694,7 @@ def test_shared_heads_are_the_mean_of_those_who_mean_the_same(toys, tmp_path):
         c: {name: tensor.clone() for name, tensor in programs[c].model.state_dict().items()}
         for c in programs
     }
-    unite(fed)
+    average_groups(fed)
     after = {c: programs[c].model.state_dict() for c in programs}
     heads = [name for name in before["a"] if name.startswith("head.")]
     mean = {name: 0.25 * before["a"][name] + 0.75 * before["b"][name] for name in heads}
@@ -713,7 +724,7 @@ def test_shared_opinions_bring_together_who_has_labels_in_common(toys, tmp_path)
     opinions = {c: programs[c].opinion() for c in "ab"}
     mean = (opinions["a"] + opinions["b"]) / 2
     for _ in range(5):
-        told = teach(fed)
+        told = distill_public(fed)
     for c in "ab":
         assert (programs[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
         assert programs[c].optimizers["public"].param_groups[0]["lr"] == pytest.approx(
@@ -750,7 +761,7 @@ def test_heads_may_be_shared_after_every_local_epoch(outcome, toys, tmp_path):
     fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
     for each in (fed, plain):
         each.start_round(1)
-    train_united(fed)
+    train_locally(fed, "train", [HeadAveraging(every_epoch=True)])
     plain.call("train")
     assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
     ends = [
@@ -779,7 +790,8 @@ def test_opinions_of_those_who_can_say_that_there_is_none(toys, tmp_path):
     )
     fed.start_round(1)
     fed.call("train")
-    assert teach(fed, several=True).keys() == set("cd") and teach(fed).keys() == set("abcd")
+    assert distill_public(fed, multilabel_only=True).keys() == set("cd")
+    assert distill_public(fed).keys() == set("abcd")
 
 
 @pytest.fixture
@@ -813,14 +825,14 @@ def test_classes_that_only_others_have_are_left_open(parted):
         asked.append((operation, about.get("clients"))) or call(operation, **about)
     )
     for _ in range(2):
-        unite(parted, spares=True)
+        average_groups(parted, classes_in_groups)
     assert [told for told in asked if told[0] == "present"] == [("present", ["a", "b"])]
     parted.call("train")
-    assert [programs[c].open.tolist() for c in "ab"] == [
+    assert [programs[c].masked_classes.tolist() for c in "ab"] == [
         [False, False, True, False],
         [True, False, False, False],
     ]
-    assert not any(programs[c].open.any() for c in "cd")
+    assert not any(programs[c].masked_classes.any() for c in "cd")
     for c, kept in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
         program = programs[c]
         program.model.eval()
@@ -843,8 +855,8 @@ def test_what_one_of_a_kind_has_ever_had_stays_open(parted):
         "gone": torch.tensor([False, False, False, True]),
         "other": torch.tensor([True, True, True, True]),
     }
-    unite(parted, spares=True)
-    assert [parted.engine.host.programs[c].memory["open"].tolist() for c in "ab"] == [
+    average_groups(parted, classes_in_groups)
+    assert [parted.engine.host.programs[c].memory[MASK].tolist() for c in "ab"] == [
         [False, False, True, True],
         [True, False, False, True],
     ]
@@ -856,21 +868,21 @@ def test_which_labels_one_has_is_told_only_where_it_matters(toys, tmp_path, part
         tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients(2)
     )
     fed.start_round(1)
-    assert "is told only where" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
+    assert "only with mask_absent_classes" in str(
+        fed.call("present", clients=["a"], quorum=0).failures["a"]
+    )
     program, other = parted.engine.host.programs["a"], fed.engine.host.programs["a"]
     private = ClientRuntime(program, Privacy(noise=4.0))
     assert private.perform("present", 1, 0, {}) is None
-    before = {name: tensor.clone() for name, tensor in program.shared().items()}
+    before = {name: tensor.clone() for name, tensor in program.averaged_parameters().items()}
     more = {name: tensor + 1 for name, tensor in before.items()}
-    with pytest.raises(
-        ValueError, match=r"it has 4 classes, which of them others have came as \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"expected a class mask of shape \(4,\), got \(3,\)"):
         program.take(more, had=torch.ones(3))
-    assert all(torch.equal(program.shared()[name], tensor) for name, tensor in before.items()), (
-        "what is refused changes nothing"
-    )
-    with pytest.raises(ValueError, match="leaves no class open"):
-        other.take(other.shared(), had=torch.ones(4))
+    assert all(
+        torch.equal(program.averaged_parameters()[name], tensor) for name, tensor in before.items()
+    ), "what is refused changes nothing"
+    with pytest.raises(ValueError, match="masks no absent classes"):
+        other.take(other.averaged_parameters(), had=torch.ones(4))
     assert (
         "set algorithm.mask_absent_classes to false"
         in (FedMuscle(average_heads="round", mask_absent_classes=True).privacy_problem() or "")
@@ -1002,14 +1014,14 @@ def test_a_judged_client_that_fails_leaves_the_others(toys, tmp_path, breaks):
 def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, monkeypatch):
     """It has no shadows any more, whoever is drawn beside it."""
     heard = Counter()
-    hear = FedMuscle.hear
+    message = FedMuscle.peer_message
 
     def counted(self, fed, views, client, peers):
         heard[client] += 1
         assert "d" not in peers
-        return hear(self, fed, views, client, peers)
+        return message(self, fed, views, client, peers)
 
-    monkeypatch.setattr(FedMuscle, "hear", counted)
+    monkeypatch.setattr(FedMuscle, "peer_message", counted)
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
     monkeypatch.setattr(FederationConfig, "drawn", lambda self, infos, seed, round: drawn[round])
@@ -1077,9 +1089,9 @@ def test_a_client_takes_only_what_it_shares(toys, tmp_path):
     for wrong in (
         {},
         dict(program.model.state_dict()),
-        {name: tensor[:1] for name, tensor in program.shared().items()},
+        {name: tensor[:1] for name, tensor in program.averaged_parameters().items()},
     ):
-        with pytest.raises(ValueError, match="not what it shares"):
+        with pytest.raises(ValueError, match="expected the parameters that are averaged"):
             program.take(wrong)
 
 
@@ -1101,10 +1113,10 @@ def test_a_head_without_company_stays_at_home(toys, tmp_path, monkeypatch):
     def give(self):
         if self.client.id == "b":
             raise ValueError("no disk")
-        return self.shared()
+        return self.averaged_parameters()
 
     monkeypatch.setattr(FedMuscle.Program, "give", give)
-    unite(fed)
+    average_groups(fed)
     assert asked == ["kind_of", "give"] and fed.active == ["a"]
 
 

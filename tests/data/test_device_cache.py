@@ -12,6 +12,7 @@ from unalike.core.client import Client
 from unalike.data import Lazy, Tensors
 from unalike.data.device_cache import DeviceCache, cache_on_device
 from unalike.data.samples import resize
+from unalike.methods.public_data import public_batch
 from unalike.models import build_encoder
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.model import find_trunk
@@ -187,10 +188,10 @@ def test_what_a_trunk_has_enlarged_stays_so():
         public=public,
     )
     program = FedMuscle.Program(client, FedMuscle(), Training(), 0)
-    seen = program.public_rows(torch.arange(5))
+    seen = public_batch(program, torch.arange(5))
     assert isinstance(program.public, DeviceCache) and seen.shape == (5, 3, 32, 32)
     torch.testing.assert_close(seen, resize(resize(public, (16, 16)), (32, 32)))
-    assert program.public_rows(torch.arange(5), as_came=True).shape == (5, 3, 16, 16)
+    assert public_batch(program, torch.arange(5), raw=True).shape == (5, 3, 16, 16)
 
 
 def test_pictures_among_modalities_are_no_larger_either():

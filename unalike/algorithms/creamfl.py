@@ -1,8 +1,12 @@
-"""CreamFL (Yu 2023): clients that see, read or do both teach a larger model at the server by what they make of public pairs.
+"""CreamFL: clients with images, texts or both teach a larger model at the server.
 
-Each round the server tells how it represents the public set; clients are drawn to that, train on their own data and tell their own
-representations; the server trains on the public pairs and learns from what it was told. Two heuristics do this, or the Muscle loss in their
-place (FedMuscle, appendix M). Without a server's model, what all told stands for it. docs/creamfl.md says what is ours in it.
+Q. Yu, Y. Liu, Y. Wang, K. Xu, J. Liu: Multimodal Federated Learning via Contrastive Representation
+Ensemble, 2023, https://arxiv.org/abs/2302.08888
+
+Each round the server sends its representations of the public set; clients are pulled towards them,
+train on their own data and send theirs; the server trains on the public pairs and learns from what
+the clients sent. The contrast is CreamFL's, or the Muscle loss (FedMuscle, appendix M). Without a
+model at the server the clients' ensemble takes its place. docs/creamfl.md says what is ours in it.
 """
 
 from collections.abc import Iterator
@@ -11,26 +15,40 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Required, TypedDict
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from unalike.base.message import Value
 from unalike.base.randomness import stream
+from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
-from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
+from unalike.methods.public_data import (
+    PREDICTION_BATCH,
+    PublicTraining,
+    blank_rows,
+    public_batch,
+    public_samples,
+    train_on_public,
+)
 from unalike.models.model import Model
 from unalike.tasks import Retrieval, Task
+from unalike.training.loop import Positive
 
 Views = dict[str, Tensor]  # representations (n, d) of the same rows by kind: image, text, other
 View = Annotated[Tensor, Shape("public_rows", "width")]
 KINDS = ("image", "text", "other")
+SCORE_ROWS = 1024  # rows whose similarities to all others are in memory at once
+
+AboveZero = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
-class Told(TypedDict, total=False):
+class ClientViews(TypedDict, total=False):
     """A client's representations of the public set, of the kinds it has, and its loss."""
 
     image: View
@@ -41,252 +59,246 @@ class Told(TypedDict, total=False):
 
 @dataclass
 class CreamFL(PublicTraining):
-    """Defaults are the authors'; width, batch, temperatures of the Muscle loss are FedMuscle's."""
+    """Defaults are the authors'; width, batch and temperatures of the Muscle loss are FedMuscle's."""
 
-    width: int = 256  # d
-    contrast: Literal["cream", "muscle", "none"] = "cream"  # none: nobody learns from anybody
-    temperature: float = 0.5  # of the clients' contrast
-    regularise: float = 0.5  # its weight
-    distil: float = 0.3  # weight of what the server learns from clients
-    peers: int = 3  # muscle: whose representations each of the server's is drawn to
-    upper: float = 0.2  # muscle: tau^(N)
-    lower: float = 0.15  # muscle: tau^(N-1)
+    width: Positive = 256  # d
+    contrast: Literal["cream", "muscle", "none"] = "cream"  # none: no exchange
+    temperature: AboveZero = 0.5  # of the clients' contrast
+    regularise: NotNegative = 0.5  # weight of the clients' contrast
+    distil: NotNegative = 0.3  # weight of what the server learns from clients
+    peers: Positive = 3  # muscle: clients that each representation of the server is aligned with
+    upper: AboveZero = 0.2  # muscle: tau^(N)
+    lower: AboveZero = 0.15  # muscle: tau^(N-1)
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.labelled
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        above = {
-            "temperature": self.temperature,
-            "upper": self.upper,
-            "lower": self.lower,
-            "width": self.width,
-            "peers": self.peers,
-        }
-        problems = [
-            (name, f"must be above 0, got {value:g}.")
-            for name, value in above.items()
-            if not value > 0
-        ]
-        problems += [
-            (name, f"must be at least 0, got {getattr(self, name):g}.")
-            for name in ("regularise", "distil")
-            if not getattr(self, name) >= 0
-        ]
-        return problems + super().check(clients, public_rows)
-
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
             known: Views = {}
             if self.contrast != "none":
-                known = own(fed, "tell") if fed.server is not None else fed.state.get("known", {})
+                has_server = fed.server is not None
+                known = run_at_server(fed, "tell") if has_server else fed.state.get("known", {})
             replies = fed.call("update", known=known)
-            fed.log_metrics(
-                "train_loss", {client: reply.pop("loss") for client, reply in replies.items()}
-            )
-            told: dict[str, Views] = dict(replies)
-            goals: Views = {}
-            if self.contrast == "cream" or (fed.server is None and self.contrast == "muscle"):
-                device = "cpu" if fed.server is None else fed.server.program.client.device
-                goals = {
-                    kind: ensemble(told, kind, known, device)
-                    for kind in KINDS
-                    if any(kind in views for views in told.values())
-                }
+            losses = {client: reply.pop("loss") for client, reply in replies.items()}
+            fed.log_metrics("train_loss", losses)
+            views: dict[str, Views] = dict(replies)
+            goals = self.compute_goals(fed, views, known)
             if fed.server is None:
                 fed.state["known"] = goals
             else:
-                own(fed, "train")
-                peers = (
-                    [view for views in told.values() for view in views.values()]
-                    if self.contrast == "muscle"
-                    else []
-                )
-                own(fed, "absorb", goals=goals, peers=peers)
+                run_at_server(fed, "train")
+                peers: list[Tensor] = []
+                if self.contrast == "muscle":
+                    for client_views in views.values():
+                        peers += client_views.values()
+                run_at_server(fed, "absorb", goals=goals, peers=peers)
             yield round
+
+    def compute_goals(self, fed: Federation, views: dict[str, Views], known: Views) -> Views:
+        """The clients' ensemble (n, d) by kind, where the server or the clients learn from it."""
+        without_server = fed.server is None and self.contrast == "muscle"
+        if self.contrast != "cream" and not without_server:
+            return {}
+        device = "cpu" if fed.server is None else fed.server.program.client.device
+        goals = {}
+        for kind in KINDS:
+            of_kind = [
+                client_views[kind] for client_views in views.values() if kind in client_views
+            ]
+            if of_kind:
+                other = next((view for name, view in known.items() if name != kind), None)
+                goals[kind] = ensemble(of_kind, other, device)
+        return goals
 
     def client_problem(self, client: Client) -> str | None:
         if client.task.paired and not isinstance(client.train.shape, dict):
-            return "retrieval is between an image and its text, it holds one of them: give it both, by name"
+            return "retrieval needs images and texts by name, this client has one of them"
         return super().client_problem(client)
 
     def figures(self, fed: Federation, metrics: dict[str, dict[str, float]]) -> dict[str, Any]:
-        return super().figures(fed, metrics) | (
-            {"server": own(fed, "evaluate")} if fed.server is not None else {}
-        )
+        figures = super().figures(fed, metrics)
+        if fed.server is not None:
+            figures["server"] = run_at_server(fed, "evaluate")
+        return figures
 
     def server_results(
         self, fed: Federation, metrics: dict[str, dict[str, float]]
     ) -> dict[str, Any] | None:
-        return (
-            None
-            if fed.server is None
-            else {"metrics": own(fed, "evaluate"), **own(fed, "describe")}
-        )
+        if fed.server is None:
+            return None
+        return {"metrics": run_at_server(fed, "evaluate"), **run_at_server(fed, "describe")}
 
-    class Program(PublicTrainingProgram):
-        """A client's half, and the server's own model too: it trains on public pairs as on any data."""
+    class Program(ClientProgram):
+        """A client's program, and that of the server's own model, whose data are public pairs."""
 
         algorithm: "CreamFL"
 
         def build(self, encoder: nn.Module) -> Model:
-            wide, d = self.encoder_width(encoder), self.algorithm.width
-            return Model(
-                encoder,
-                nn.Identity() if wide == d else nn.Linear(wide, d),
-                self.head(d),
-                self.client.task.dense,
-            )
+            """The encoder, a projection to d where its width differs, and the task's head."""
+            width = self.encoder_width(encoder)
+            d = self.algorithm.width
+            projection = nn.Identity() if width == d else nn.Linear(width, d)
+            return Model(encoder, projection, self.head(d), self.client.task.dense)
 
         @operation
         @sends(image="rows", text="rows", other="rows")
-        def update(self, known: Views) -> Told:
-            """Be drawn to what is known, train on its own data, and tell."""
+        def update(self, known: Views) -> ClientViews:
+            """Learn from the known representations, train on the client's own data, and send its
+            representations of the public set."""
             if known:
-                self.draw_near(known)
+                self.learn_from_known(known)
             loss = self.learn()
-            told: Any = self.tell()
-            return told | {"loss": loss}
+            views: Any = self.tell()
+            return views | {"loss": loss}
 
         def blank_update(self, known: Views) -> Views:
-            """As many rows for each kind it sees; which these are, is looked up on one public row."""
+            """Zeros for each kind that the model gives; which these are, one public row shows."""
             self.model.eval()
             with torch.no_grad():
-                kinds = self.views(self.public_rows(torch.arange(1)))
-            return {kind: self.blank(len(self.public), self.algorithm.width) for kind in kinds}
+                kinds = self.views(public_batch(self, torch.arange(1)))
+            rows = len(public_samples(self))
+            return {kind: blank_rows(self, rows, self.algorithm.width) for kind in kinds}
 
         @query
         def tell(self) -> Views:
-            """Its representations of the public set, by kind."""
+            """Representations of the public set, by kind."""
+            rows = len(public_samples(self))
             self.model.eval()
             with torch.no_grad():
                 parts = [
-                    self.views(self.public_rows(rows))
-                    for rows in torch.arange(len(self.public)).split(256)
+                    self.views(public_batch(self, index))
+                    for index in torch.arange(rows).split(PREDICTION_BATCH)
                 ]
-            self.work += len(self.public) / 3
+            self.work += rows / 3
             return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
 
-        def draw_near(self, known: Views) -> None:
-            """A walk through the public set on which its representations are drawn to what is known."""
-            known, before = (
-                self.client.to_device(known),
-                self.tell() if self.algorithm.contrast == "cream" else {},
-            )
-            self.study(
-                self.farness,
-                lambda rows: (self.public_rows(rows), of(known, rows), of(before, rows)),
-            )
+        def learn_from_known(self, known: Views) -> None:
+            """A pass over the public set towards the known representations."""
+            known = self.client.to_device(known)
+            before = self.tell() if self.algorithm.contrast == "cream" else {}
+
+            def inputs(rows: Tensor) -> tuple:
+                return public_batch(self, rows), select_rows(known, rows), select_rows(before, rows)
+
+            train_on_public(self, self.regularisation_loss, inputs)
 
         @graph_safe
-        def farness(self, x: Tensor | dict, known: Views, before: Views) -> Tensor:
-            """Local contrastive regularisation: near its own kind as known, far from where it was; and each row to the other kind's."""
-            how, total = self.algorithm, []
+        def regularisation_loss(self, x: Tensor | dict, known: Views, before: Views) -> Tensor:
+            """Local contrastive regularisation: nearer to the known representation of the same kind
+            than to the client's own earlier one, and each row to the same row of other kinds."""
+            method = self.algorithm
+            terms = []
             for kind, z in self.views(x).items():
-                if how.contrast == "muscle":
-                    total.append(muscle_loss(z, list(known.values()), how.upper, how.lower))
+                if method.contrast == "muscle":
+                    terms.append(muscle_loss(z, list(known.values()), method.upper, method.lower))
                     continue
-                total += [
-                    infonce(z, view, how.temperature)
-                    for name, view in known.items()
-                    if name != kind
-                ]
+                for name, view in known.items():
+                    if name != kind:
+                        terms.append(infonce(z, view, method.temperature))
                 if kind in known:
-                    near = torch.stack(
-                        [(z * goal).sum(-1) for goal in (known[kind], before[kind])], 1
-                    )  # (B, 2)
-                    total.append(
-                        cross_entropy(
-                            near / how.temperature,
-                            torch.zeros(len(z), dtype=torch.int64, device=z.device),
-                        )
-                    )
-            return how.regularise * torch.stack(total).sum()
+                    goals = (known[kind], before[kind])
+                    similarity = torch.stack([(z * goal).sum(-1) for goal in goals], 1)  # (B, 2)
+                    first = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+                    terms.append(cross_entropy(similarity / method.temperature, first))
+            return method.regularise * torch.stack(terms).sum()
 
         @operation
         def absorb(self, goals: Views, peers: list[Tensor]) -> float | None:
-            """The server's: a walk through its pairs on which its representations also go to the clients' ensemble, or are aligned with
-            those of some clients, drawn anew for each batch; without either it is a walk like any other."""
-            draws, goals = stream(self.seed, "peers", self.round), self.client.to_device(goals)
-            told = [self.client.to_device(peer) for peer in peers]
+            """At the server: a pass over its public pairs with the clients' representations.
 
-            def given(rows: Tensor) -> tuple:
-                here = rows.to(self.client.device)
-                some = torch.randperm(len(told), generator=draws)[: self.algorithm.peers]
-                return self.public_rows(rows), here, of(goals, rows), [told[i][here] for i in some]
+            Args:
+                goals: the clients' ensemble (n, d) by kind; none without it.
+                peers: representations (n, d) of clients, of which some are drawn for each batch;
+                    none without the Muscle loss.
+            """
+            generator = stream(self.seed, "peers", self.round)
+            goals = self.client.to_device(goals)
+            peers = [self.client.to_device(peer) for peer in peers]
 
-            return (
-                self.study(self.unlearnt, given)
-                if goals or peers or isinstance(self.client.task, Retrieval)
-                else None
-            )
+            def inputs(rows: Tensor) -> tuple:
+                index = rows.to(self.client.device)
+                order = torch.randperm(len(peers), generator=generator)
+                chosen = [peers[i][index] for i in order[: self.algorithm.peers]]
+                return public_batch(self, rows), index, select_rows(goals, rows), chosen
+
+            if not goals and not peers and not isinstance(self.client.task, Retrieval):
+                return None
+            return train_on_public(self, self.server_loss, inputs)
 
         @graph_safe
-        def unlearnt(
+        def server_loss(
             self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]
         ) -> Tensor:
-            """How far the server's representations are from what clients told, and its pairs from each other."""
-            how, task, views = self.algorithm, self.client.task, self.views(x)
-            far = [
+            """Distance to the clients' representations and, with retrieval, the loss of the pairs."""
+            method = self.algorithm
+            task = self.client.task
+            views = self.views(x)
+            distances = [
                 (z - goals[kind]).square().sum(-1).mean()
                 for kind, z in views.items()
                 if kind in goals
             ]
-            far += [muscle_loss(z, peers, how.upper, how.lower) for z in views.values() if peers]
-            costs = [how.distil * each for each in far]
+            if peers:
+                for z in views.values():
+                    distances.append(muscle_loss(z, peers, method.upper, method.lower))
+            terms = [method.distil * distance for distance in distances]
             if isinstance(task, Retrieval):
-                costs.append(task.loss(torch.stack(list(views.values()), 1), rows))
-            return torch.stack(costs).sum()
+                terms.append(task.loss(torch.stack(list(views.values()), 1), rows))
+            return torch.stack(terms).sum()
 
         def views(self, x: Tensor | dict) -> Views:
-            """(B, d) of length 1 for each kind it sees of these rows."""
+            """Unit vectors (B, d) for each kind that these rows have."""
             z = self.model.features(x)
             if self.model.dense:
                 z = z.mean((-2, -1))
             z = normalize(z, dim=-1)
-            return (
-                dict(zip(("image", "text"), z.unbind(1), strict=True))
-                if z.dim() == 3
-                else {self.sort: z}
-            )
+            if z.dim() == 3:  # pairs: (B, 2, d)
+                return dict(zip(("image", "text"), z.unbind(1), strict=True))
+            return {self.sample_kind: z}
 
         @cached_property
-        def sort(self) -> str:
-            """What its samples are, if not pairs."""
-            x = self.public_rows(torch.arange(1), as_came=True)
-            return "image" if x.dim() == 4 else "other" if x.is_floating_point() else "text"
+        def sample_kind(self) -> str:
+            """The kind of samples that are not pairs."""
+            x = public_batch(self, torch.arange(1), raw=True)
+            if x.dim() == 4:
+                return "image"
+            return "other" if x.is_floating_point() else "text"
 
 
-def of(views: Views, rows: Tensor) -> Views:
-    """Some rows of each."""
+def select_rows(views: Views, rows: Tensor) -> Views:
+    """The same rows of the representations of each kind."""
     return {kind: view[rows.to(view.device)] for kind, view in views.items()}
 
 
-def own(fed: Federation, operation: str, **body: Value) -> Any:
-    """The server's own model does something; nothing travels."""
+def run_at_server(fed: Federation, operation: str, **arguments: Value) -> Any:
+    """Run an operation of the server's own model; nothing is sent."""
     assert fed.server is not None
-    return fed.server.perform(operation, fed.round, 0, body)
+    return fed.server.perform(operation, fed.round, 0, arguments)
 
 
-def ensemble(told: dict[str, Views], kind: str, known: Views, device: str = "cpu") -> Tensor:
-    """Global-local contrastive aggregation of a kind, (n, d): of each row, clients count by how well theirs finds the row among those
-    known of the other kind; alike where there is none."""
-    views = [each[kind] for each in told.values() if kind in each]
-    other = next((view for name, view in known.items() if name != kind), None)
+def ensemble(views: list[Tensor], other: Tensor | None, device: str = "cpu") -> Tensor:
+    """Global-local contrastive aggregation of the clients' representations of one kind, (n, d).
+
+    Each row is a weighted mean: a client's weight grows with how well its representation identifies
+    the row among the representations of another kind. Without those it is a plain mean.
+
+    Args:
+        views: (n, d) by client.
+        other: known representations (n, d) of another kind.
+    """
     stacked = torch.stack([view.to(device, views[0].dtype) for view in views])  # (clients, n, d)
     if other is None:
         return stacked.mean(0)
-    likeness = lambda view, rows: view[rows] @ other.to(view).mT  # (few, n)
-    scores = torch.stack(
-        [
-            torch.cat(
-                [
-                    likeness(view, rows).log_softmax(-1)[torch.arange(len(rows)), rows]
-                    for rows in torch.arange(len(view)).split(1024)
-                ]
-            )
-            for view in stacked
-        ]
-    )
+    scores = torch.stack([identification_scores(view, other.to(view)) for view in stacked])
     return (scores.softmax(0)[..., None] * stacked).sum(0)
+
+
+def identification_scores(view: Tensor, other: Tensor) -> Tensor:
+    """Log-probability (n,) of each row of `view` (n, d) to be matched with its row of `other`."""
+    parts = []
+    for rows in torch.arange(len(view)).split(SCORE_ROWS):
+        log_probabilities = (view[rows] @ other.mT).log_softmax(-1)
+        parts.append(log_probabilities[torch.arange(len(rows)), rows])
+    return torch.cat(parts)

@@ -1,6 +1,9 @@
-"""Pseudo-labelling (Cascante-Bonilla 2021, curriculum labelling): everybody alone labels the public set and learns what it is surest of.
+"""Pseudo-labelling: each client labels the public set itself and trains on its surest labels.
 
-The share that is trusted grows with the rounds, from nothing to all. docs/baselines.md says what is ours in it.
+P. Cascante-Bonilla, F. Tan, Y. Qi, V. Ordonez: Curriculum Labeling, 2021,
+https://arxiv.org/abs/2001.06001
+
+The share that is used grows with the rounds, from a step to all. docs/baselines.md says what is ours.
 """
 
 import math
@@ -10,64 +13,78 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
-from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
+from unalike.methods.public_data import (
+    PublicTraining,
+    predict_public,
+    train_on_public,
+    with_targets,
+)
+from unalike.methods.public_predictions import (
+    likeliest_labels,
+    mask_unknown,
+)
 from unalike.tasks import Task
+from unalike.training.loop import Positive
 
 
 @dataclass
 class PseudoLabel(PublicTraining):
-    """Nothing but orders travels."""
+    """Clients exchange nothing."""
 
     supports_safeguard: ClassVar[bool] = True
 
-    steps: int = 5  # in which the trusted share grows: 20 % each
+    steps: Positive = 5  # in which the share of used labels grows: by 20 % each
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.classifies
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        few = [("steps", f"must be at least 1, got {self.steps}.")] if self.steps < 1 else []
-        return few + super().check(clients, public_rows)
+    def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
+        return dict(fed.call("label", share=self.share_in(round, fed.training.rounds)))
 
-    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
-        return dict(fed.call("label", share=self.trusted(round, fed.training.rounds)))
+    def share_in(self, round: int, rounds: int) -> float:
+        """The share of labels used in a round: steps of equal length, the last with all.
 
-    def trusted(self, round: int, rounds: int) -> float:
-        """Steps of equal length, the last with all.
-
-        >>> [PseudoLabel().trusted(round, rounds=11) for round in (1, 2, 3, 9)]
+        >>> [PseudoLabel().share_in(round, rounds=11) for round in (1, 2, 3, 9)]
         [0.2, 0.2, 0.4, 1.0]
         """
         return math.ceil(self.steps * round / max(rounds - 1, 1)) / self.steps
 
-    class Program(PublicTrainingProgram):
+    class Program(ClientProgram):
         algorithm: "PseudoLabel"
 
         @operation
         def label(self, share: float) -> float | None:
-            """Label the public set, and learn the surest share of it."""
-            guess, sure = self.look(lambda output: self.guess(self.probabilities(output)))
-            y, rows = self.only(guess, surest(sure, self.kinds(guess), share))
-            return self.study(self.task_loss, self.labelled(y), rows)
+            """Label the public set, and train on the surest share of each kind of label."""
+            task = self.client.task
+            labels, confidence = predict_public(
+                self, lambda output: likeliest_labels(task, task.probabilities(output))
+            )
+            chosen = select_surest(confidence, self.label_kinds(labels), share)
+            y, rows = mask_unknown(task, labels, chosen)
+            return train_on_public(self, self.task_loss, with_targets(self, y), rows)
 
-        def kinds(self, guess: Tensor) -> Tensor:
-            """A number for each different guess: a class, or a label that is there or not."""
-            columns = torch.arange(guess.shape[1], device=guess.device) if self.several else 0
-            return 2 * columns + guess.long() if self.several else guess
+        def label_kinds(self, labels: Tensor) -> Tensor:
+            """A number per kind of label: a class or, of a multi-label task, a label's presence or
+            absence. Same shape as `labels`."""
+            if not self.client.task.multilabel:
+                return labels
+            return 2 * torch.arange(labels.shape[1], device=labels.device) + labels.long()
 
 
-def surest(sure: Tensor, kinds: Tensor, share: float) -> Tensor:
-    """Which guesses are among the surest share of their kind, at least one of each.
+def select_surest(confidence: Tensor, kinds: Tensor, share: float) -> Tensor:
+    """Which labels are among the surest share of their kind, at least one of each; bool.
 
-    >>> surest(torch.tensor([0.9, 0.6, 0.8, 0.7]), torch.tensor([0, 0, 0, 1]), 0.3)
+    >>> select_surest(torch.tensor([0.9, 0.6, 0.8, 0.7]), torch.tensor([0, 0, 0, 1]), 0.3)
     tensor([ True, False, False,  True])
     """
-    found = torch.zeros_like(sure, dtype=torch.bool)
+    chosen = torch.zeros_like(confidence, dtype=torch.bool)
     for kind in kinds.unique():
-        its = kinds == kind
-        ranked = sure[its].sort(descending=True).values
-        found |= its & (sure >= ranked[math.ceil(share * len(ranked)) - 1])
-    return found
+        of_kind = kinds == kind
+        ranked = confidence[of_kind].sort(descending=True).values
+        threshold = ranked[math.ceil(share * len(ranked)) - 1]
+        chosen |= of_kind & (confidence >= threshold)
+    return chosen

@@ -1,105 +1,128 @@
-"""SAGE (Liu 2025): FixMatch on the public set with two pseudo-labels, a client's own and that of all, mixed by how sure each is.
+"""SAGE: FixMatch on the public set with two pseudo-labels, a client's own and that of all clients,
+mixed by their confidence.
 
-docs/baselines.md says what is ours in it.
+Y. Liu et al.: Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning
+Across Pseudo-Mismatch, CVPR 2025, https://arxiv.org/abs/2503.13227. docs/baselines.md says what is
+ours in it.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
+from unalike.base.message import Value
+from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.data.augmentation import augment
-from unalike.methods.public_data import Opinion, PublicTraining, PublicTrainingProgram, agreed
+from unalike.methods.public_data import (
+    PublicTraining,
+    predict_public,
+    public_batch,
+    public_samples,
+    train_on_public,
+)
+from unalike.methods.public_predictions import (
+    Prediction,
+    average_by_label,
+    blank_prediction,
+    likeliest_labels,
+    pool_dense,
+)
 from unalike.tasks import Task
 
 
 @dataclass
 class SAGE(PublicTraining):
-    """Where its own guess is sure, lambda y_own + (1 - lambda) y_all, lambda = exp(-kappa |c_own - c_all|); else y_all."""
+    """The target is w y_own + (1 - w) y_all, with w = exp(-kappa |c_own - c_all|) of the confidences
+    c where the own label is sure, else w = 0. Where neither is sure, nothing is learnt."""
 
-    threshold: float = (
-        0.95  # confidence from which a guess is sure; where neither is, nothing is learnt
-    )
-    kappa: float = math.log(2) / 0.05
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.95  # confidence from which a label is sure
+    kappa: Annotated[float, Field(ge=0)] = math.log(2) / 0.05
     flips: bool = True  # images may be mirrored
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
         return task.classifies
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = (
-            [("threshold", f"must be from 0 to 1, got {self.threshold:g}.")]
-            if not 0 <= self.threshold <= 1
-            else []
-        )
-        problems += (
-            [("kappa", f"must be at least 0, got {self.kappa:g}.")] if not self.kappa >= 0 else []
-        )
-        return problems + super().check(clients, public_rows)
+    def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
+        predictions: dict[str, Tensor] = dict(fed.call("opinion"))
+        means: dict[str, dict[str, Value]] = {
+            c: {"others": average_by_label(fed, predictions, c)} for c in predictions
+        }
+        return dict(fed.call("match", per_client=means)) if means else {}
 
-    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
-        told = dict(fed.call("opinion"))
-        return (
-            dict(fed.call("match", per_client={c: {"others": agreed(fed, told, c)} for c in told}))
-            if told
-            else {}
-        )
-
-    class Program(PublicTrainingProgram):
+    class Program(ClientProgram):
         algorithm: "SAGE"
 
         @query
         @sends("rows")
-        def opinion(self) -> Opinion:
-            return self.look(lambda output: (self.cells(self.probabilities(output)),))[0]
+        def opinion(self) -> Prediction:
+            """Probabilities of the labels for all public rows."""
+            task = self.client.task
+            return predict_public(
+                self, lambda output: (pool_dense(task, task.probabilities(output)),)
+            )[0]
+
+        def blank_opinion(self) -> Tensor:
+            return blank_prediction(self)
 
         @operation
         def match(self, others: Tensor) -> float | None:
-            """Guess on a weak view, learn on a strong one."""
-            how, told = self.algorithm, self.client.to_device(others)
+            """Label weakly augmented samples, and train on strongly augmented ones.
 
-            def given(rows: Tensor) -> tuple:
-                x = self.public_rows(rows, as_came=True)
-                weak, strong = (
-                    augment(x, strong=strong, moves=not self.client.task.dense, flips=how.flips)
-                    for strong in (False, True)
-                )
-                return weak, strong, told[rows.to(told.device)]
+            Args:
+                others: mean probabilities of all clients, in the form of `opinion`.
+            """
+            mean = self.client.to_device(others)
 
-            self.work += len(self.public) * how.passes / 3
-            return self.study(self.matched, given)
+            def inputs(rows: Tensor) -> tuple:
+                x = public_batch(self, rows, raw=True)
+                weak = self.augment(x, strong=False)
+                return weak, self.augment(x, strong=True), mean[rows.to(mean.device)]
+
+            self.work += len(public_samples(self)) * self.algorithm.passes / 3
+            return train_on_public(self, self.matching_loss, inputs)
+
+        def augment(self, x: Tensor | dict, strong: bool) -> Tensor | dict:
+            dense = self.client.task.dense
+            return augment(x, strong=strong, moves=not dense, flips=self.algorithm.flips)
 
         @graph_safe
-        def matched(self, weak: Tensor | dict, strong: Tensor | dict, others: Tensor) -> Tensor:
+        def matching_loss(self, weak: Tensor | dict, strong: Tensor | dict, mean: Tensor) -> Tensor:
+            """Cross-entropy of the strong view with the mixed pseudo-label of the weak view."""
+            task = self.client.task
             with torch.no_grad():
-                own = self.probabilities(self.model(weak))
-                others = (
-                    interpolate(others, size=own.shape[-2:], mode="bilinear")
-                    if others.dim() == 4
-                    else others
-                )
-                target, kept = self.target(own, others)
+                own = task.probabilities(self.model(weak))
+                if mean.dim() == 4:
+                    mean = interpolate(mean, size=own.shape[-2:], mode="bilinear")
+                target, sure = self.target(own, mean)
             output = self.model(strong)
-            cost = (
-                binary_cross_entropy_with_logits(output, target, reduction="none")
-                if self.several
-                else -(target * output.log_softmax(1)).sum(1)
-            )
-            return (cost * kept).mean()
+            if task.multilabel:
+                cost = binary_cross_entropy_with_logits(output, target, reduction="none")
+            else:
+                cost = -(target * output.log_softmax(1)).sum(1)
+            return (cost * sure).mean()
 
-        def target(self, own: Tensor, all_: Tensor) -> tuple[Tensor, Tensor]:
-            """What is to be said, like the probabilities, and where something is: one truth value a guess."""
-            how = self.algorithm
-            (mine, c), (theirs, c_all) = self.guess(own), self.guess(all_)
-            weight = torch.where(c >= how.threshold, torch.exp(-how.kappa * (c - c_all).abs()), 0.0)
-            kept = (c >= how.threshold) | (c_all >= how.threshold)
-            if self.several:
-                return weight * mine + (1 - weight) * theirs, kept
-            hard = lambda y: one_hot(y, own.shape[1]).movedim(-1, 1).to(own)
-            weight = weight[:, None]
-            return weight * hard(mine) + (1 - weight) * hard(theirs), kept
+        def target(self, own: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+            """The mixed pseudo-label, in the form of the probabilities, and where it is sure: bool,
+            one per label (multi-label) or per sample or pixel."""
+            task = self.client.task
+            threshold = self.algorithm.threshold
+            own_label, own_confidence = likeliest_labels(task, own)
+            mean_label, mean_confidence = likeliest_labels(task, mean)
+            gap = (own_confidence - mean_confidence).abs()
+            weight = torch.exp(-self.algorithm.kappa * gap)
+            weight = torch.where(own_confidence >= threshold, weight, 0.0)
+            sure = (own_confidence >= threshold) | (mean_confidence >= threshold)
+            if not task.multilabel:
+                classes = own.shape[1]
+                own_label = one_hot(own_label, classes).movedim(-1, 1).to(own)
+                mean_label = one_hot(mean_label, classes).movedim(-1, 1).to(own)
+                weight = weight[:, None]
+            return weight * own_label + (1 - weight) * mean_label, sure

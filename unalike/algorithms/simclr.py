@@ -1,70 +1,78 @@
-"""SimCLR (Chen 2020): everybody alone learns that two views of a public sample are one.
+"""SimCLR: each client alone learns on the public set that two views of a sample belong together.
 
-docs/baselines.md says what is ours in it.
+T. Chen, S. Kornblith, M. Norouzi, G. Hinton: A Simple Framework for Contrastive Learning of Visual
+Representations, 2020, https://arxiv.org/abs/2002.05709. docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation
 from unalike.data.augmentation import augment
 from unalike.losses.contrastive import nt_xent
-from unalike.methods.public_data import PublicTraining, PublicTrainingProgram
+from unalike.methods.public_data import (
+    PublicTraining,
+    public_batch,
+    public_samples,
+    train_on_public,
+)
 from unalike.models.model import Model
+from unalike.training.loop import Positive
+
+PROJECTION = "compared"  # name of the projection head in the model
 
 
 @dataclass
 class SimCLR(PublicTraining):
-    """Nothing but orders travels."""
+    """Clients exchange nothing."""
 
     supports_safeguard: ClassVar[bool] = True
 
-    temperature: float = 0.5
-    width: int = 128  # of what is compared
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+    width: Positive = 128  # of what is contrasted
     flips: bool = True  # images may be mirrored
 
-    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
-        problems = (
-            [("temperature", f"must be above 0, got {self.temperature:g}.")]
-            if not self.temperature > 0
-            else []
-        )
-        problems += [("width", f"must be at least 1, got {self.width}.")] if self.width < 1 else []
-        return problems + super().check(clients, public_rows)
-
-    def share(self, fed: Federation, round: int) -> dict[str, float | None]:
+    def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
         return dict(fed.call("contrast"))
 
-    class Program(PublicTrainingProgram):
+    class Program(ClientProgram):
         algorithm: "SimCLR"
 
         def build(self, encoder: nn.Module) -> Model:
-            """Views are compared behind two more layers, which the task does not see."""
-            made, wide = super().build(encoder), self.encoder_width(encoder)
-            made.add_module(
-                "compared",
-                nn.Sequential(
-                    nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, self.algorithm.width)
-                ),
+            """The usual model with a projection head of two layers, which the task does not use."""
+            model = super().build(encoder)
+            width = self.encoder_width(encoder)
+            projection = nn.Sequential(
+                nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.algorithm.width)
             )
-            return made
+            model.add_module(PROJECTION, projection)
+            return model
 
         @operation
         def contrast(self) -> float | None:
-            def given(rows: Tensor) -> tuple:
-                x = self.public_rows(rows, as_came=True)
-                return tuple(augment(x, flips=self.algorithm.flips) for _ in range(2))
+            """Train on two random views of each public sample."""
+            flips = self.algorithm.flips
 
-            self.work += len(self.public) * self.algorithm.passes  # each row is seen twice
-            return self.study(self.apart, given)
+            def inputs(rows: Tensor) -> tuple:
+                x = public_batch(self, rows, raw=True)
+                return augment(x, flips=flips), augment(x, flips=flips)
+
+            # train_on_public counts each row once, but two views of it are seen.
+            self.work += len(public_samples(self)) * self.algorithm.passes
+            return train_on_public(self, self.contrastive_loss, inputs)
 
         @graph_safe
-        def apart(self, one: Tensor | dict, other: Tensor | dict) -> Tensor:
-            return nt_xent(self.compared(one), self.compared(other), self.algorithm.temperature)
+        def contrastive_loss(self, view: Tensor | dict, other: Tensor | dict) -> Tensor:
+            return nt_xent(self.project(view), self.project(other), self.algorithm.temperature)
 
-        def compared(self, x: Tensor | dict) -> Tensor:
-            z = self.model.features(x)
-            return self.model.get_submodule("compared")(z.mean((-2, -1)) if self.model.dense else z)
+        def project(self, x: Tensor | dict) -> Tensor:
+            """What is contrasted, (n, width); of a dense task the mean of its map is projected."""
+            features = self.model.features(x)
+            if self.model.dense:
+                features = features.mean((-2, -1))
+            return self.model.get_submodule(PROJECTION)(features)

@@ -9,14 +9,22 @@ import torch
 from torch import nn
 
 from unalike import Classification, Client, MultiLabel, Segmentation
-from unalike.algorithms import ALGORITHMS
-from unalike.algorithms.fedrcl import pooled
-from unalike.algorithms.pseudolabel import surest
+from unalike.algorithms import ALGORITHMS, cofed
+from unalike.algorithms.fedrcl import pool
+from unalike.algorithms.pseudolabel import select_surest
+from unalike.base.errors import Problems
 from unalike.core.runtime import ClientRuntime
 from unalike.losses.kernels import cka
-from unalike.methods.group_averaging import unite
-from unalike.methods.public_data import CELLS, agreed, owners
+from unalike.methods.group_averaging import average_groups
+from unalike.methods.public_data import public_batch, public_batches
+from unalike.methods.public_predictions import (
+    CELLS,
+    average_by_label,
+    clients_with_labels,
+    mask_unknown,
+)
 from unalike.models import build_encoder
+from unalike.scenarios.validate import validate_algorithm
 
 RIVALS = ["fedhenn", "feddf", "cofed", "fedrcl", "sage", "simclr", "pseudolabel"]
 IMAGE, TEXT = (1, 8, 8), (6,)
@@ -137,10 +145,12 @@ def test_a_label_is_what_all_of_a_kind_call_so():
         "b": torch.tensor([[4.0, 6.0]]),
         "c": torch.tensor([[90.0, 90.0]]),
     }
-    assert agreed(fed, told, "a").tolist() == [[1, 3]] and agreed(fed, told, "b").tolist() == [
-        [3, 6]
-    ]
-    assert agreed(fed, told, "c").tolist() == [[90, 90]] and owners(fed, told, "b") == [
+    assert average_by_label(fed, told, "a").tolist() == [[1, 3]] and average_by_label(
+        fed, told, "b"
+    ).tolist() == [[3, 6]]
+    assert average_by_label(fed, told, "c").tolist() == [[90, 90]] and clients_with_labels(
+        fed, told, "b"
+    ) == [
         ("a", [0], [1]),
         ("b", [0, 1], [0, 1]),
     ]
@@ -160,7 +170,7 @@ def test_dense_opinions_are_told_in_cells(toys):
 def test_fedhenn_is_held_near_the_mean_kernel(toys):
     program = side_of("fedhenn", toys.client("a"), toys, eta=0.5)
     program.round, kernel = 4, draw(8, 8).double()
-    rows = program.public_rows(program.walk(0)[0])
+    rows = public_batch(program, public_batches(program, 0)[0])
     z = program.model.represent(rows)
     assert torch.equal(program.kernel(), (z @ z.mT).detach())
     x, y = program.client.train.rows(torch.arange(5))
@@ -207,7 +217,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
         fed.call,
         lambda operation, **about: asked.append((operation, about)) or call(operation, **about),
     )
-    unite(fed)
+    average_groups(fed)
     mean = {name: (before["a"][name] + before["b"][name]) / 2 for name in before["a"]}
     assert all(
         torch.allclose(programs[c].model.state_dict()[name], mean[name])
@@ -219,7 +229,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
         for c in "cd"
         for name, tensor in before[c].items()
     )
-    method.share(fed, 1)
+    method.learn_from_public(fed, 1)
     teachers = next(about["per_client"] for operation, about in asked if operation == "distil")
     assert set(teachers) == set("abc")  # d has nobody to learn from
     assert next(about["clients"] for operation, about in asked if operation == "opinion") == list(
@@ -233,8 +243,7 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
 
 def voted(toys, client, logits):
     program = side_of("cofed", client, toys)
-    program.look = lambda at: [torch.cat(part) for part in zip(at(logits), strict=True)]
-    return program.vote()
+    return program.votes_from(logits)
 
 
 def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
@@ -261,14 +270,16 @@ def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
         if per_client
         else {c: torch.tensor(v, dtype=torch.int8) for c, v in votes.items()}
     )
-    method.share(fed, 1)
+    method.learn_from_public(fed, 1)
     assert got["a"]["votes"].tolist() == [[1, 0], [0, 0], [0, 0]]  # 1/4 is not above 0.3
 
 
-def test_cofed_learns_one_class_a_row_and_every_class_as_often(toys):
+def test_cofed_trains_on_rows_with_one_class_and_all_classes_equally_often(toys, monkeypatch):
     ann, got = unlike()[0], {}
     program = side_of("cofed", ann, toys)
-    program.study = lambda loss, given, rows: got.update(rows=rows)
+    monkeypatch.setattr(
+        cofed, "train_on_public", lambda program, loss, inputs, rows: got.update(rows=rows)
+    )
     votes = torch.zeros(20, 3, dtype=torch.int8)
     votes[:15, 0], votes[15:17, 1], votes[18, :2] = 1, 1, 1  # 18 is two things, 17 and 19 nothing
     torch.manual_seed(0)
@@ -300,19 +311,22 @@ def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
 def test_the_surest_of_each_guess_are_trusted(toys):
     sure = torch.tensor([[0.99, 0.6], [0.98, 0.9], [0.97, 0.7]])
     program = side_of("pseudolabel", unlike()[2], toys)
-    kinds = program.kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
-    assert surest(sure, kinds, 0.5).tolist() == [[True, False], [True, True], [False, True]]
-    y, rows = program.only(
-        torch.ones(3, 2), torch.tensor([[True, False], [False, False], [True, True]])
+    kinds = program.label_kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
+    assert select_surest(sure, kinds, 0.5).tolist() == [[True, False], [True, True], [False, True]]
+    y, rows = mask_unknown(
+        program.client.task,
+        torch.ones(3, 2),
+        torch.tensor([[True, False], [False, False], [True, True]]),
     )
     assert y.tolist() == [[1, -1], [-1, -1], [1, 1]] and rows.tolist() == [0, 2]
     dense = side_of("pseudolabel", unlike()[3], toys)
-    assert dense.only(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2) > 0)[0].unique().tolist() == [255]
+    y, _ = mask_unknown(dense.client.task, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2) > 0)
+    assert y.unique().tolist() == [255]
 
 
 def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
     method = ALGORITHMS["pseudolabel"]()
-    assert [method.trusted(round, 6) for round in range(1, 6)] == pytest.approx(
+    assert [method.share_in(round, 6) for round in range(1, 6)] == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1.0]
     )
 
@@ -342,8 +356,13 @@ def test_fedrcl_contrasts_at_several_depths(toys):
         toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))),
         toys,
     )
-    assert [list(program.model.encoder).index(layer) for layer in program.layers()] == [1, 3, 5, 7]
-    assert pooled(torch.ones(2, 3, 4, 4)).shape == (2, 3) and pooled(torch.ones(2, 5, 3)).shape == (
+    assert [list(program.model.encoder).index(layer) for layer in program.contrasted_layers()] == [
+        1,
+        3,
+        5,
+        7,
+    ]
+    assert pool(torch.ones(2, 3, 4, 4)).shape == (2, 3) and pool(torch.ones(2, 5, 3)).shape == (
         2,
         3,
     )
@@ -364,8 +383,11 @@ def test_fedrcl_contrasts_at_several_depths(toys):
         ("sage", "batch", 99),
     ],
 )
-def test_bad_fields_are_told(name, field, value):
-    ((at, said),) = ALGORITHMS[name](
-        **{"batch": 8} | {field: value} if name != "fedrcl" else {field: value}
-    ).check(3, 24)
-    assert at == field and said
+def test_bad_fields_are_refused(name, field, value):
+    method = ALGORITHMS[name](**({} if name == "fedrcl" else {"batch": 8}) | {field: value})
+    try:
+        problems = validate_algorithm(method).check(3, 24)
+    except Problems as error:
+        problems = [(field.removeprefix("algorithm."), text) for field, text in error.problems]
+    ((where, sentence),) = problems
+    assert where == field and sentence

@@ -12,9 +12,16 @@ from unalike.base.errors import Problems
 from unalike.base.randomness import stream
 from unalike.core.operations import operation
 from unalike.core.privacy import Privacy
-from unalike.methods.shared_subspace import GENTLY, length, meet, principal
+from unalike.methods.public_data import public_batch, public_samples
+from unalike.methods.shared_subspace import (
+    fit_shared_subspace,
+    principal_components,
+    rms_length,
+)
+from unalike.methods.slow_backbone import SLOW_BACKBONE
+from unalike.scenarios.validate import validate_algorithm
 
-from .test_public_rivals import unlike
+from .test_public_baselines import unlike
 
 
 def joint(toys, **fields):
@@ -27,7 +34,7 @@ def test_principal_components_are_those_of_the_singular_values(rows, features):
     x = torch.randn(
         rows, features, generator=stream(0, "rows"), dtype=torch.float64
     ) * torch.arange(1, features + 1)
-    found = principal(x, width := 6)
+    found = principal_components(x, width := 6)
     left, values, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     kept = min(rows, features, width)
     assert torch.allclose(found[:, :kept].abs(), (left * values)[:, :kept].abs(), atol=1e-6)
@@ -35,9 +42,9 @@ def test_principal_components_are_those_of_the_singular_values(rows, features):
     assert all(column[column.abs().argmax()] >= 0 for column in found.T), (
         "its sign is no accident of the machine"
     )
-    assert torch.allclose(principal(x[:, torch.randperm(features)], width), found, atol=1e-6), (
-        "nor is the order of features"
-    )
+    assert torch.allclose(
+        principal_components(x[:, torch.randperm(features)], width), found, atol=1e-6
+    ), "nor is the order of features"
 
 
 def test_who_looks_from_different_sides_meets(toys, tmp_path):
@@ -65,14 +72,12 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
         (programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item()
         for c in "bc"
     )
-    before, told = apart(), meet(fed, programs["a"].algorithm.width)
+    before, told = apart(), fit_shared_subspace(fed, programs["a"].algorithm.width)
     assert before > 0.5 and apart() < 0.05
     assert told.keys() == set("abc") and all(0.7 < fit <= 1 for fit in told.values())
-    features = programs["b"].model.features(
-        programs["b"].public_rows(torch.arange(len(programs["b"].public)))
-    )
+    features = programs["b"].model.features(public_batch(programs["b"], torch.arange(24)))
     assert (
-        length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4)
+        rms_length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4)
         and features.mean(0).abs().max() < 1e-4
     )
 
@@ -86,10 +91,15 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     fed.call = lambda operation, **about: (
         asked.append((operation, list(about["per_client"]))) or call(operation, **about)
     )
-    assert meet(fed, method.width).keys() == set("ab") and meet(fed, method.width) == {}
+    assert (
+        fit_shared_subspace(fed, method.width).keys() == set("ab")
+        and fit_shared_subspace(fed, method.width) == {}
+    )
     space = fed.state["joint"].clone()
     fed.sampled = ["a", "b", "c"]
-    assert meet(fed, method.width).keys() == {"c"} and torch.equal(fed.state["joint"], space)
+    assert fit_shared_subspace(fed, method.width).keys() == {"c"} and torch.equal(
+        fed.state["joint"], space
+    )
     assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
 
 
@@ -98,7 +108,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
     fed = toys.federation(tmp_path / "run", method := joint(toys), toys.clients())
     fed.start_round(1)
     fed.sampled = ["a", "b"]
-    meet(fed, method.width)
+    fit_shared_subspace(fed, method.width)
     fed.sampled = ["a", "b", "c"]
     fit = FedMuscle.Program.fit
 
@@ -109,7 +119,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(FedMuscle.Program, "fit", broken)
         assert (
-            meet(fed, method.width) == {}
+            fit_shared_subspace(fed, method.width) == {}
             and fed.active == ["a", "b"]
             and fed.state["met"] == ["a", "b"]
         )
@@ -120,7 +130,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
         federation=FederationConfig(dropout=0.99, quorum=0),
     )
     gone.start_round(1)
-    assert meet(gone, method.width) == {} and "joint" not in gone.state
+    assert fit_shared_subspace(gone, method.width) == {} and "joint" not in gone.state
 
 
 def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
@@ -129,8 +139,8 @@ def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch
     )
     fed.start_round(1)
     with monkeypatch.context() as patched:
-        patched.setattr(FedMuscle.Program, "seen", lambda self: 1 / 0)
-        assert meet(fed, 4) == {} and "joint" not in fed.state
+        patched.setattr(FedMuscle.Program, "public_features", lambda self: 1 / 0)
+        assert fit_shared_subspace(fed, 4) == {} and "joint" not in fed.state
 
 
 def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
@@ -138,11 +148,11 @@ def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
     fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
-    for wrong in (torch.zeros(3, 4), torch.zeros(len(program.public), 3)):
-        with pytest.raises(ValueError, match="a joint space of its public rows is"):
+    for wrong in (torch.zeros(3, 4), torch.zeros(len(public_samples(program)), 3)):
+        with pytest.raises(ValueError, match="expected a shared subspace of"):
             program.fit(wrong)
     program.model.projection = nn.Identity()
-    with pytest.raises(ValueError, match="no linear projection"):
+    with pytest.raises(ValueError, match="expected a linear projection"):
         program.fit(program.outline())
 
 
@@ -166,7 +176,7 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
     )
     fed.call("train_gently")
     assert gone("head.") > 1e-3 and (gone("encoder.") > 0) is moves
-    groups = program.optimizers[GENTLY].param_groups
+    groups = program.optimizers[SLOW_BACKBONE].param_groups
     assert [group["lr"] for group in groups] == pytest.approx(
         [fed.training.lr, local * fed.training.lr]
     )
@@ -195,20 +205,20 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
     assert program.model.encoder.training
 
 
-def test_clients_that_are_nothing_alike_meet(toys, tmp_path):
+def test_clients_that_are_nothing_alike_fit_shared_subspace(toys, tmp_path):
     """Images, numbers and masks; a dense task by the mean of its map. Where it has no map a sentence says so."""
     fed = toys.federation(
         tmp_path / "run", method := joint(toys, backbone_lr_scale=0.0), unlike(), rounds=1
     )
     toys.serve(fed, method)
     program = next(program for program in fed.engine.host.programs.values() if program.model.dense)
-    assert len(fed.state["met"]) == len(unlike()) and program.seen().shape == (
-        len(program.public),
+    assert len(fed.state["met"]) == len(unlike()) and program.public_features().shape == (
+        len(public_samples(program)),
         program.model.projection.in_features,
     )
     with pytest.raises(ValueError, match="a dense task needs an encoder with grid"):
         program.model.encoder = nn.Identity()
-        program.seen()
+        program.public_features()
 
 
 def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
@@ -271,12 +281,12 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
     assert (
-        program.learner().param_groups[0]["lr"] == 0.02
-        and program.learner("align").param_groups[0]["lr"] == 0.01
+        program.algorithm.public_optimizer(program, "public").param_groups[0]["lr"] == 0.02
+        and program.algorithm.public_optimizer(program, "align").param_groups[0]["lr"] == 0.01
     )
     program.algorithm = FedMuscle(align_lr=0.01)
     program.optimizers.clear()
-    assert program.learner().param_groups[0]["lr"] == 0.01
+    assert program.algorithm.public_optimizer(program, "public").param_groups[0]["lr"] == 0.01
 
 
 def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
@@ -293,12 +303,13 @@ def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
     "fields, sentence",
     [
         ({"projection_init": "shared", "projection": "never"}, "shared needs projections"),
-        ({"backbone_lr_scale": 1.5}, "must be from 0 to 1.*got 1.5"),
-        ({"backbone_lr_scale": -0.1}, "must be from 0 to 1"),
-        ({"backbone_lr_scale": 0.5, "optimizers": "one"}, "1 with one optimizer, got 0.5"),
+        ({"backbone_lr_scale": 1.5}, "must be at most 1, got 1.5"),
+        ({"backbone_lr_scale": -0.1}, "must be at least 0"),
+        ({"backbone_lr_scale": 0.5, "optimizers": "one"}, "must be 1 with one optimizer, got 0.5"),
         ({"distill_lr": 0}, "must be above 0"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
-        toys.execute(tmp_path / "run", toys.method("fedmuscle", **fields), toys.clients())
+        method = validate_algorithm(toys.method("fedmuscle", **fields))
+        toys.execute(tmp_path / "run", method, toys.clients())

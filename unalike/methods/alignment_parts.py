@@ -1,0 +1,138 @@
+"""What may be added to a method that aligns representations on a public set, and the fields for it.
+
+Everything is off by default. Each part is a file of its own in this folder; docs/fedmuscle.md has a
+section for each with what it is worth.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.federation import Federation
+from unalike.methods.distillation import PublicDistillation
+from unalike.methods.final_model import LocalFinalModel
+from unalike.methods.group_averaging import HeadAveraging
+from unalike.methods.parts import Part, train_locally
+from unalike.methods.public_data import LearningRate
+from unalike.methods.shared_subspace import SharedProjectionInit
+
+FROZEN_LR_SCALE = 0.1  # of training.lr, for the alignment of models with frozen weights
+
+
+@dataclass
+class AlignmentParts(Algorithm):
+    """Fields of the parts. A method derives from it and calls the parts' hooks (`parts.Part`)."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "choice": "peer_selection",
+        "own": "self_peers",
+        "heads": "average_heads",
+        "absent": "mask_absent_classes",
+        "opinions": "distill_public",
+        "start": "projection_init",
+        "local": "backbone_lr_scale",
+        "align_rate": "align_lr",
+        "opinion_rate": "distill_lr",
+        "keep": "final_model",
+    }
+
+    # Peers (peer_selection.py): how they are chosen, and how often; how many are the client itself.
+    peer_selection: Literal["random", "relevance"] = "random"
+    redraw: Literal["batch", "pass"] = "batch"
+    self_peers: Annotated[int, Field(ge=0)] = 0
+    # Start of the projections (shared_subspace.py); shared: fitted to one subspace of all clients.
+    projection_init: Literal["random", "shared"] = "random"
+    # Averaging of heads among clients with the same task and labels (group_averaging.py).
+    average_heads: Literal["never", "round", "epoch"] = "never"
+    # Leave classes that only clients with the same averaged head have out of the local loss
+    # (absent_classes.py).
+    mask_absent_classes: bool = False
+    # Distillation of public logits after the alignment (distillation.py); multilabel: only among
+    # multi-label clients.
+    distill_public: Literal["never", "all", "multilabel"] = "never"
+    # Learning rate of encoder and projection in local epochs, relative to the head's
+    # (slow_backbone.py).
+    backbone_lr_scale: Annotated[float, Field(ge=0, le=1)] = 1.0
+    # Optimizer of the alignment: shared with local epochs (one) or of its own (two), its learning
+    # rate (None: training.lr, a tenth of it with frozen weights), and the distillation's (None: the
+    # same). With decay both go to 0 over the rounds, along a cosine.
+    optimizers: Literal["one", "two"] = "two"
+    align_lr: LearningRate | None = None
+    distill_lr: LearningRate | None = None
+    decay: bool = False
+    # The model that clients end with (final_model.py): after the last local epochs, or after the
+    # alignment that follows them.
+    final_model: Literal["local", "aligned"] = "local"
+
+    def parts(self, width: int) -> list[Part]:
+        """The parts that were asked for, in the order in which they act."""
+        parts: list[Part] = []
+        if self.projection_init == "shared":
+            parts.append(SharedProjectionInit(width))
+        if self.final_model == "local":  # before heads are averaged: a client ends with its own
+            parts.append(LocalFinalModel())
+        if self.average_heads != "never":
+            parts.append(HeadAveraging(self.average_heads == "epoch", self.mask_absent_classes))
+        if self.distill_public != "never":
+            parts.append(PublicDistillation(self.distill_public == "multilabel"))
+        return parts
+
+    def train_locally(self, fed: Federation, parts: list[Part]) -> dict[str, float]:
+        """The local epochs of a round; returns each client's loss."""
+        return train_locally(fed, "train" if self.backbone_lr_scale == 1 else "train_gently", parts)
+
+    def check_parts(self, peers: int, loss: str, projection: str) -> list[tuple[str, str]]:
+        """Fields that do not go together, as (field, sentence)."""
+        problems = []
+        if self.self_peers > max(peers, 1):
+            sentence = f"must be from 0 to algorithm.peers, {peers}, got {self.self_peers}."
+            problems.append(("self_peers", sentence))
+        if self.self_peers and loss == "gramian":
+            sentence = "the Gramian loss is undefined for a client and itself: set self_peers to 0."
+            problems.append(("self_peers", sentence))
+        if self.mask_absent_classes and self.average_heads == "never":
+            sentence = "is for averaged heads: set algorithm.average_heads to round or epoch."
+            problems.append(("mask_absent_classes", sentence))
+        if self.projection_init == "shared" and projection == "never":
+            sentence = "shared needs projections: leave algorithm.projection at auto."
+            problems.append(("projection_init", sentence))
+        if self.backbone_lr_scale != 1 and self.optimizers == "one":
+            sentence = f"must be 1 with one optimizer, got {self.backbone_lr_scale}."
+            problems.append(("backbone_lr_scale", sentence))
+        if self.decay and self.optimizers == "one" and self.align_lr is None:
+            sentence = (
+                "needs a learning rate of its own: set algorithm.align_lr, or optimizers two."
+            )
+            problems.append(("decay", sentence))
+        return problems
+
+    def privacy_problem(self) -> str | None:
+        if self.mask_absent_classes:
+            return (
+                "with mask_absent_classes clients send which labels they have, which nothing "
+                "protects; set algorithm.mask_absent_classes to false"
+            )
+        return super().privacy_problem()
+
+    def public_optimizer(self, program: ClientProgram, name: str) -> torch.optim.Optimizer:
+        """A client's optimizer on the public set, with the learning rate of this round.
+
+        Args:
+            name: "align" for the alignment, "public" for the distillation.
+        """
+        lr = (self.distill_lr if name == "public" else None) or self.align_lr
+        if lr is None:
+            if self.optimizers == "one":
+                return program.optimizer()
+            frozen = not all(p.requires_grad for p in program.model.parameters())
+            lr = program.training.lr * (FROZEN_LR_SCALE if frozen else 1)
+        optimizer = program.optimizer(name, lr)
+        if self.decay:
+            progress = (program.round - 1) / program.training.rounds
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (1 + math.cos(math.pi * progress)) / 2
+        return optimizer

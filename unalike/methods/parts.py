@@ -1,0 +1,63 @@
+"""Parts: things that may be added to the rounds of a method, each in a file of its own.
+
+A part has a server half, a `Part`, and often a client half, a class derived from `ClientProgram`
+alone, from which the method's `Program` inherits next to others.
+"""
+
+from collections.abc import Sequence
+
+from unalike.core.algorithm import ClientProgram
+from unalike.core.federation import Federation
+from unalike.core.safeguard import UNJUDGED
+
+
+class Part:
+    """The server's half of a part. It overrides the hooks that it needs; all of them do nothing.
+
+    A round is: `before_local`, local epochs with `between_epochs` after all but the last,
+    `after_local`, the method's own exchange on the public set, `after_alignment`. After the last
+    round comes `finish`.
+    """
+
+    acts_between_epochs = False  # if so, each local epoch is a call of its own
+
+    def before_local(self, fed: Federation) -> None:
+        """Before the local epochs of a round."""
+
+    def between_epochs(self, fed: Federation) -> None:
+        """After each local epoch but the last."""
+
+    def after_local(self, fed: Federation) -> None:
+        """After the local epochs, once clients have been evaluated."""
+
+    def after_alignment(self, fed: Federation) -> None:
+        """At the end of a round."""
+
+    def finish(self, fed: Federation) -> None:
+        """After the last round."""
+
+
+def train_locally(
+    fed: Federation, operation: str = "train", parts: Sequence[Part] = ()
+) -> dict[str, float]:
+    """The local epochs of a round. Returns each client's loss, of the last call.
+
+    Args:
+        operation: what clients do; takes `epoch` to do that epoch only.
+    """
+    if not any(part.acts_between_epochs for part in parts):
+        return dict(fed.call(operation))
+    losses: dict[str, float] = {}
+    for epoch in range(fed.training.epochs):
+        if epoch > 0:
+            for part in parts:
+                part.between_epochs(fed)
+        losses = dict(fed.call(operation, epoch=epoch))
+    return losses
+
+
+def drop_invalid_replicas(program: ClientProgram) -> None:
+    """Drop the safeguard's fold replicas of a client that received something derived from its own
+    labels: they know the labels that they would be tested on, so it cannot be cross-validated."""
+    if program.memory.get(UNJUDGED):
+        program.fold_replicas = []

@@ -1,0 +1,142 @@
+"""Representations of public batches that a client sends in one call and aligns in a later one."""
+
+from functools import cached_property
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from unalike.base.randomness import scope
+from unalike.core.algorithm import ClientProgram
+from unalike.core.operations import operation, sends
+from unalike.core.signatures import Shape
+from unalike.methods.public_data import (
+    blank_rows,
+    predict_public,
+    public_batch,
+    public_batches,
+    public_samples,
+)
+from unalike.models.model import Model
+from unalike.training.batch_norm import is_stochastic
+from unalike.training.cuda_graphs import GraphedForward
+from unalike.training.loop import step
+
+USE_CUDA_GRAPHS = True
+
+Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public batch, (B, d)
+
+
+class PublicAlignmentProgram(ClientProgram):
+    """Sends representations, keeps the autograd graph of the last ones, and steps on a loss of them.
+
+    The method has `width` (d), `batch`, `projection` (to d: auto, always or never), `contrast` and
+    the fields of `AlignmentParts`.
+    """
+
+    algorithm: Any
+    # Of the batch computed last: (round, epoch, batch), and representations (B, d). Only a cache.
+    graph: tuple[tuple[int, int, int], Tensor] | None = None
+
+    def build(self, encoder: nn.Module) -> Model:
+        """The encoder, a projection to d if needed, and the task's head."""
+        method = self.algorithm
+        width = self.encoder_width(encoder)
+        if method.projection == "never" and width != method.width:
+            raise ValueError(
+                f"its encoder gives {width} features, the federation compares {method.width}; "
+                f"set algorithm.projection to auto or algorithm.width to {width}"
+            )
+        required = method.projection == "always" or method.projection_init == "shared"
+        linear = required or width != method.width
+        projection = nn.Linear(width, method.width) if linear else nn.Identity()
+        return Model(encoder, projection, self.head(method.width), self.client.task.dense)
+
+    @operation
+    @sends("rows")
+    def represent(self, epoch: int, batch: int) -> Views:
+        """Representations (B, d) of a public batch."""
+        self.work += len(public_batches(self, epoch)[batch]) / 3
+        self.graph = None  # an older graph must be gone before a GPU can capture the next pass
+        z = self.compute_representation(epoch, batch)
+        self.graph = ((self.round, epoch, batch), z)
+        return z.detach()
+
+    def represent_next(self, epoch: int, batch: int) -> Tensor:
+        """Representations of the batch after this one; no rows after the last."""
+        if batch + 1 < len(public_batches(self, epoch)):
+            return self.represent(epoch, batch + 1)
+        return torch.zeros(0, self.algorithm.width, dtype=self.client.dtype)
+
+    @operation
+    @sends("rows")
+    def represent_all(self) -> Annotated[Tensor, Shape("public_rows", "width")]:
+        """Representations of the whole public set, (|D|, d)."""
+        return predict_public(self, lambda z: (z,), self.model.represent)[0]
+
+    @operation
+    def align_all(self, epoch: int, peers: list[Tensor], temperatures: dict) -> float:
+        """A pass of alignment towards peers' representations (|D|, d), which stay as they were when
+        it began. Returns the mean loss."""
+        losses = []
+        for batch, rows in enumerate(public_batches(self, epoch)):
+            self.work += len(rows) / 3
+            z = self.compute_representation(epoch, batch)
+            losses.append(self.step_towards(z, [peer[rows] for peer in peers], temperatures))
+            del z  # while its graph lives, a GPU cannot capture the next backward pass
+        return sum(losses) / len(losses)
+
+    def step_towards(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> float:
+        """One step on the loss of z (B, d) against peers, (B, d) each. Returns the loss."""
+        contrast = self.algorithm.contrast
+        draws = contrast.draw_samples(len(peers), len(z))
+        peers = [peer.to(z.device, z.dtype) for peer in peers]
+        return self.step(contrast.value(z, peers, temperatures, draws), len(z))
+
+    def step(self, loss: Tensor, rows: int) -> float:
+        """One step of the alignment's optimizer. Returns the loss."""
+        self.work += rows
+        optimizer = self.algorithm.public_optimizer(self, "align")
+        step(loss, optimizer, self.training.max_grad_norm)
+        return float(loss.detach())
+
+    def blank_represent(self, epoch: int, batch: int) -> Tensor:
+        batches = public_batches(self, epoch)
+        rows = len(batches[batch]) if batch < len(batches) else 0
+        return blank_rows(self, rows, self.algorithm.width)
+
+    def blank_represent_all(self) -> Tensor:
+        return blank_rows(self, len(public_samples(self)), self.algorithm.width)
+
+    def compute_representation(self, epoch: int, batch: int) -> Tensor:
+        """Representations (B, d) of a public batch, with gradients."""
+        rows = public_batches(self, epoch)[batch]
+        if not self.model.training:  # train() visits all modules, which costs as much as a step
+            self.model.train()
+        with scope(self.seed, "represent", self.client.id, self.round, epoch, batch):
+            return self.graphed_forward(public_batch(self, rows))
+
+    def recall(self, epoch: int, batch: int) -> Tensor:
+        """Representations (B, d) of a batch with their graph: the kept ones or, in another process,
+        computed again with the same randomness, without a second update of running statistics."""
+        cached = self.graph
+        self.graph = None
+        if cached is not None and cached[0] == (self.round, epoch, batch):
+            return cached[1]
+        buffers = []
+        for module in self.model.modules():
+            buffers += [(module, *named) for named in module.named_buffers(recurse=False)]
+        for module, name, buffer in buffers:
+            # The graph holds the copies, so that restoring in place would invalidate it.
+            setattr(module, name, buffer.clone())
+        z = self.compute_representation(epoch, batch)
+        for module, name, buffer in buffers:
+            setattr(module, name, buffer)
+        return z
+
+    @cached_property
+    def graphed_forward(self) -> GraphedForward:
+        """The forward pass up to the representation; captured on a GPU unless it is random."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        enabled = USE_CUDA_GRAPHS and not is_stochastic(self.model.train())
+        return GraphedForward(self.model.represent, trainable, enabled)
