@@ -1024,7 +1024,7 @@ def test_who_has_shared_a_head_speaks_in_rounds_without_its_kin(toys, tmp_path, 
     monkeypatch.setattr(FedMuscle, "peer_message", counted)
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
-    monkeypatch.setattr(FederationConfig, "drawn", lambda self, infos, seed, round: drawn[round])
+    monkeypatch.setattr(FederationConfig, "sample", lambda self, clients, seed, round: drawn[round])
     toys.execute(
         tmp_path / "run",
         toys.method("fedmuscle", average_heads="round", peers=2),

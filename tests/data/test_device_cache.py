@@ -189,7 +189,7 @@ def test_what_a_trunk_has_enlarged_stays_so():
     )
     program = FedMuscle.Program(client, FedMuscle(), Training(), 0)
     seen = public_batch(program, torch.arange(5))
-    assert isinstance(program.public, DeviceCache) and seen.shape == (5, 3, 32, 32)
+    assert isinstance(program.client.public, DeviceCache) and seen.shape == (5, 3, 32, 32)
     torch.testing.assert_close(seen, resize(resize(public, (16, 16)), (32, 32)))
     assert public_batch(program, torch.arange(5), raw=True).shape == (5, 3, 16, 16)
 
