@@ -208,7 +208,7 @@ def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toy
     assert torch.allclose(
         program.loss(x, torch.zeros(10)), rebuilt
     )  # alone there is nobody to follow
-    program.given = other
+    program.sent_model = other
     given = side_of(FMCSC(), clients(toys)[2], toys)
     given.model.load_state_dict(other)
     near, far = (
@@ -284,6 +284,20 @@ def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_p
             fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9
         )
         assert {c for c in told if views in told[c]["models"]} == set(members)
+
+
+def test_information_weights_may_be_multiplied_by_samples(toys, tmp_path):
+    """12 and 4 samples, information 2 and 4; where there is no information all weights are equal."""
+    some = [
+        replace(c, train=c.train.subset(torch.arange(n)))
+        for c, n in zip(clients(toys, ["left right"] * 2), (12, 4), strict=True)
+    ]
+    fed = toys.federation(tmp_path, FMCSC(), some)
+    replies = {"a": {"weights": {"left": 2.0}}, "b": {"weights": {"left": 4.0}}}
+    assert FMCSC().information_weights(fed, "left", replies) == {"a": 2.0, "b": 4.0}
+    by_samples = FMCSC(mean="samples").information_weights(fed, "left", replies)
+    assert by_samples == {"a": 24.0, "b": 16.0}
+    assert FMCSC().information_weights(fed, "right", replies) == {"a": 1.0, "b": 1.0}
 
 
 def test_mutual_information():

@@ -1,17 +1,23 @@
-"""FMCSC (Chen et al. 2024): clients with all views or one of them cluster together, by a model for each set of views.
+"""FMCSC: federated multi-view clustering of clients with all views or one.
 
-Clients train one after another on reconstruction, then all at once in rounds. Who owns several views draws each of them to the fused
-feature, and then teaches the models for fewer views what its own says of the same samples; who owns one draws its fused feature to that
-of the model it was sent and away from its view's code. The server mixes a model for each set of views, weighted by mutual information.
-docs/clustering.md says what is ours in it.
+Chen et al., "Bridging Gaps: Federated Multi-View Clustering in Heterogeneous Hybrid Views",
+NeurIPS 2024, https://arxiv.org/abs/2410.09484.
+
+Clients pretrain one after another on reconstruction, then train in rounds; the server keeps a model
+for each set of views and averages it with weights from mutual information. A client with several
+views pulls each view towards the fused feature, then distils its model into those for fewer views.
+A client with one view pulls its fused feature towards that of the model it was sent, and away from
+its view's code.
+
+docs/clustering.md says what is ours. Added: AFMCC's class-correlation loss, off by default.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
@@ -27,32 +33,34 @@ from unalike.models.autoencoder import Autoencoder
 from unalike.models.model import Model
 from unalike.tasks import Task
 
-HIDDEN = 256  # between codes and features
+HIDDEN = 256  # width between codes and features
 
 
-Epochs = Annotated[int, Field(ge=0)]
-
-
-class Taught(TypedDict):
-    """By set of views: models, and how much each is to count."""
+class ViewUpdate(TypedDict):
+    """A client's models and their weights, by set of views ("left,right"), and its loss."""
 
     models: dict[str, Parameters]
-    weights: dict[str, Annotated[float, Field(ge=0)]]
+    weights: dict[str, NonNegativeFloat]
     loss: float
 
 
 @dataclass
 class FMCSC(Averaging):
-    """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch=256; AFMCC's Table 3c adds constraint=0.01."""
+    """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch_size=256.
+
+    AFMCC's Table 3c adds constraint=0.01.
+    """
 
     requires_identical_models: ClassVar[bool] = True
 
-    temperature: Annotated[float, Field(gt=0)] = 0.5
-    pretraining: Epochs = 250  # epochs of each client, one after another
-    teaching: Epochs = 50  # epochs a round that who owns several views gives each model for fewer
-    bins: Annotated[int, Field(ge=1)] = 10  # of the histogram that tells mutual information
-    constraint: Annotated[float, Field(ge=0)] = 0.0  # weight of AFMCC's class-correlation loss
-    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # its lambda
+    # Mutual information weights a client; with "samples" it is multiplied by their number.
+    mean: Literal["samples", "uniform"] = "uniform"
+    temperature: PositiveFloat = 0.5
+    pretraining: NonNegativeInt = 250  # epochs of each client, one after another
+    teaching: NonNegativeInt = 50  # epochs per round of distilling into a model for fewer views
+    bins: Annotated[int, Field(ge=1)] = 10  # of the histogram for mutual information
+    constraint: NonNegativeFloat = 0.0  # weight of AFMCC's class-correlation loss
+    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # lambda of that loss
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -61,224 +69,249 @@ class FMCSC(Averaging):
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
             self.register_clients(fed)
-            models, group = fed.state["models"], fed.state["group"]
-            owned = {c: set(group[c].split(",")) for c in fed.active}
-            within = {
-                c: {
-                    name: model
-                    for name, model in models.items()
-                    if set(name.split(",")) <= owned[c]
-                }
-                for c in fed.active
-            }
+            models = fed.state["models"]
             replies = fed.call(
-                "update", per_client={c: {"models": given} for c, given in within.items()}
+                "update",
+                per_client={c: {"models": self.usable_models(fed, c)} for c in fed.active},
             )
-            for name in models:
-                told = {c: reply for c, reply in replies.items() if name in reply["models"]}
-                weights = {c: reply["weights"].get(name, 0.0) for c, reply in told.items()}
-                if told:
-                    even = 0.0 if sum(weights.values()) else 1.0
-                    made = {c: reply["models"][name] for c, reply in told.items()}
-                    models[name] = self.average(made, {c: w + even for c, w in weights.items()})
-            fed.log_metrics(
-                "train_loss", {client: reply["loss"] for client, reply in replies.items()}
-            )
+            for views in models:
+                trained = {c: reply for c, reply in replies.items() if views in reply["models"]}
+                if trained:
+                    states = {c: reply["models"][views] for c, reply in trained.items()}
+                    weights = self.information_weights(fed, views, trained)
+                    models[views] = self.average(states, weights)
+            self.record_round(fed, replies)
             yield round
 
+    def usable_models(self, fed: Federation, client: str) -> dict[str, Parameters]:
+        """Models for sets of views that a client owns all of."""
+        owned = set(fed.state["group"][client].split(","))
+        models = fed.state["models"].items()
+        return {views: model for views, model in models if set(views.split(",")) <= owned}
+
+    def information_weights(
+        self, fed: Federation, views: str, replies: dict[str, Any]
+    ) -> dict[str, float]:
+        """Weights of clients in the mean of the model for a set of views.
+
+        Mutual information, times the weight that `mean` gives; equal if all have none.
+        """
+        samples = {c: {"samples": fed.infos[c].samples} for c in replies}
+        base = self.client_weights(samples)
+        information = {c: reply["weights"].get(views, 0.0) for c, reply in replies.items()}
+        if not sum(information.values()):
+            return base
+        return {c: base[c] * information[c] for c in replies}
+
     def register_clients(self, fed: Federation) -> None:
-        """Pretraining goes from client to client, those with most views first; a model for each set of views begins where it ends."""
+        """Pretrain from client to client, those with the most views first.
+
+        The model for each set of views starts with the result.
+        """
         if "models" in fed.state:
             return
-        start = fed.relay(
-            "pretrain", sorted(fed.clients, key=lambda c: -len(fed.infos[c].modalities))
-        )
+        order = sorted(fed.clients, key=lambda c: -len(fed.infos[c].modalities))
+        start = fed.relay("pretrain", order)
         group = {c: ",".join(info.modalities) for c, info in fed.infos.items()}
-        fed.state |= {
-            "group": group,
-            "models": {name: start for name in dict.fromkeys(group.values())},
-        }
+        fed.state["group"] = group
+        fed.state["models"] = {views: start for views in dict.fromkeys(group.values())}
 
     def privacy_problem(self) -> str | None:
-        return "FMCSC's clients tell how much their views have in common, and hand pretrained models on, which nothing protects"
+        return (
+            "FMCSC's clients send how much their views have in common, and pass pretrained models "
+            "on, which nothing protects"
+        )
 
     def alone(self, fed: Federation) -> None:
-        """Where the others begin is the work of all: alone, a client pretrains itself."""
+        """Nothing: alone, a client pretrains itself (`Program.train`)."""
 
     class Program(AveragingProgram):
         algorithm: "FMCSC"
-        given: Parameters | None = None  # while it trains: the model it was sent
-        own: Parameters = {}  # while it teaches: its own model
-        seen: tuple[str, ...] = ()  # and the views that the other is shown
+        sent_model: Parameters | None = None  # during training: the model that was sent
+        teacher: Parameters = {}  # during distillation: the client's own model
+        student_views: tuple[str, ...] = ()  # during distillation: the views of the other model
 
         def build(self, encoder: nn.Module) -> Model:
-            made = super().build(encoder)
-            made.encoder = Views(made.encoder)
-            return made
+            model = super().build(encoder)
+            model.encoder = MultiViewEncoder(model.encoder)
+            return model
 
         @operation
         def pretrain(self, given: Parameters) -> Parameters:
+            """Train on reconstruction, from the model that the client before returned."""
             self.receive(given)
             self.transient = True
-            self.learn(
-                range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss
-            )
+            self.train_reconstruction()
             return self.shared()
+
+        def train_reconstruction(self) -> None:
+            """The epochs of pretraining."""
+            epochs = range(self.algorithm.pretraining)
+            self.learn(epochs, self.optimizer(fresh=True), self.task_loss)
 
         @operation
         def update(  # type: ignore[override]
             self, models: dict[str, Parameters]
-        ) -> Taught:
-            """Trains its own model; who owns several views then teaches those for some of them."""
-            mine = ",".join(modalities(self.rows()))
-            self.receive(models[mine])
-            self.transient, self.given = True, models[mine]
+        ) -> ViewUpdate:
+            """Train the model for the client's views, then distil it into those for fewer."""
+            all_views = tuple(modalities(self.rows()))
+            own = ",".join(all_views)
+            self.receive(models[own])
+            self.sent_model = models[own]
             loss = self.learn(optimizer=self.optimizer(fresh=True))
-            self.own = {name: tensor.clone() for name, tensor in self.shared().items()}
-            made, weights = (
-                {mine: self.own},
-                {mine: self.information(models[mine], tuple(modalities(self.rows())))},
-            )
-            for name, model in models.items():
-                if name != mine:
+            self.teacher = self.copy_shared()
+            trained = {own: self.teacher}
+            weights = {own: self.information(models[own], all_views)}
+            for views, model in models.items():
+                if views != own:
                     self.receive(model)
-                    self.seen = tuple(name.split(","))
-                    self.learn(
-                        range(self.algorithm.teaching), self.optimizer(fresh=True), self.lesson
-                    )
-                    made[name] = {key: tensor.clone() for key, tensor in self.shared().items()}
-                    weights[name] = self.information(model, self.seen)
-            self.receive(self.own)
-            self.transient, self.given, self.own = True, None, {}
-            return {
-                "models": {name: made[name] for name in models},
-                "weights": weights,
-                "loss": loss,
-            }
+                    self.student_views = tuple(views.split(","))
+                    epochs = range(self.algorithm.teaching)
+                    self.learn(epochs, self.optimizer(fresh=True), self.distillation_loss)
+                    trained[views] = self.copy_shared()
+                    weights[views] = self.information(model, self.student_views)
+            self.receive(self.teacher)
+            self.transient = True
+            self.sent_model = None
+            self.teacher = {}
+            in_order = {views: trained[views] for views in models}
+            return {"models": in_order, "weights": weights, "loss": loss}
 
         @operation
         def train(self) -> float:  # type: ignore[override]
+            """Local baseline: pretraining in the first round, then the method's own loss."""
             if self.round == 1:
-                self.learn(
-                    range(self.algorithm.pretraining), self.optimizer(fresh=True), self.task_loss
-                )
+                self.train_reconstruction()
             return self.learn(loss=self.loss)
 
+        def copy_shared(self) -> Parameters:
+            """A copy of the shared parameters."""
+            return {name: tensor.clone() for name, tensor in self.shared().items()}
+
         def information(self, sent: Parameters, views: tuple[str, ...]) -> float:
-            """How much the model it has now is to count: what the fused feature has in common with the features of the views; of one view,
-            with the fused feature of the model that was sent, less what it has in common with the view's code."""
-            net, x, bins = self.views, only(self.rows(), views), self.algorithm.bins
+            """Weight of the present model: mutual information of its fused feature.
+
+            With several views: with the feature of each view. With one view: with the fused
+            feature of the model that was sent, minus that with the view's code.
+            """
+            encoder, bins = self.encoder, self.algorithm.bins
+            x = select_views(self.rows(), views)
             with torch.no_grad():
-                codes, h = net.codes(x), net(x)
+                codes, h = encoder.codes(x), encoder(x)
                 if len(views) > 1:
-                    return sum(
-                        mutual_information(h, net.view[name](codes[name]), bins) for name in views
-                    )
-                before = functional_call(net, encoder(sent, h), (x,))
-                return max(
-                    0.0,
-                    mutual_information(h, before, bins)
-                    - mutual_information(h, codes[views[0]], bins),
-                )
+                    features = [encoder.view[name](codes[name]) for name in views]
+                    return sum(mutual_information(h, feature, bins) for feature in features)
+                before = functional_call(encoder, encoder_state(sent, h), (x,))
+                gain = mutual_information(h, before, bins)
+                return max(0.0, gain - mutual_information(h, codes[views[0]], bins))
 
         def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+            """Reconstruction of every view."""
             x = with_masks(x)
-            return self.rebuilt(x, self.views.codes(x))
+            return self.reconstruction_loss(x, self.encoder.codes(x))
 
-        def rebuilt(self, x: dict[str, Tensor], codes: dict[str, Tensor]) -> Tensor:
-            """Every view from its own code."""
-            return torch.stack(
-                [
-                    reconstruction(
-                        rows.flatten(1),
-                        self.views.auto.decoders[name](codes[name]),
-                        weights=x[name + MARK],
-                    )
-                    for name, rows in modalities(x).items()
-                ]
-            ).sum()
+        def reconstruction_loss(self, x: dict[str, Tensor], codes: dict[str, Tensor]) -> Tensor:
+            """Reconstruction of every view from its own code."""
+            losses = []
+            for name, rows in modalities(x).items():
+                rebuilt = self.encoder.auto.decoders[name](codes[name])
+                losses.append(reconstruction(rows.flatten(1), rebuilt, weights=x[name + MARK]))
+            return torch.stack(losses).sum()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            x, how, net = with_masks(x), self.algorithm, self.views
-            codes, owned = net.codes(x), list(modalities(x))
-            h = net.fused(codes)
-            loss = self.rebuilt(x, codes)
-            if len(owned) > 1:
-                for name in owned:
-                    there = x[name + MARK] > 0
-                    loss = loss + nt_xent(
-                        h[there], net.view[name](codes[name])[there], how.temperature
-                    )
-            elif self.given is not None:
-                with torch.no_grad():
-                    goal = functional_call(net, encoder(self.given, h), (x,))
-                near = (
-                    torch.stack([(h * goal).sum(-1), cosine_similarity(h, codes[owned[0]])], 1)
-                    / how.temperature
-                )  # (n, 2)
-                loss = loss + cross_entropy(
-                    near, torch.zeros(len(h), dtype=torch.int64, device=h.device)
-                )
-            if how.constraint:
-                loss = loss + how.constraint * class_correlation_loss(
-                    self.model.head(h).softmax(-1), how.flexibility
+            """Reconstruction and the contrast of clients with several views, or with one."""
+            x, method, encoder = with_masks(x), self.algorithm, self.encoder
+            codes, views = encoder.codes(x), list(modalities(x))
+            h = encoder.fused(codes)
+            loss = self.reconstruction_loss(x, codes)
+            if len(views) > 1:
+                for name in views:
+                    present = x[name + MARK] > 0
+                    feature = encoder.view[name](codes[name])
+                    loss = loss + nt_xent(h[present], feature[present], method.temperature)
+            elif self.sent_model is not None:
+                loss = loss + self.single_view_contrast(x, h, codes[views[0]])
+            if method.constraint:
+                classes = self.model.head(h).softmax(-1)
+                loss = loss + method.constraint * class_correlation_loss(
+                    classes, method.flexibility
                 )
             return loss
 
-        def lesson(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            """Of some views, tell what one's own model tells of all, and all views."""
-            x, net = with_masks(x), self.views
-            codes = net.codes(only(x, self.seen))
+        def single_view_contrast(self, x: dict[str, Tensor], h: Tensor, code: Tensor) -> Tensor:
+            """Pull h (n, width) towards that of the sent model, away from the view's code."""
+            assert self.sent_model is not None
+            encoder = self.encoder
             with torch.no_grad():
-                goal = functional_call(net, encoder(self.own, x[self.seen[0]]), (x,))
-            return self.rebuilt(x, codes) + mse_loss(net.fused(codes), goal)
+                goal = functional_call(encoder, encoder_state(self.sent_model, h), (x,))
+            similarities = torch.stack([(h * goal).sum(-1), cosine_similarity(h, code)], 1)
+            positive = torch.zeros(len(h), dtype=torch.int64, device=h.device)
+            return cross_entropy(similarities / self.algorithm.temperature, positive)
+
+        def distillation_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+            """From some views, predict the teacher's fused feature of all, and reconstruct all."""
+            x, encoder = with_masks(x), self.encoder
+            codes = encoder.codes(select_views(x, self.student_views))
+            with torch.no_grad():
+                state = encoder_state(self.teacher, x[self.student_views[0]])
+                goal = functional_call(encoder, state, (x,))
+            return self.reconstruction_loss(x, codes) + mse_loss(encoder.fused(codes), goal)
 
         @property
-        def views(self) -> "Views":
+        def encoder(self) -> "MultiViewEncoder":
             encoder: Any = self.model.encoder
             return encoder
 
 
-class Views(nn.Module):
-    """An autoencoder, a head for the code of each view, and one for those of all views together, of length 1; a missing view is 0."""
+class MultiViewEncoder(nn.Module):
+    """An autoencoder with a feature head for each view and one for all views together.
+
+    The fused feature has length 1; a missing view is encoded as zeros.
+    """
 
     def __init__(self, auto: Any):
         super().__init__()
         self.auto: Autoencoder = auto
         self.width = auto.width
-        self.view = nn.ModuleDict({name: head(auto.width, auto.width) for name in auto.encoders})
-        self.common = head(auto.width * len(auto.encoders), auto.width)
+        self.view = nn.ModuleDict(
+            {name: feature_head(auto.width, auto.width) for name in auto.encoders}
+        )
+        self.common = feature_head(auto.width * len(auto.encoders), auto.width)
 
     def forward(self, x: dict[str, Tensor] | Tensor) -> Tensor:
         return self.fused(self.codes(with_masks(x)))
 
     def codes(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
-        """(n, width) of every view of the federation."""
+        """Codes (n, width) of every view of the federation."""
         self.auto.check_inputs(x)
         like = next(iter(x.values()))
-        layers: dict[str, Any] = dict(self.auto.encoders.items())
-        return {
-            name: each(
-                x[name].flatten(1) if name in x else like.new_zeros(len(like), each[0].in_features)
-            )
-            for name, each in layers.items()
-        }
+        encoders: dict[str, Any] = dict(self.auto.encoders.items())
+        codes = {}
+        for name, encoder in encoders.items():
+            if name in x:
+                rows = x[name].flatten(1)
+            else:
+                rows = like.new_zeros(len(like), encoder[0].in_features)
+            codes[name] = encoder(rows)
+        return codes
 
     def fused(self, codes: dict[str, Tensor]) -> Tensor:
+        """The fused feature (n, width) of codes of all views."""
         return normalize(self.common(torch.cat(list(codes.values()), 1)), dim=-1)
 
 
-def head(before: int, after: int) -> nn.Sequential:
+def feature_head(before: int, after: int) -> nn.Sequential:
+    """Two linear layers with a ReLU between them."""
     return nn.Sequential(nn.Linear(before, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, after))
 
 
-def only(x: dict[str, Tensor], views: tuple[str, ...]) -> dict[str, Tensor]:
-    """These views, with their marks."""
+def select_views(x: dict[str, Tensor], views: tuple[str, ...]) -> dict[str, Tensor]:
+    """These views, with their masks."""
     return {name: rows for name, rows in x.items() if name.removesuffix(MARK) in views}
 
 
-def encoder(parameters: Parameters, like: Tensor) -> Parameters:
-    """Of a model's parameters those of its encoder, where another tensor lies."""
+def encoder_state(parameters: Parameters, like: Tensor) -> Parameters:
+    """The encoder's part of a model's parameters, in the device and dtype of a tensor."""
     return {
         name.removeprefix("encoder."): tensor.to(like)
         for name, tensor in parameters.items()
@@ -287,22 +320,26 @@ def encoder(parameters: Parameters, like: Tensor) -> Parameters:
 
 
 def mutual_information(a: Tensor, b: Tensor, bins: int = 10) -> float:
-    """In nats, of entries at the same place in two tensors of one shape, by a histogram of so many bins each.
+    """Mutual information in nats of entries at the same position, from a joint histogram.
 
-    >>> a = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    >>> round(mutual_information(a, a), 3), round(mutual_information(a, torch.tensor([0.0, 1.0, 0.0, 1.0])), 3)
+    Args:
+        a, b: tensors of one shape.
+        bins: of the histogram, on either axis.
+
+    >>> a, b = torch.tensor([0.0, 0.0, 1.0, 1.0]), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    >>> round(mutual_information(a, a), 3), round(mutual_information(a, b), 3)
     (0.693, 0.0)
     """
-
-    def binned(values: Tensor) -> Tensor:
-        low, high = values.min(), values.max()
-        return ((values - low) / (high - low).clamp(min=1e-12) * bins).long().clamp(max=bins - 1)
-
     a, b = a.detach().double().flatten().cpu(), b.detach().double().flatten().cpu()
-    joint = torch.bincount(binned(a) * bins + binned(b), minlength=bins * bins).double().reshape(
-        bins, bins
-    ) / len(a)
-    apart = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
-    return max(
-        0.0, float((joint * (joint / apart.clamp(min=1e-300)).clamp(min=1e-300).log()).sum())
-    )
+    cells = bin_index(a, bins) * bins + bin_index(b, bins)
+    counts = torch.bincount(cells, minlength=bins * bins).double()
+    joint = counts.reshape(bins, bins) / len(a)
+    independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
+    ratio = (joint / independent.clamp(min=1e-300)).clamp(min=1e-300)
+    return max(0.0, float((joint * ratio.log()).sum()))
+
+
+def bin_index(values: Tensor, bins: int) -> Tensor:
+    """The bin of each value, of equal bins between the smallest and the largest."""
+    low, high = values.min(), values.max()
+    return ((values - low) / (high - low).clamp(min=1e-12) * bins).long().clamp(max=bins - 1)
