@@ -218,7 +218,7 @@ def frozen(folder):
             "failure": replies["a"].get("failure"),
             "other": "body" in replies["b"],
             "took": took,
-            "same": again.reply["body"] == by_hand.describe(),
+            "same": again.reply["body"] == by_hand.program.describe(),
         }
     finally:
         engine.close()
