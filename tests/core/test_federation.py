@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from unalike.algorithms import FedAvg
 from unalike.base.errors import UserError
 from unalike.base.message import copy_value, encoded_size
 from unalike.core.client import VERSION, ClientInfo
@@ -736,3 +737,35 @@ def test_the_mean_of_one_is_itself():
     state = {"w": torch.randn(50), "n": torch.tensor(7), "flag": torch.tensor([True, False])}
     for name, tensor in mean_states({"a": state}, {"a": 12.0}).items():
         assert torch.equal(tensor, state[name])
+
+
+# bugs in a user's method
+
+
+def test_a_bug_in_a_method_is_logged_with_its_traceback(toys, tmp_path):
+    class Faulty(FedAvg):
+        class Program(FedAvg.Program):
+            def loss(self, x, y):
+                return undefined_name  # noqa: F821
+
+    events = []
+    fed = toys.federation(tmp_path, Faulty(), toys.clients(2))
+    fed.log_event = lambda event, **facts: events.append((event, facts))
+    with pytest.raises(QuorumError, match=r"NameError.*test_federation.py, line \d+, in loss"):
+        for _ in Faulty().serve(fed):
+            pass
+    bugs = [facts for event, facts in events if event == "failure"]
+    assert {facts["client"] for facts in bugs} == {"a", "b"}
+    assert all("return undefined_name" in facts["traceback"] for facts in bugs)
+    assert all(facts["location"].endswith("in loss") for facts in bugs)
+
+
+def test_a_recognised_mistake_is_logged_without_a_traceback(toys, tmp_path):
+    clients = toys.clients(2)
+    clients[1].train.x[3] = float("nan")
+    events = []
+    fed = toys.federation(tmp_path, FedAvg(), clients)
+    fed.log_event = lambda event, **facts: events.append((event, facts))
+    list(FedAvg().serve(fed))
+    bugs = [facts for event, facts in events if event == "failure"]
+    assert [facts["client"] for facts in bugs] == ["b"] and "traceback" not in bugs[0]

@@ -9,7 +9,7 @@ from unalike.algorithms import Local
 from unalike.base.message import decode, encode
 from unalike.core.operations import list_operations, operation, query
 from unalike.core.runtime import ClientRuntime
-from unalike.engines.host import Host
+from unalike.engines.host import Host, counted_bytes, without_traceback
 from unalike.engines.store import Store
 from unalike.training.loop import Training
 
@@ -198,8 +198,37 @@ def test_what_is_no_request_touches_nothing(tmp_path, made, changed):
 )
 def test_an_exception_becomes_a_failure(tmp_path, how, says):
     there = host(tmp_path)
-    assert there.handle("a", message("fail", 1, how=how)) == {"number": 1, "failure": says}
+    answer = there.handle("a", message("fail", 1, how=how))
+    assert answer["failure"] == says
+    assert "test_host.py" in answer["traceback"] and "in fail" in answer["traceback"]
     assert there.handle("b", message("add", 2))["body"] == 1
+
+
+def test_a_recognised_mistake_has_no_traceback(tmp_path):
+    there = host(tmp_path)
+    assert there.handle("a", message("add", 1, to=3)).keys() == {"number", "failure"}
+    assert there.handle("a", message("nothing", 2)).keys() == {"number", "failure"}
+
+
+def test_no_traceback_leaves_where_the_server_is_another_organisations(tmp_path):
+    reported = []
+    there = host(tmp_path)
+    there.report = reported.append
+    answer = there.handle("a", message("fail", 1, how="type"))
+    assert answer.keys() == {"number", "failure"} and "a bug" not in answer["failure"]
+    assert "in fail" in reported[0].traceback
+
+
+def test_a_traceback_is_not_counted_and_gives_way_to_a_limit(tmp_path):
+    there = host(tmp_path)
+    answer = there.handle("a", message("fail", 1, how="type"))
+    plain = {"number": 1, "failure": "RuntimeError: a bug"}
+    assert without_traceback(answer) == plain
+    assert counted_bytes(answer, len(encode(answer))) == len(encode(plain))
+    assert decode(there.answer("a", encode(message("fail", 2, how="type")), limit=400)) == {
+        **plain,
+        "number": 2,
+    }
 
 
 def test_wrong_arguments_become_a_failure(tmp_path):

@@ -20,7 +20,7 @@ from unalike.core.federation import Failure, Federation, QuorumError
 from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import tensor_spec
 from unalike.engines.host import Host
-from unalike.engines.realtime import read
+from unalike.engines.realtime import parse_reply
 from unalike.engines.store import Store
 from unalike.runs import Run, RunPlan
 
@@ -166,7 +166,7 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
         data = bytes(encode(reply)) if draw.random() < 0.7 else scrambled(encode(honest), draw)
     except MessageError:
         return  # nobody could send it
-    read_ = read(data, honest["number"], 2**20)
+    read_ = parse_reply(data, honest["number"], 2**20)
     fed.in_flight[honest["number"]] = Sent(
         sent.client, sent.operation, sent.round, sent.at, sent.like
     )

@@ -5,6 +5,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from unalike.base.errors import RunError, UserError
+
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 DEBUG = "UNALIKE_DEBUG"  # environment variable: stop at the first exception, with its traceback
@@ -38,6 +40,19 @@ def user_location(error: BaseException) -> str | None:
     if not frames:
         return None
     return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether an exception is a bug, in the user's code or in ours, to be shown with its traceback.
+
+    Mistakes that this package recognised explain themselves: `UserError`, `RunError`, and a
+    ValueError that our own code raised (torch and user code raise it for bugs, too).
+    """
+    if isinstance(error, UserError | RunError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    raised_by_us = bool(frames) and frames[-1].filename.startswith(PACKAGE)
+    return not (isinstance(error, ValueError) and raised_by_us)
 
 
 def format_traceback(error: BaseException) -> str:

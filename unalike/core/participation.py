@@ -93,8 +93,13 @@ class Failure:
     traceback: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        text = f"{self.client} failed in {self.operation}, round {self.round}: {self.reason}"
-        return f"{text} ({self.location})" if self.location else text
+        where = f"{self.operation}, round {self.round}"
+        return f"{self.client} failed in {where}: {self.explanation}"
+
+    @property
+    def explanation(self) -> str:
+        """The reason and, of a bug, file and line."""
+        return f"{self.reason} ({self.location})" if self.location else self.reason
 
     @property
     def location(self) -> str:
@@ -127,7 +132,7 @@ class QuorumError(RunError):
     def __init__(self, where: str, replied: int, called: int, needed: int, failures: list[Failure]):
         clients_by_reason: dict[str, list[str]] = {}
         for failure in failures:
-            clients_by_reason.setdefault(failure.reason, []).append(failure.client)
+            clients_by_reason.setdefault(failure.explanation, []).append(failure.client)
         absent = sum(not failure.lasting for failure in failures)
         self.passing = replied + absent >= needed
         reasons = [f"{', '.join(names)}: {why}" for why, names in clients_by_reason.items()]

@@ -3,7 +3,6 @@
 Knows sides only as things with operations and a state.
 """
 
-import os
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -12,11 +11,14 @@ from typing import Any, NotRequired, TypedDict
 
 from unalike.base.errors import Refusal
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
+from unalike.base.tracebacks import is_bug, is_debugging
 from unalike.core.client import Client, ClientInfo
 from unalike.core.incidents import Incident
 from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import look
 from unalike.engines.store import Store
+
+MAX_TRACEBACK = 20_000  # characters of a traceback that are kept, from its end
 
 
 class Request(TypedDict):
@@ -30,12 +32,31 @@ class Request(TypedDict):
 
 
 class Answer(TypedDict):
-    """What it sends back."""
+    """What a client sends back: a body, or why it failed."""
 
     number: int
     body: NotRequired[Any]
     failure: NotRequired[str]
     work: NotRequired[float]
+
+
+class SimulatedAnswer(Answer):
+    """What a client sends back to a server of the same user: a bug brings its traceback."""
+
+    traceback: NotRequired[str]
+
+
+def counted_bytes(answer: dict[str, Any], size: int) -> int:
+    """Bytes that count of an answer whose encoding has `size` bytes.
+
+    A traceback does not count: only a simulation has one, and its length depends on the machine.
+    """
+    return size if "traceback" not in answer else encoded_size(without_traceback(answer))
+
+
+def without_traceback(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer as it counts: bytes of a traceback are not traffic."""
+    return {key: value for key, value in answer.items() if key != "traceback"}
 
 
 class Host:
@@ -80,89 +101,110 @@ class Host:
         return {client: runtime.program for client, runtime in self.runtimes.items()}
 
     def infos(self) -> dict[str, ClientInfo]:
+        """What each client announces."""
         return {id: client.info() for id, client in self.clients.items()}
 
     def handle(self, client: str, message: dict[str, Value]) -> dict[str, Any]:
-        """Run one operation. A message seen before gets the same answer and changes nothing, be it that the client was on disk since."""
-        if wrong := look(Request)(message, {}, "the message"):
-            told: Any = message.get("number") if isinstance(message, dict) else None
+        """Run one operation and return the answer.
+
+        A message that was answered before gets the same answer and changes nothing, even if the
+        client was on disk since.
+        """
+        problem = look(Request)(message, {}, "the message")
+        if problem is not None:
+            number: Any = message.get("number") if isinstance(message, dict) else None
             return {
-                "number": told if isinstance(told, int) else 0,
-                "failure": f"it refuses what it was sent: {wrong}",
+                "number": number if isinstance(number, int) else 0,
+                "failure": f"it refuses what it was sent: {problem}",
             }
-        number: Any = message["number"]
+        number = message["number"]
         try:
             self.wake(client)
             if self._seen(client, number):
-                last, reply = self.answered[client]
-                old = {"number": number, "failure": f"message {number} was answered before"}
-                return reply if number == last and reply is not None else old
-            reply = {"number": number, **self._run(client, message)}
+                last, answer = self.answered[client]
+                if number == last and answer is not None:
+                    return answer
+                return {"number": number, "failure": f"message {number} was answered before"}
+            answer = {"number": number, **self._run(client, message)}
         except Exception as error:
-            if os.environ.get("UNALIKE_DEBUG"):
+            if is_debugging():
                 raise
-            reply = {
-                "number": number,
-                "failure": self._failure(client, message["operation"], error),
-            }
-        self.answered[client] = (number, reply)
-        return reply
+            answer = {"number": number, **self._describe_failure(client, message, error)}
+        self.answered[client] = (number, answer)
+        return answer
 
     def answer(self, client: str, data: Any, limit: int = MAX_BYTES, rest: Any = None) -> bytearray:
-        """`handle` for a message that came as bytes, whole or in two parts, or for bytes that are none; the answer leaves as bytes."""
+        """Handle an encoded message, or bytes that are none, and return the encoded answer.
+
+        Args:
+            data: the message, or what comes before its tensors.
+            limit: bytes a message may have, either way.
+            rest: the encoded tensors, where they are apart.
+        """
         try:
             message: Any = decode(data, limit, rest)
         except MessageError as error:
             return encode({"number": 0, "failure": str(error)})
-        reply = self.handle(client, message)
+        answer = self.handle(client, message)
+        with suppress(MessageError):
+            return encode(answer, limit)
         try:
-            return encode(reply, limit)
+            return encode(without_traceback(answer), limit)
         except MessageError as error:
-            return encode(
-                {
-                    "number": reply["number"],
-                    "failure": self._failure(client, message["operation"], error),
-                }
-            )
+            failure = self._describe_failure(client, message, error)
+            return encode({"number": answer["number"], **failure})
 
-    def _failure(self, client: str, operation: Any, error: Exception) -> str:
-        """What the server is told of a failure."""
+    def _describe_failure(
+        self, client: str, message: dict[str, Any], error: Exception
+    ) -> dict[str, str]:
+        """What the server learns of a failure: `failure` and, of a bug, `traceback`.
+
+        A server of another organisation learns only that there was one, and its number.
+        """
         if isinstance(error, Refusal):
-            return str(error)
-        incident = Incident.of(error, client, operation)
+            return {"failure": str(error)}
+        incident = Incident.of(error, client, message["operation"])
         self.incidents.append(incident)
-        if self.report is None:
-            return (
-                f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            )
-        self.report(incident)
-        return incident.sentence
+        if self.report is not None:
+            self.report(incident)
+            return {"failure": incident.sentence}
+        if isinstance(error, ValueError):
+            failure = str(error)
+        else:
+            failure = f"{type(error).__name__}: {error}"
+        if not is_bug(error):
+            return {"failure": failure}
+        return {"failure": failure, "traceback": incident.traceback[-MAX_TRACEBACK:]}
 
-    def _note(self, client: str, operation: str, error: BaseException) -> None:
-        """A failure that privacy keeps from the server; here it is said."""
+    def _keep_hidden_failure(self, client: str, operation: str, error: BaseException) -> None:
+        """Report a failure that privacy keeps from the server to the client's owner."""
         incident = Incident.of(error, client, operation)
         self.incidents.append(incident)
         if self.report is not None:
             self.report(incident)
-        else:
-            warnings.warn(
-                f"client {client} failed at {operation}, with privacy it sends an update of nothing instead: {incident.reason}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            return
+        warnings.warn(
+            f"client {client} failed at {operation}; with privacy it sends an update of nothing "
+            f"instead: {incident.reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def handle_all(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
-        """Answers of several clients. Those who are alike and are asked the same thing, in an operation written for several, are asked
-        at once; should that fail, one by one, so that only the culprit does."""
-        replies: dict[str, dict[str, Any]] = {}
-        for alike in self._groups(messages):
-            if len(alike) > 1:
+        """Answers of several clients, by client.
+
+        Similar clients that get the same request, of an operation marked `@together`, run it at
+        once. If that fails they run it one by one, so that only the culprit fails.
+        """
+        answers: dict[str, dict[str, Any]] = {}
+        for clients in self._groups(messages):
+            if len(clients) > 1:
                 with suppress(Exception):
-                    replies |= self._run_together({client: messages[client] for client in alike})
-        return {
-            client: replies[client] if client in replies else self.handle(client, message)
-            for client, message in messages.items()
-        }
+                    answers |= self._run_together({c: messages[c] for c in clients})
+        for client, message in messages.items():
+            if client not in answers:
+                answers[client] = self.handle(client, message)
+        return {client: answers[client] for client in messages}
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
         groups: dict[Any, list[str]] = {}
@@ -218,7 +260,7 @@ class Host:
         body = runtime.perform(name, message["round"], message["turn"], message["body"])
         failure = runtime.take_hidden_failure()
         if failure is not None:
-            self._note(client, name, failure)
+            self._keep_hidden_failure(client, name, failure)
         work = runtime.take_work()
         if runtime.privacy is not None and self.report is not None:
             work = 0.0  # a client that fails does less of it: the number would tell

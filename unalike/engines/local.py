@@ -20,7 +20,7 @@ from unalike.base.message import (
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
 from unalike.core.runtime import ClientRuntime
-from unalike.engines.host import Host
+from unalike.engines.host import Host, counted_bytes, without_traceback
 from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
 
@@ -166,7 +166,8 @@ class LocalEngine:
         else:
             replies = {}
             for client, data in collect(self.workers, len(sent)):
-                replies[client] = (len(data), require_dict(decode(data, self.limit)))
+                reply = require_dict(decode(data, self.limit))
+                replies[client] = (counted_bytes(reply, len(data)), reply)
         for client, (bytes_down, _) in sent.items():
             bytes_up, reply = replies[client]
             at = self.now + self._duration(client, bytes_down + bytes_up, reply)
@@ -190,7 +191,7 @@ class LocalEngine:
         for client in sent:
             reply = answers[client]
             try:
-                size = encoded_size(reply, self.limit)
+                size = encoded_size(without_traceback(reply), self.limit)
                 replies[client] = (size, require_dict(copy_value(reply, self.device)))
             except MessageError as error:
                 failure = {"number": reply["number"], "failure": str(error)}

@@ -25,6 +25,7 @@ from unalike.base.message import Value, decode, require_dict
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
 from unalike.core.runtime import ClientRuntime
+from unalike.engines.host import SimulatedAnswer, counted_bytes
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import ClientActor, token_path
 from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_info, parse_reply
@@ -217,8 +218,8 @@ class RayEngine(RealTimeEngine):
         call = actor.in_flight[number]
         try:
             data, changed = self.ray.get(call.reply)
-            size = len(data)
-            reply = parse_reply(data, number, self.limit)
+            reply = parse_reply(data, number, self.limit, SimulatedAnswer)
+            size = counted_bytes(reply, len(data))
         except self.ray.exceptions.RayActorError as error:
             actor.deaths += 1
             reason = None

@@ -150,11 +150,11 @@ def parse_info(fields: dict[str, Any]) -> ClientInfo:
     return ClientInfo(**values)
 
 
-def parse_reply(data: Any, number: int, limit: int) -> dict[str, Any]:
+def parse_reply(data: Any, number: int, limit: int, form: Any = Answer) -> dict[str, Any]:
     """Decode the reply to message `number`; where it is not one, return a failure instead."""
     try:
         reply: Any = decode(memoryview(data), limit)
-        problem = look(Answer)(reply, {}, "it")
+        problem = look(form)(reply, {}, "it")
         if problem:
             raise MessageError(problem)
         if reply["number"] != number:

@@ -126,12 +126,15 @@ class ProgressDisplay:
         round: int = 0,
         reason: str = "",
         lasting: bool = True,
+        location: str = "",
         **_: Any,
     ) -> None:
-        if lasting:
-            self.print(f"{client} failed in {operation}, round {round}: {reason}", "red")
-        else:
+        if not lasting:
             self.missed.add(client)
+            return
+        self.print(f"{client} failed in {operation}, round {round}: {reason}", "red")
+        if location:  # of a bug: file, line and function
+            self.print(f"  {location}; traceback in events.jsonl", "red")
 
     def on_damaged(self, reason: str, **_: Any) -> None:
         self.print(reason, "yellow")
