@@ -416,7 +416,7 @@ def to_plain(config: dict[str, Any]) -> dict[str, Any]:
 def config_differences(before: Any, after: Any, path: str = "") -> list[str]:
     """Describe what changed between two configs; clients are compared by id.
 
-    >>> config_differences({"seed": 0, "training": {"rounds": 3}}, {"seed": 0, "training": {"rounds": 5}})
+    >>> config_differences({"training": {"rounds": 3}}, {"training": {"rounds": 5}})
     ['training.rounds was 3, is 5']
     """
     if path == "clients":

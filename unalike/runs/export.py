@@ -1,7 +1,11 @@
-"""Trained models to take home. Knows run folders and how to build the clients again."""
+"""Trained models of a run: as modules, and as files. Rebuilds the clients from the run's folder."""
 
+import contextlib
+import io
 import json
-from collections.abc import Callable, Iterable
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError, unknown_name
 from unalike.core.algorithm import Algorithm, ClientProgram, digest
 from unalike.core.client import Client
+from unalike.data.samples import Samples
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
 from unalike.runs.run_folder import Folder
@@ -22,20 +27,29 @@ from unalike.scenarios.client_config import load_client
 from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
+BuildProgram = Callable[[], ClientProgram]
+
 
 def trained(
     run: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None
 ) -> dict[str, nn.Module]:
-    """The models of a run by client, each from input to the task's output, on the CPU and in eval mode.
+    """Return the trained models of a run by client, on the CPU and in eval mode.
 
-    `clients` are those of a run from Python, made as they were for it; some of them give the models of these. `algorithm` is
-    needed only where the method is your own.
+    Each model goes from input to the task's output.
+
+    Args:
+        run: the run's folder.
+        clients: of a run from Python, made as they were for it. Some of them give the models of
+            these. Not needed for a scenario.
+        algorithm: needed only where the method is your own.
+    Raises: UserError where a client has no model, or is not the one the run was made with.
     """
     folder = Folder.open(Path(run))
-    return {
-        id: _deployable(_learnt(folder, program()))
-        for id, program in _sides(folder.config, folder.path, clients, algorithm).items()
-    }
+    models = {}
+    for id, build in _program_builders(folder.config, folder.path, clients, algorithm).items():
+        program = _restore(folder, build())
+        models[id] = program.client.task.deployable(program)
+    return models
 
 
 def export(
@@ -46,176 +60,204 @@ def export(
     clients: Iterable[Client] | None = None,
     algorithm: Algorithm | None = None,
 ) -> list[str]:
-    """Writes model.safetensors, config.json and, where it can, model.onnx; returns a line for each. `clients` as for `trained`."""
+    """Write model.safetensors, config.json and, where possible, model.onnx of one client.
+
+    Args:
+        run: the run's folder.
+        client: id of the client.
+        out: folder to write to; by default `exports/CLIENT` in the run's folder.
+        onnx: whether to write model.onnx.
+        clients, algorithm: as for `trained`.
+    Returns: a line about each file.
+    """
     folder = Folder.open(Path(run))
-    program = _learnt(folder, _side(client, _sides(folder.config, folder.path, clients, algorithm)))
-    model = _deployable(program)
-    to = Path(out or folder.path / "exports" / quote(client))
-    to.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: t.contiguous().clone() for name, t in model.state_dict().items()},
-        to / "model.safetensors",
-    )
+    builders = _program_builders(folder.config, folder.path, clients, algorithm)
+    program = _restore(folder, _build_program(client, builders))
+    model = program.client.task.deployable(program)
+    target = Path(out or folder.path / "exports" / quote(client))
+    target.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.contiguous().clone() for name, t in model.state_dict().items()}
+    save_file(tensors, target / "model.safetensors")
     info = program.client.info()
-    (to / "config.json").write_text(
-        json.dumps(
-            {
-                "client": client,
-                "scenario": folder.config,
-                "labels": info.labels,
-                "task": info.task,
-                "finished": folder.results is not None,
-            },
-            indent=1,
-        )
-    )
-    own = ", clients" if folder.config.get("python") else ""
+    config = {
+        "client": client,
+        "scenario": folder.config,
+        "labels": info.labels,
+        "task": info.task,
+        "finished": folder.results is not None,
+    }
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    parameters = sum(p.numel() for p in model.parameters())
+    arguments = ", clients" if folder.config.get("python") else ""
     lines = [
-        f"{to / 'model.safetensors'}   {sum(p.numel() for p in model.parameters()):,} parameters",
-        f"{to / 'config.json'}   rebuild with unalike.rebuild({str(to)!r}{own})",
+        f"{target / 'model.safetensors'}   {parameters:,} parameters",
+        f"{target / 'config.json'}   rebuild with unalike.rebuild({str(target)!r}{arguments})",
     ]
-    return [*lines, _onnx(model, program.client, to)] if onnx else lines
+    if onnx:
+        lines.append(_export_onnx(model, program.client, target / "model.onnx"))
+    return lines
 
 
 def rebuild(
     folder: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None
 ) -> nn.Module:
-    """The exported model, from its two files. `clients` as for `trained`."""
-    told = json.loads((Path(folder) / "config.json").read_text())
-    program = _side(told["client"], _sides(told["scenario"], Path(folder), clients, algorithm))
-    held = load_file(Path(folder) / "model.safetensors")
-    program.client.task.deployable(program, held)
-    program.load(held)
+    """Return an exported model from its model.safetensors and config.json.
+
+    Args:
+        folder: that `export` wrote to.
+        clients, algorithm: as for `trained`.
+    """
+    folder = Path(folder)
+    config = json.loads((folder / "config.json").read_text())
+    builders = _program_builders(config["scenario"], folder, clients, algorithm)
+    program = _build_program(config["client"], builders)
+    parameters = load_file(folder / "model.safetensors")
+    program.client.task.deployable(program, parameters)
+    program.load(parameters)
     return program.model.eval()
 
 
-def finished(run: str | Path, client: str | None = None) -> ClientProgram:
-    """A client's side as the run left it, on the CPU; without a name, the first that has a model."""
+def trained_program(run: str | Path, client: str | None = None) -> ClientProgram:
+    """Return a client's program as a scenario's run left it, on the CPU.
+
+    Args:
+        run: the run's folder.
+        client: id of the client; by default the first that has a model.
+    """
     folder = Folder.open(Path(run))
-    programs = _sides(folder.config, folder.path, None, None)
-    told = (folder.results or {"clients": {}})["clients"]
-    named = client or next(
-        (id for id, about in told.items() if "parameters" in about), next(iter(programs))
-    )
-    program = _side(named, programs)
-    _learnt(folder, program)
-    return program
+    builders = _program_builders(folder.config, folder.path, None, None)
+    if client is None:
+        entries = (folder.results or {"clients": {}})["clients"]
+        with_model = [id for id, entry in entries.items() if "parameters" in entry]
+        client = next(iter(with_model or builders))
+    return _restore(folder, _build_program(client, builders))
 
 
-def _sides(
-    config: dict[str, Any],
+def _program_builders(
+    config: Mapping[str, Any],
     source: Path,
     clients: Iterable[Client] | None,
     algorithm: Algorithm | None,
-) -> dict[str, Callable[[], ClientProgram]]:
-    """What makes each client's side as the run's config has it, untrained."""
+) -> dict[str, BuildProgram]:
+    """Return, by client, a function that builds its untrained program as the run's config has it.
+
+    The config is that of a run from Python, of a scenario, or what a client of a cross-silo run
+    keeps at its site.
+    """
     config = dict(config)
+    method: Algorithm | None
     if config.get("python"):
         method = algorithm or parse_algorithm(config["algorithm"])[0]
         if clients is None:
             raise UserError(
-                f"{source} was run from Python with clients that only that program can make: there, pass clients=, made as for "
-                "the run, to unalike.trained, unalike.export or unalike.rebuild"
+                f"{source} was run from Python with clients that only that program can make: "
+                "there, pass clients=, made as for the run, to unalike.trained, unalike.export or "
+                "unalike.rebuild"
             )
         if method is None:
-            raise UserError(
-                f"{source} was run with the method {config['algorithm']['name']}, which is your own: pass algorithm="
-            )
-        training, seed = Training(**config["training"]), config["seed"]
-    elif "client_file" in config:  # what a client keeps of a run between organisations
-        made = plan_from_dict(config)
-        clients, method = [load_client(config["client_file"], config["about"])], made["algorithm"]
-        training, seed = made["training"], made["seed"]
+            name = config["algorithm"]["name"]
+            message = f"{source} was run with the method {name}, which is your own: pass algorithm="
+            raise UserError(message)
+        training = Training(**config["training"])
+        seed = config["seed"]
+    elif "client_file" in config:
+        plan = plan_from_dict(config)
+        method, training, seed = plan["algorithm"], plan["training"], plan["seed"]
+        clients = [load_client(config["client_file"], config["about"])]
     else:
         data_dir = config.pop("data_dir", None)
         scenario, method = parse_scenario(config, str(source))
-        clients, training, seed = (
-            build_clients(scenario, data_dir),
-            scenario.training,
-            scenario.seed,
-        )
-    return {
-        c.id: partial(method.Program, replace(c, device="cpu"), method, training, seed)
-        for c in clients
-    }
+        training, seed = scenario.training, scenario.seed
+        clients = build_clients(scenario, data_dir)
+    builders: dict[str, BuildProgram] = {}
+    for client in clients:
+        on_cpu = replace(client, device="cpu")
+        builders[client.id] = partial(method.Program, on_cpu, method, training, seed)
+    return builders
 
 
-def _side(client: str, programs: dict[str, Callable[[], ClientProgram]]) -> ClientProgram:
-    if client not in programs:
-        raise UserError(unknown_name("client", client, programs))
-    return programs[client]()
+def _build_program(client: str, builders: Mapping[str, BuildProgram]) -> ClientProgram:
+    if client not in builders:
+        raise UserError(unknown_name("client", client, builders))
+    return builders[client]()
 
 
-def _deployable(program: ClientProgram) -> nn.Module:
-    return program.client.task.deployable(program)
+def _restore(folder: Folder, program: ClientProgram) -> ClientProgram:
+    """Load the state that a client had at the end of the run, and compare it with the results.
 
-
-def _learnt(folder: Folder, program: ClientProgram) -> ClientProgram:
-    """A client with the model it left the run with, or has so far where a client keeps all of it; its hash is that of the results."""
-    id, results, state = (
-        program.client.id,
-        folder.results,
-        Store(folder.clients).newest(program.client.id),
-    )
-    if results is None and (
-        state is None or state["model"].keys() != program.model.state_dict().keys()
-    ):
-        raise UserError(
-            f"{id} has no model to take home: the run {folder.path} is not finished; resume it first"
-        )
-    told = results["clients"].get(id, {}) if results is not None else {}
-    ended = told.get("hash")
-    if results is not None and "parameters" not in told:
-        raise UserError(
-            f"{id} has no model to take home: it failed in the run {folder.path}, or was not in it"
-        )
+    Before the end of a run the newest state is loaded, where it holds the whole model.
+    """
+    id = program.client.id
+    results = folder.results
+    state = Store(folder.clients).newest(id)
+    expected_hash = None
+    if results is None:
+        names = program.model.state_dict().keys()
+        if state is None or state["model"].keys() != names:
+            raise UserError(
+                f"{id} has no model to take home: the run {folder.path} is not finished; resume it "
+                "first"
+            )
+    else:
+        entry = results["clients"].get(id, {})
+        if "parameters" not in entry:
+            raise UserError(
+                f"{id} has no model to take home: it failed in the run {folder.path}, or was not "
+                "in it"
+            )
+        expected_hash = entry.get("hash")
     try:
         if state is not None:
             program.restore(state)
-        fits = ended is None or digest(program.model) == ended
-    except RuntimeError:  # names or shapes differ
-        fits = False
-    if not fits:
+        is_equal = expected_hash is None or digest(program.model) == expected_hash
+    except RuntimeError:  # names or shapes of parameters differ
+        is_equal = False
+    if not is_equal:
         raise UserError(
-            f"the model of {id} is not the one it had in the run {folder.path}: make the clients as they were for it"
+            f"the model of {id} is not the one it had in the run {folder.path}: make the clients "
+            "as they were for it"
         )
     return program
 
 
-def _onnx(model: nn.Module, client: Client, to: Path) -> str:
-    """From samples as they came or, where what a trunk makes of them first cannot be exported, from that."""
-    raw, said = getattr(client.train, "raw", client.train), ""
-    for data, note in ((raw, ""), (client.train, ", what the encoder's trunk makes of a sample"))[
-        : 1 if raw is client.train else 2
-    ]:
-        x, _ = data.rows(torch.arange(min(2, len(data))))
+def _export_onnx(model: nn.Module, client: Client, file: Path) -> str:
+    """Write an ONNX file and return a line about it, or why there is none.
+
+    The model takes samples as they came. Where the encoder's frozen trunk cannot be exported, the
+    model takes the features that the trunk computes.
+    """
+    raw = getattr(client.train, "raw", client.train)
+    sources: list[tuple[Samples, str]] = [(raw, "")]
+    if raw is not client.train:
+        sources.append((client.train, ", what the encoder's trunk makes of a sample"))
+    problem = ""
+    for samples, note in sources:
+        x, _ = samples.rows(torch.arange(min(2, len(samples))))
         if not isinstance(x, Tensor):
-            return f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models of one nameless input are exported"
+            return (
+                f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models "
+                "of one nameless input are exported"
+            )
         try:
-            _write_onnx(model, client.to_device(x).cpu(), to / "model.onnx")
-            return f"{to / 'model.onnx'}   input x{note}, any number of rows"
+            _write_onnx(model, client.to_device(x).cpu(), file)
+            return f"{file}   input x{note}, any number of rows"
         except ImportError as error:
             return f"no ONNX: {error}; install unalike[onnx]"
-        except Exception as error:  # what an exporter may raise is open
-            said = (
-                said or f"no ONNX: this model does not export ({str(error).splitlines()[0][:160]})"
-            )
-    return said
+        except Exception as error:  # an exporter may raise anything
+            reason = str(error).splitlines()[0][:160]
+            problem = problem or f"no ONNX: this model does not export ({reason})"
+    return problem
 
 
-def _write_onnx(model: nn.Module, x: Tensor, to: Path) -> None:
-    import contextlib
-    import io
-    import logging
-    import warnings
-
+def _write_onnx(model: nn.Module, x: Tensor, file: Path) -> None:
+    """Write an ONNX file of a model with input `x` (rows, ...) and any number of rows."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
             (x,),
-            to,
+            file,
             input_names=["x"],
             output_names=["output"],
             dynamo=True,

@@ -1,4 +1,4 @@
-"""A run's folder: config, events, ledger, checkpoints, results. Knows nothing of what a run does."""
+"""A run's folder: config, events, ledger, checkpoints, results. Knows nothing of methods."""
 
 import json
 import os
