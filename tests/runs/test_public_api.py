@@ -24,7 +24,8 @@ unalike.FedMuscle(peeers=3)
 unalike.Training(rate=0.1)
 
 x, y = torch.zeros(8, 6), torch.arange(8) % 4
-task = unalike.Classification(("a", "b", "c", "d"))
+task = unalike.Classification(4)
+unalike.MultiLabel(["cat", "dog"], criterion="focal")
 client = unalike.Client("a", nn.Linear(6, 4), task, train=(x, y))
 method: unalike.Algorithm = unalike.FedMuscle(peers=3)
 result = unalike.run(method, [client], training=unalike.Training(lr=0.1, rounds=3))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from unalike.tasks.task import (
     ClientLike,
     FederationLike,
     Inputs,
+    Labels,
     ProgramLike,
     Task,
     check_whole,
@@ -41,6 +42,10 @@ class Clustering(Task):
         "joint nmi",
         "joint ari",
     )
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(self, labels: Labels) -> None: ...
 
     def head(self, width: int) -> nn.Module:
         """Build the map from features (B, width) to scores (B, K): the matrix W of AFMCC eq. 4."""

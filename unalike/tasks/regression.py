@@ -1,13 +1,13 @@
 """Regression: predict one or more real numbers of each sample."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.tasks.task import Task
+from unalike.tasks.task import Labels, Task
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ class Regression(Task):
     metric: ClassVar[str] = "mae"
     higher_is_better: ClassVar[bool] = False
     unit: ClassVar[str] = ""
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(self, labels: Labels = ("target",)) -> None: ...
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the mean squared error over samples and targets.

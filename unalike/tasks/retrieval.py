@@ -1,13 +1,13 @@
 """Which text goes with which image, and the other way round. Knows nothing of where the pairs come from or how they are encoded."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.tasks.task import Task, check_whole
+from unalike.tasks.task import Labels, Task, check_whole
 
 DEPTHS = (1, 5, 10)
 NOBODY = -1e4  # instead of a logit: not a wrong answer
@@ -23,6 +23,12 @@ class Retrieval(Task):
     name: ClassVar[str] = "retrieval"
     metric: ClassVar[str] = "recall"
     paired: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(
+            self, labels: Labels = ("image", "text"), temperature: float = 0.07
+        ) -> None: ...
 
     def __post_init__(self):
         super().__post_init__()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 TRAITS = ("labelled", "classifies", "single_label", "multilabel", "dense", "paired")
 UNKNOWN = -1  # a label that is not known; counts for nothing in losses and metrics
+Labels = int | Sequence[str]  # names of labels, or their number
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
 
 
