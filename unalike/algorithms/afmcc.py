@@ -162,10 +162,10 @@ class AFMCC(Algorithm):
         order = list(fed.infos)
         shares = fed.state["shares"][[order.index(client) for client in clients]]
         mixed = {name: mix(shares, models) for name, models in fed.state["models"].items()}
-        return {
-            client: {name: tensor[i] for name, tensor in mixed.items()}
-            for i, client in enumerate(clients)
-        }
+        mixtures = {}
+        for i, client in enumerate(clients):
+            mixtures[client] = {name: tensor[i] for name, tensor in mixed.items()}
+        return mixtures
 
     def mixture_messages(self, fed: Federation) -> dict[str, dict[str, Value]]:
         """A message with its mixture for every client."""
@@ -270,7 +270,8 @@ class AFMCC(Algorithm):
         @together
         def train(programs: "list[AFMCC.Program]") -> list[None]:
             """A visit without the other clients' models (local baseline)."""
-            first, method = programs[0], programs[0].algorithm
+            first = programs[0]
+            method = first.algorithm
             steps = method.steps * len(first.subsets())
             if first.round == 1:
                 steps += method.pretraining
@@ -383,7 +384,9 @@ def descend(
     Raises: Diverged if a loss is not finite; with several clients the runtime then runs them one
         by one, so that the message names the right one.
     """
-    first, subsets, batch_size = programs[0], programs[0].subsets(), programs[0].training.batch_size
+    first = programs[0]
+    subsets = first.subsets()
+    batch_size = first.training.batch_size
     losses = [
         first.objective(subsets[step // steps_per_subset % len(subsets)]) for step in range(steps)
     ]
@@ -467,7 +470,8 @@ def feature_distances(
     """
     x = pad_rows([program.rows() for program in programs])
     device = next(iter(x.values())).device
-    client, own_model = torch.arange(len(programs), device=device), torch.tensor(own, device=device)
+    client = torch.arange(len(programs), device=device)
+    own_model = torch.tensor(own, device=device)
     with torch.no_grad():
         codes = {}  # Z, by modality (clients, models, rows, width)
         for name, rows in modalities(x).items():
@@ -495,7 +499,9 @@ def encode_all(encoder: nn.Module, states: list[Parameters], rows: Tensor) -> Te
     all_models = torch.func.vmap(partial(torch.func.functional_call, encoder), (0, None))
     rows = rows.flatten(2)
     if rows.is_cuda:
-        stacked = {key: torch.stack([state[key] for state in states]) for key in states[0]}
+        stacked = {}
+        for name in states[0]:
+            stacked[name] = torch.stack([state[name] for state in states])
         return torch.func.vmap(all_models)(stacked, rows)
     # On a CPU as fast, and no model is copied.
     return torch.stack([all_models(state, own) for state, own in zip(states, rows, strict=True)])
@@ -520,4 +526,7 @@ def pad_rows(inputs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
     Padded rows have no modality, by their masks, and count nowhere.
     """
-    return {name: pad_and_mask([rows[name] for rows in inputs])[0] for name in inputs[0]}
+    padded = {}
+    for name in inputs[0]:
+        padded[name], _ = pad_and_mask([rows[name] for rows in inputs])
+    return padded

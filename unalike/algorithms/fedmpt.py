@@ -173,7 +173,7 @@ class ConditionalPrompts(nn.Module):
         self.verdict = ScoresToLogits()
 
     def encode_texts(self, model: VisionLanguageModel) -> Tensor:
-        """Unit text features of the labels under each condition, (conditions or 1, labels, width)."""
+        """Unit text features of labels under each condition, (conditions or 1, labels, width)."""
         learnt: Tensor = self.class_tokens
         if self.method.prompts:
             learnt = learnt.expand(len(self.conditions), -1, -1)

@@ -29,7 +29,9 @@ class FlexFL(SubmodelMethod):
     """The first units of every layer, more of them in layers with a low APoZ."""
 
     def privacy_problem(self) -> str | None:
-        return "FlexFL's clients send how often their data leave each unit idle, which nothing protects"
+        return (
+            "FlexFL's clients send how often each unit is idle on their data; nothing protects that"
+        )
 
     def register_clients(self, fed: Federation) -> None:
         """Register clients, and compute the shares of groups that have none yet."""

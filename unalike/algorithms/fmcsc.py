@@ -197,7 +197,8 @@ class FMCSC(Averaging):
             encoder, bins = self.encoder, self.algorithm.bins
             x = select_views(self.rows(), views)
             with torch.no_grad():
-                codes, h = encoder.codes(x), encoder(x)
+                codes = encoder.codes(x)
+                h = encoder(x)
                 if len(views) > 1:
                     features = [encoder.view[name](codes[name]) for name in views]
                     return sum(mutual_information(h, feature, bins) for feature in features)
@@ -220,8 +221,10 @@ class FMCSC(Averaging):
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             """Reconstruction and the contrast of clients with several views, or with one."""
-            x, method, encoder = with_masks(x), self.algorithm, self.encoder
-            codes, views = encoder.codes(x), list(modalities(x))
+            x = with_masks(x)
+            method, encoder = self.algorithm, self.encoder
+            codes = encoder.codes(x)
+            views = list(modalities(x))
             h = encoder.fused(codes)
             loss = self.reconstruction_loss(x, codes)
             if len(views) > 1:
@@ -250,7 +253,8 @@ class FMCSC(Averaging):
 
         def distillation_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             """From some views, predict the teacher's fused feature of all, and reconstruct all."""
-            x, encoder = with_masks(x), self.encoder
+            x = with_masks(x)
+            encoder = self.encoder
             codes = encoder.codes(select_views(x, self.student_views))
             with torch.no_grad():
                 state = encoder_state(self.teacher, x[self.student_views[0]])
@@ -330,7 +334,8 @@ def mutual_information(a: Tensor, b: Tensor, bins: int = 10) -> float:
     >>> round(mutual_information(a, a), 3), round(mutual_information(a, b), 3)
     (0.693, 0.0)
     """
-    a, b = a.detach().double().flatten().cpu(), b.detach().double().flatten().cpu()
+    a = a.detach().double().flatten().cpu()
+    b = b.detach().double().flatten().cpu()
     cells = bin_index(a, bins) * bins + bin_index(b, bins)
     counts = torch.bincount(cells, minlength=bins * bins).double()
     joint = counts.reshape(bins, bins) / len(a)

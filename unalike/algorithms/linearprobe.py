@@ -29,5 +29,7 @@ class LinearProbe(PromptTuning):
 class Probe(nn.Linear):
     """A linear layer on features scaled to length sqrt(width), whose entries are about 1."""
 
-    def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, model: VisionLanguageModel, patches: Tensor, whole: Tensor
+    ) -> Tensor:
         return super().forward(normalize(whole, dim=-1) * self.in_features**0.5)

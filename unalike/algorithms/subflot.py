@@ -66,7 +66,7 @@ class SubFLOT(SubmodelMethod):
         matched = {
             c: count for c, count in counts.items() if uploads.get(c, {}).get("units") == count
         }
-        cold = {c: kept for c, kept in units.items() if c not in matched}
+        cold = {c: indices for c, indices in units.items() if c not in matched}
         submodels = {}
         for client, parameters in super().extract_submodels(fed, cold).items():
             # A submodel has fewer inputs than the full model: scale its columns up.
@@ -244,7 +244,7 @@ def first_groups(groups: Sequence[ChannelGroup], units: Iterable[int]) -> list[C
 
 def count_units(units: dict[str, list[Tensor]]) -> dict[str, list[int]]:
     """Number of units per channel group, by client."""
-    return {client: [len(kept) for kept in groups] for client, groups in units.items()}
+    return {client: list(map(len, groups)) for client, groups in units.items()}
 
 
 def scale_tensors(parameters: Parameters, scales: Parameters) -> Parameters:

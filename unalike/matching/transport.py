@@ -76,8 +76,7 @@ class Matcher:
             self.cache.move_to_end(key)
         while len(self.cache) > self.cache_size:
             self.cache.popitem(last=False)
-        result = alignment.result()
-        return [{name: tensor[n] for name, tensor in result.items()} for n in range(len(sources))]
+        return unstack_state(alignment.result(), len(sources))
 
     def pop_reached(
         self, key: Hashable, groups: Sequence[ChannelGroup], target: Mapping[str, Tensor]
@@ -274,7 +273,18 @@ def entries_key(part: AxisSlice) -> bytes:
 
 def stack_states(states: Sequence[Mapping[str, Tensor]]) -> Parameters:
     """Parameters of several networks with a leading axis for the networks."""
-    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    stacked = {}
+    for name in states[0]:
+        stacked[name] = torch.stack([state[name] for state in states])
+    return stacked
+
+
+def unstack_state(stacked: Parameters, count: int) -> list[Parameters]:
+    """Parameters of each of several stacked networks."""
+    states = []
+    for n in range(count):
+        states.append({name: tensor[n] for name, tensor in stacked.items()})
+    return states
 
 
 def axis_shape(axis: int, dim: int) -> list[int]:

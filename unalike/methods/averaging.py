@@ -121,7 +121,7 @@ class AveragingProgram(ClientProgram):
         }
 
     def squared_drift(self) -> Tensor | float:
-        """||w - w_t||^2: squared distance of the shared parameters from those of the round's start."""
+        """||w - w_t||^2: squared distance of the shared parameters from the round's start."""
         total: Tensor | float = 0
         for name, parameter in self.model.named_parameters():
             if name in self.round_start:

@@ -126,5 +126,7 @@ def encode_images(model: PromptedModel, data: Samples, client: Client) -> Sample
             batch_bytes = sum(part.nbytes for part in parts[0].values())
             if batch_bytes * len(data) / len(index) > MAX_CACHE_BYTES:
                 return data
-    features = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    features = {}
+    for name in parts[0]:
+        features[name] = torch.cat([part[name] for part in parts])
     return Tensors(features, torch.cat(labels))

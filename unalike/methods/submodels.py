@@ -395,10 +395,7 @@ class SubmodelMethod(Averaging):
     def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         units = {c: self.select_units(fed, c) for c in clients}
         submodels = self.extract_submodels(fed, units)
-        return {
-            c: {"parameters": submodels[c], "units": [len(kept) for kept in units[c]]}
-            for c in clients
-        }
+        return {c: {"parameters": submodels[c], "units": list(map(len, units[c]))} for c in clients}
 
     def extract_submodels(
         self, fed: Federation, units: dict[str, list[Tensor]]
@@ -572,10 +569,11 @@ def numel(parameters: Parameters) -> int:
 
 def groups_to_message(groups: Sequence[ChannelGroup]) -> list[GroupMessage]:
     """Channel groups as they are sent."""
-    return [
-        {"units": group.units, "places": [slice_to_message(part) for part in group.slices]}
-        for group in groups
-    ]
+    messages: list[GroupMessage] = []
+    for group in groups:
+        slices = [slice_to_message(part) for part in group.slices]
+        messages.append({"units": group.units, "places": slices})
+    return messages
 
 
 def slice_to_message(part: AxisSlice) -> SliceMessage:
