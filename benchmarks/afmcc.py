@@ -200,7 +200,7 @@ def bench_afmcc_degeneration(study: Study) -> dict:
 
 
 def course(run: Run, name: str) -> dict[int, float]:
-    return history.figures(run)[name]
+    return history.federation_curves(run)[name]
 
 
 def at(values: dict[int, float], visit: float) -> float:
@@ -430,7 +430,7 @@ def timed(run: Run) -> list[tuple[float, float]]:
     clock = {event["round"]: event["clock"] for event in run.events if event["event"] == "round"}
     return [
         (clock[at] - begun(run), acc)
-        for at, acc in history.figures(run)["acc"].items()
+        for at, acc in history.federation_curves(run)["acc"].items()
         if at in clock
     ]
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks import load_benchmarks
 from benchmarks.study import Study
 from unalike.base.errors import UserError, unknown_name
-from unalike.report.mpl import CLIENTS, COLOURS, figure
+from unalike.report.mpl import CLIENT_COLOURS, COLOURS, new_figure
 from unalike.runs.run_folder import commit
 
 OPTIONS_OF_RUNS = ("seeds", "jobs", "device", "settings", "only", "keep")
@@ -105,16 +105,16 @@ def format_cell(row: dict, key: str) -> str:
 
 def draw(curves: dict, path: Path) -> None:
     """Plot `curves["lines"]`, {name: {x: y}}, as an SVG beside the JSON."""
-    plot, ((axis,),) = figure(4.0)
+    plot, ((axis,),) = new_figure(4.0)
     plot.set_facecolor("white")
     for i, (name, line) in enumerate(curves["lines"].items()):
         axis.plot(
             [float(x) for x in line],
             list(line.values()),
-            "o-" if i < len(CLIENTS) else "o--",
+            "o-" if i < len(CLIENT_COLOURS) else "o--",
             markersize=3,
             label=name,
-            color=COLOURS[CLIENTS[i % len(CLIENTS)]][0],
+            color=COLOURS[CLIENT_COLOURS[i % len(CLIENT_COLOURS)]][0],
         )
     axis.set_xlabel(curves["across"])
     axis.set_ylabel(curves["up"])

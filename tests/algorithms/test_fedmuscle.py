@@ -23,7 +23,7 @@ from unalike.methods.distillation import distill_public
 from unalike.methods.group_averaging import GroupAveragingProgram, HeadAveraging, average_groups
 from unalike.methods.parts import train_locally
 from unalike.models import CNN, MLP, build_encoder
-from unalike.report import formatting as words
+from unalike.report.outcome import describe_judged, kept_model
 from unalike.scenarios import load
 from unalike.scenarios.validate import validate_algorithm
 
@@ -963,13 +963,17 @@ def test_who_shares_is_not_judged_and_who_does_not_is(what, how, toys, tmp_path,
     assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
     assert {round for c, held, round in trained if c == "a" and held < rows} == {1}
     assert {round for c, held, round in trained if c == "c" and held < rows} == {1, 2, 3}
-    assert [words.kept(whole[c]) for c in "abc"] == ["unjudged", "unjudged", whole["c"]["kept"]]
-    assert words.judged(told) == ", 1 of 3 clients judged"
+    assert [kept_model(whole[c]) for c in "abc"] == [
+        "unjudged",
+        "unjudged",
+        {"alone": "local", "together": "federated"}[whole["c"]["kept"]],
+    ]
+    assert describe_judged(told) == ", 1 of 3 clients judged"
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
     assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
     own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)
-    assert all(its["judged"] for its in own["clients"].values()) and words.judged(own) == ""
+    assert all(its["judged"] for its in own["clients"].values()) and describe_judged(own) == ""
 
 
 @pytest.mark.parametrize("sync", ["batch", "epoch"])

@@ -13,8 +13,7 @@ from unalike.algorithms.fednca import ClassHead, FedNCA
 from unalike.base.errors import Problems
 from unalike.losses import prototype_contrast, rejection, simplex_etf
 from unalike.models import CNN, MLP
-from unalike.report import curves as records
-from unalike.report import read
+from unalike.report import curves, read
 from unalike.scenarios import load
 from unalike.tasks import MultiLabel
 from unalike.training.loop import Training
@@ -163,7 +162,7 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
             == {"a", "b"}
         )
         assert set(noted[number, "train_loss"]) == set("abc")
-    drawn = records.notes(read(tmp_path / "run"))
+    drawn = curves.plot_logged_metrics(read(tmp_path / "run"))
     assert (
         drawn.caption
         == "By round and client: train loss, variance within / between and cosine to prototypes."

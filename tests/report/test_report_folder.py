@@ -32,9 +32,9 @@ def test_an_unfinished_run_is_read_without_results(make):
         run.results is None
         and run.scenario == "digits"
         and run.algorithm == "fedmuscle"
-        and history.rounds(run) == 8
+        and history.count_rounds(run) == 8
     )
-    assert history.metric(run, "fern") == "mAP"
+    assert history.metric_name(run, "fern") == "mAP"
 
 
 @pytest.mark.parametrize(
@@ -95,21 +95,24 @@ def test_after_a_resume_the_later_round_wins(make):
     with (folder / "events.jsonl").open("a") as file:
         file.writelines(json.dumps(event) + "\n" for event in again)
     run = read(folder)
-    assert history.courses(run, "together")["leaf"][8] == 12.5
-    assert history.notes(run)["muscle_loss"]["leaf"][8] == 0.25
-    assert history.rounds(run) == 8
+    assert history.metric_curves(run, "together")["leaf"][8] == 12.5
+    assert history.logged_metrics(run)["muscle_loss"]["leaf"][8] == 0.25
+    assert history.count_rounds(run) == 8
 
 
 def test_the_last_evaluation_of_a_round_is_its_value(make):
     run = read(make())
-    last, local = history.courses(run, "together"), history.courses(run, "together", "after local")
+    last, local = (
+        history.metric_curves(run, "together"),
+        history.metric_curves(run, "together", "after local"),
+    )
     assert all(last[client][at] > local[client][at] for client in last for at in last[client])
     assert list(last["oak"]) == list(range(1, 9))
 
 
 def test_traffic_adds_up_to_the_ledger(make):
     run = read(make())
-    told = history.traffic(run)
+    told = history.traffic_by_operation(run)
     assert told["represent"] == {"up": 8 * 6 * 52_000, "down": 8 * 6 * 900}
     assert sum(sum(its.values()) for its in told.values()) == sum(
         row["bytes"] for row in run.ledger

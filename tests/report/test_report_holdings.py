@@ -5,7 +5,7 @@ import json
 import torch
 
 from unalike import Client, FedAvg, MultiLabel, Training, run
-from unalike.report import label_distribution as holdings
+from unalike.report import label_distribution
 from unalike.report.folder import read
 from unalike.runs import run_scenario
 from unalike.runs.label_statistics import label_statistics
@@ -34,10 +34,13 @@ def test_what_clients_hold_is_told_and_drawn(tmp_path):
         int((c.train.y[c.train.index][:, [2, 3]].sum(1) == 2).sum()) for c in build_clients(made)
     )
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Who holds which labels" in page and "Which labels go together" in page
+    assert "Label distribution" in page and "Labels that occur together" in page
     run = read(tmp_path / "run")
     lacks = [count.count(0) for count in event["counts"].values()]
-    assert f"lacks {min(lacks)} to {max(lacks)} of 10 labels" in holdings.holdings(run).caption
+    assert (
+        f"lacks {min(lacks)} to {max(lacks)} of 10 labels"
+        in label_distribution.plot_label_counts(run).caption
+    )
 
 
 def test_clients_with_unlike_labels_have_no_such_picture():
@@ -64,10 +67,13 @@ def test_clients_given_in_python_are_drawn_too_and_of_many_labels_those_held_mos
         for id, rows in (("a", slice(3)), ("b", slice(3, 6)))
     ]
     run(FedAvg(), mine, training=Training(rounds=1), alone=False, out=tmp_path / "run")
-    drawn = [of(read(tmp_path / "run")) for of in (holdings.holdings, holdings.pairs)]
+    drawn = [
+        of(read(tmp_path / "run"))
+        for of in (label_distribution.plot_label_counts, label_distribution.plot_label_pairs)
+    ]
     assert (
-        "lacks 9 to 69 of 70 labels. Of 70 labels the 60 that are held most are drawn."
+        "lacks 9 to 69 of 70 labels. Of 70 labels the 60 with the most samples are drawn."
         in drawn[0].caption
     )
-    assert drawn[1].caption.endswith("the 60 that are held most are drawn.")
-    assert holdings._told(read(tmp_path / "run"))[2] == [3, *range(5, 64)]
+    assert drawn[1].caption.endswith("the 60 with the most samples are drawn.")
+    assert label_distribution.label_counts(read(tmp_path / "run"))[2] == [3, *range(5, 64)]

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from unalike.report import read
-from unalike.report.page import page
-from unalike.report.plots import draw
+from unalike.report.page import render_page
+from unalike.report.plots import plot_run
 from unalike.runs.figures import write_figure
 
 
@@ -16,7 +16,7 @@ def add(folder, *events):
 
 
 def titled(folder, title):
-    return next((drawn for drawn in draw(read(folder)) if drawn.title == title), None)
+    return next((drawn for drawn in plot_run(read(folder)) if drawn.title == title), None)
 
 
 def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
     write_figure(folder, "few", 1, points=np.ones((3, 1)), classes=np.arange(3))
     write_figure(folder, "level", 1, matrix=np.full((2, 2), np.nan))
     (folder / "pictures" / "broken-000001.npz").write_bytes(b"no zip")
-    text = page(read(folder))
+    text = render_page(read(folder))
     assert all(title in text for title in ("Same", "Few", "Level")) and "Broken" not in text
 
 

@@ -9,11 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from unalike.report import curves as records
-from unalike.report import figure as picture
-from unalike.report import read, write
-from unalike.report.mpl import CLIENTS, settings
-from unalike.report.plots import draw
+from unalike.report import curves, mpl, read, write
+from unalike.report.mpl import CLIENT_COLOURS, drawing_style
+from unalike.report.plots import plot_run
 
 FAILED = [{"client": "oak", "round": 3, "operation": "align", "reason": "<b>out of memory</b>"}]
 HOSTILE = {
@@ -28,7 +26,7 @@ HOSTILE = {
     "_a $x$\x00\x1b\ud800 日本語": ("cnn", "classification", "", 50.0, 50.0),
     "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
 }
-PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Alone and together|Over the rounds|What the method wrote down|What was sent
+PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Local and federated|Over the rounds|Logged by the method|What was sent
 Who was visited when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
 commit abc1234|optimizer:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
 over all clients""".replace("\n", "|").split("|")
@@ -130,12 +128,14 @@ def test_hostile_names_stay_text(make):
 
 def test_each_picture_is_well_formed_and_gives_a_client_one_colour(make):
     run = read(make(clients=TWO, arrivals=True))
-    pictures = draw(run)
-    with settings():
-        assert pictures[3] == records.traffic(run)  # the same run, the same picture
+    pictures = plot_run(run)
+    with drawing_style():
+        assert pictures[3] == curves.plot_traffic(run)  # the same run, the same picture
     for drawn in pictures:
         assert tree.fromstring(drawn.svg).get("aria-label").endswith(".")
-    used = [{name for name in CLIENTS if f"var(--{name})" in drawn.svg} for drawn in pictures]
+    used = [
+        {name for name in CLIENT_COLOURS if f"var(--{name})" in drawn.svg} for drawn in pictures
+    ]
     assert used == [{"c0", "c1"}, {"c0", "c1"}, {"c0", "c1"}, set(), {"c0", "c1"}]
 
 
@@ -177,7 +177,7 @@ def test_epsilon_is_on_the_page(make):
         assert whole in text
 
 
-def test_who_missed_rounds_has_a_count_and_has_not_failed(make):
+def test_missed_rounds_are_counted_and_are_no_failures(make):
     away = [
         {"client": "oak", "round": at, "operation": "train", "reason": why, "lasting": False}
         for at, why in (
@@ -205,13 +205,13 @@ def test_a_line_is_of_one_moment_of_each_round_and_circles_of_another(make):
         )
         + "\n"
     )
-    drawn = draw(read(folder))[1]
+    drawn = plot_run(read(folder))[1]
     assert [text for _, _, text in drawn.legend] == [
-        "together, after local training",
-        "alone",
-        "together, after alignment",
+        "federated, after local",
+        "local",
+        "federated, after alignment",
     ]
-    assert "Together they end at: x 99.0 and y 99.0." in drawn.svg
+    assert "Federated they end at: x 99.0 and y 99.0." in drawn.svg
     tops = [float(label) for label in re.findall(r">(\d+)</text>", drawn.svg)]
     assert max(tops) < 99  # neither line nor circles go there
 
@@ -228,30 +228,30 @@ def test_pictures_of_a_method_are_shown_as_images(make):
 
 
 def test_many_clients_show_the_smallest_gains(make, monkeypatch):
-    for most in ("ROWS", "PANELS"):
-        monkeypatch.setattr(picture, most, 3)
-    monkeypatch.setattr(records, "CLIENTS", ["c0", "c1"])
+    for limit in ("MAX_ROWS", "MAX_PANELS"):
+        monkeypatch.setattr(mpl, limit, 3)
+    monkeypatch.setattr(curves, "CLIENT_COLOURS", ["c0", "c1"])
     many = {
         f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place) for place in range(5)
     }
-    gains, courses, notes, _, visits = draw(read(make(clients=many, arrivals=True)))
+    gains, client_curves, logged, _, visits = plot_run(read(make(clients=many, arrivals=True)))
     assert (
         "The 3 smallest gains of 5 clients." in gains.caption
         and "c4, accuracy" in gains.svg
         and "c0, accuracy" not in gains.svg
     )
     assert (
-        "The 3 clients with the smallest gain, of 5." in courses.caption
-        and "c4, accuracy" in courses.svg
+        "The 3 clients with the smallest gain, of 5." in client_curves.caption
+        and "c4, accuracy" in client_curves.svg
     )
-    assert [text for _, _, text in notes.legend] == [
+    assert [text for _, _, text in logged.legend] == [
         "median of the clients",
         "from the lowest to the highest",
     ]
     assert "of 5" in visits.caption
 
 
-def test_importing_the_room_is_light():
+def test_importing_the_package_imports_nothing_heavy():
     heavy = "import sys, unalike.report; print([name for name in ('matplotlib', 'scipy', 'torch', 'numpy') if name in sys.modules])"
     assert (
         subprocess.run(

@@ -6,8 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from unalike.report import formatting as words
-from unalike.report import show
+from unalike.report import formatting, outcome, show
 from unalike.tasks import Clustering, MultiLabel
 
 
@@ -18,7 +17,8 @@ def printed(results, width=80):
 
 
 def test_words_keep_their_examples():
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(formatting).failed == 0
+    assert doctest.testmod(outcome).failed == 0
 
 
 @pytest.mark.parametrize("how", [{}, {"safeguard": True}, {"alone": False}])
@@ -59,7 +59,7 @@ def test_epsilon_of_each_client_and_of_the_worst_is_shown(told):
     assert "epsilon" not in printed(told())
 
 
-def test_losers_worst_and_failures_are_named(told):
+def test_degraded_worst_and_failed_clients_are_named(told):
     text = printed(
         told(
             failures=[
@@ -72,7 +72,7 @@ def test_losers_worst_and_failures_are_named(told):
         "1 of 6: oak",
         "oak −4.8 %",
         "reed failed at align in round 3: out of memory",
-        "52.0 alone",
+        "52.0 local",
     ):
         assert whole in text
 
@@ -116,20 +116,20 @@ def test_the_verdict_tells_who_gained(told):
         f"c{place}": ("cnn", "classification", "accuracy", 50.0, 60.0 + place) for place in range(6)
     }
     assert (
-        words.verdict(told(six))
-        == "Six clients learnt together; all gained; Delta +25.0 %; the least gain is c0 +20.0 %."
+        outcome.verdict(told(six))
+        == "Six clients trained together; all gained; mean gain +25.0 %; the least gain is c0 +20.0 %."
     )
     assert (
-        words.verdict(told())
-        == "Six clients learnt together; five gained, one lost (oak −4.8 %); Delta +18.7 %."
+        outcome.verdict(told())
+        == "Six clients trained together; five gained, one lost (oak −4.8 %); mean gain +18.7 %."
     )
-    assert "who gained is not known; the worst is reed with mIoU 41.0" in words.verdict(
+    assert "so gains are not known; the worst is reed with mIoU 41.0" in outcome.verdict(
         told(alone=False)
     )
     level = told({"x": ("cnn", "t", "m", 50.0, 50.0)})
     assert (
-        words.verdict(level)
-        == "One client learnt by itself; none gained, one stayed level; Delta 0.0 %."
+        outcome.verdict(level)
+        == "One client trained by itself; none gained, one stayed level; mean gain 0.0 %."
     )
 
 
@@ -137,8 +137,8 @@ def test_failures_of_one_kind_are_told_once():
     again = [
         {"client": "a", "round": at, "operation": "fit", "reason": "gone"} for at in (1, 2, 2, 4)
     ]
-    assert words.failures(again) == ["a failed at fit in rounds 1, 2 and 4: gone"]
-    assert words.failures([{**again[0], "round": at} for at in range(9)]) == [
+    assert outcome.describe_failures(again) == ["a failed at fit in rounds 1, 2 and 4: gone"]
+    assert outcome.describe_failures([{**again[0], "round": at} for at in range(9)]) == [
         "a failed at fit in 9 rounds, 0 to 8: gone"
     ]
 
@@ -186,8 +186,8 @@ def test_what_nobody_could_measure_is_said(told):
     assert "not known: no client could be measured, there are no labels" in printed(
         nothing
     ) and "None" not in printed(nothing)
-    assert words.verdict(nothing) == "One client learnt by itself."
-    assert words.privacy({"delta": 1e-5, "releases": 1}).endswith("1 release")
+    assert outcome.verdict(nothing) == "One client trained by itself."
+    assert formatting.describe_privacy({"delta": 1e-5, "releases": 1}).endswith("1 release")
 
 
 def errors(results):
@@ -202,19 +202,19 @@ def errors(results):
 def test_an_error_that_falls_is_a_gain_and_is_no_percentage(told):
     text = printed(errors(told()))
     assert "mae" in text and "0.0123" in text and "+97.5 %" in text
-    assert "losers     0 of 6" in text
+    assert "degraded   0 of 6" in text
 
 
 def test_without_a_baseline_the_worst_error_is_the_highest(told):
     results = errors(told(alone=False))
     for place, its in enumerate(results["clients"].values()):
         its |= {"alone": None, "gain": None, "value": 0.1 * (place + 1)}
-    assert words.worst(results) == "oak with mae 0.6"
-    assert words.verdict(results).endswith("the worst is oak with mae 0.6.")
+    assert outcome.worst_client(results) == "oak with mae 0.6"
+    assert outcome.verdict(results).endswith("the worst is oak with mae 0.6.")
 
 
 def test_metrics_of_unlike_direction_or_unit_have_no_worst_client(told):
     results = told(alone=False)
     results["clients"]["oak"] |= {"higher_is_better": False, "unit": ""}
-    assert words.worst(results) is None
-    assert words.common_unit(results["clients"]) == ""
+    assert outcome.worst_client(results) is None
+    assert outcome.common_unit(results["clients"]) == ""

@@ -113,7 +113,7 @@ def test_fedavg_lowers_the_error_and_that_is_a_gain(tmp_path, capsys):
     assert results["delta"] > 10 and results["losers"] == 0
     unalike.show(results)
     text = capsys.readouterr().out
-    assert "losers     0 of 4" in text and "regression mae" in text
+    assert "degraded   0 of 4" in text and "regression mae" in text
     page = (tmp_path / "run" / "report.html").read_text()
     assert "all gained" in page and "Lower is better for mae" in page
     assert "Values are percent" not in page and "value (%)" not in page

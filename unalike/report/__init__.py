@@ -1,6 +1,6 @@
-"""Tables, pages and comparisons of finished runs. Reads run folders; knows nothing of clients, models or engines.
+"""Tables, pages and comparisons of finished runs, read from their folders.
 
-Everything heavy (matplotlib, scipy) is imported by the function that needs it, so importing this room is quick.
+matplotlib and scipy are imported by the functions that need them, so importing this is fast.
 """
 
 from unalike.report.compare import compare, show_comparison

@@ -1,4 +1,4 @@
-"""Several finished runs of one scenario, side by side, with how sure the numbers are. Knows run folders only."""
+"""Several finished runs of one scenario compared, with confidence intervals over seeds."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,60 +6,90 @@ from pathlib import Path
 from typing import Any
 
 from unalike.base.errors import UserError
-from unalike.report import formatting as words
 from unalike.report.folder import Run, read
+from unalike.report.formatting import to_number
+from unalike.report.outcome import (
+    degraded_clients,
+    federation_metrics,
+    gains,
+    higher_is_better,
+    unit_of,
+)
 
 LEVEL = 0.95
-# the parts of a config that may set two runs apart
-ROOMS = ("algorithm", "training", "federation", "data", "public", "clients", "test", "dtype")
+# The parts of a config that may distinguish two runs.
+CONFIG_PARTS = (
+    "algorithm",
+    "training",
+    "federation",
+    "data",
+    "public",
+    "clients",
+    "test",
+    "dtype",
+)
+ROUNDING = 1e-9  # an interval this close to 0 does not exclude it
 
 
 def compare(paths: Iterable[str | Path]) -> dict:
-    """Group runs by algorithm and by the settings that differ, average over seeds, and set each group against the first.
+    """Group runs by algorithm and differing settings, average over seeds, compare with the first.
 
-    Returns {"scenario", "level", "clients", "left_out", "groups": [...], "differences": [...]}. Every average is
-    {"mean", "low", "high", "n"}; with one seed there is no interval, and low and high are None. A difference pairs the runs of
-    the two groups that share a seed and is positive where the group is better; `same_alone` says whether the gains of those runs are against the same values alone
-    (None: no pair to see it in).
+    Args:
+        paths: folders of finished runs of one scenario.
+    Returns: a dict with
+        scenario, level: the scenario's name and the level of the intervals.
+        clients, left_out: clients with a value in every run, and the others.
+        units, lower_is_better: unit by client; clients whose metric should fall.
+        groups: averages of each group; an average is {"mean", "low", "high", "n"}, with one seed
+            without an interval (low and high are None).
+        differences: each group against the first, paired by seed, positive where better;
+            `same_alone` says whether both had the same local baselines (None: no pair).
+    Raises: UserError if the runs cannot be compared.
     """
     runs = [read(path) for path in paths]
     if len(runs) < 2:
         raise UserError(f"A comparison needs two runs or more, got {len(runs)}.")
-    _comparable(runs)
-    common = [client for client in runs[0].clients if all(_ended(run, client) for run in runs)]
+    _check_comparable(runs)
+    common = [client for client in runs[0].clients if all(_has_value(run, client) for run in runs)]
     if not common:
         raise UserError(
-            "These runs have no client in common that ended with a value, so nothing can be compared."
+            "These runs have no client in common that ended with a value, so nothing can be "
+            "compared."
         )
-    everyone = dict.fromkeys(client for run in runs for client in run.clients)
+    every_client: dict[str, None] = {}
+    for run in runs:
+        every_client |= dict.fromkeys(run.clients)
 
     groups: dict[str, list[Run]] = {}
-    settings = _differing(runs)
-    for run, fields in zip(runs, settings):
-        groups.setdefault(_label(run.algorithm, fields), []).append(run)
-    fields = {_label(run.algorithm, its): its for run, its in zip(runs, settings)}
-    seeds = {label: _by_seed(label, members) for label, members in groups.items()}
-    told = [_group(label, fields[label], seeds[label], common) for label in groups]
-    reference, *others = groups
+    settings: dict[str, dict] = {}
+    for run, fields in zip(runs, _differing_settings(runs)):
+        label = _label(run.algorithm, fields)
+        groups.setdefault(label, []).append(run)
+        settings[label] = fields
+    by_seed = {label: _index_by_seed(label, members) for label, members in groups.items()}
+    reference, *remaining = groups
+    entries = {client: runs[0].clients[client] for client in common}
     return {
         "scenario": runs[0].scenario,
         "level": LEVEL,
         "clients": common,
-        "left_out": [client for client in everyone if client not in common],
-        "units": {client: words.unit_of_client(runs[0].clients[client]) for client in common},
-        "lower_is_better": [
-            client for client in common if not words.higher_is_better(runs[0].clients[client])
+        "left_out": [client for client in every_client if client not in common],
+        "units": {client: unit_of(entry) for client, entry in entries.items()},
+        "lower_is_better": [c for c, entry in entries.items() if not higher_is_better(entry)],
+        "groups": [
+            _summarise_group(label, settings[label], by_seed[label], common) for label in groups
         ],
-        "groups": told,
         "differences": [
-            _difference(other, seeds[other], reference, seeds[reference], common)
-            for other in others
+            _compare_groups(label, by_seed[label], reference, by_seed[reference], common)
+            for label in remaining
         ],
     }
 
 
 def interval(values: list[float]) -> dict[str, Any]:
-    """Mean and Student's 95 % interval: mean ± t(0.975, n - 1) s / √n. One value has no interval, none has no mean.
+    """Return mean and Student's 95 % interval: mean ± t(0.975, n - 1) s / √n.
+
+    One value has no interval, none has no mean.
 
     >>> {key: round(value, 3) for key, value in interval([1.0, 2.0, 3.0]).items()}
     {'mean': 2.0, 'low': -0.484, 'high': 4.484, 'n': 3}
@@ -75,7 +105,7 @@ def interval(values: list[float]) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
 
 
-def _comparable(runs: list[Run]) -> None:
+def _check_comparable(runs: list[Run]) -> None:
     for run in runs:
         if run.results is None:
             raise UserError(
@@ -87,44 +117,56 @@ def _comparable(runs: list[Run]) -> None:
             raise UserError(f"Only runs of one scenario can be compared: {names}.")
 
 
-def _differing(runs: list[Run]) -> list[dict]:
-    """For each run its settings that set it apart: of the algorithm among runs of that algorithm, the others among all runs."""
+def _differing_settings(runs: list[Run]) -> list[dict]:
+    """Return for each run the settings that distinguish it.
+
+    Settings of the algorithm are compared among runs of that algorithm, others among all runs.
+    """
     flat = [_settings(run) for run in runs]
-    names = list(dict.fromkeys(name for its in flat for name in its))
-    told = []
-    for run, its in zip(runs, flat):
-        alike = [other for peer, other in zip(runs, flat) if peer.algorithm == run.algorithm]
-        against = {name: alike if name.startswith("algorithm.") else flat for name in names}
-        apart = [
-            name for name in names if any(peer.get(name) != its.get(name) for peer in against[name])
+    names: dict[str, None] = {}
+    for own in flat:
+        names |= dict.fromkeys(own)
+    differing = []
+    for run, own in zip(runs, flat):
+        same_algorithm = [
+            peer for other, peer in zip(runs, flat) if other.algorithm == run.algorithm
         ]
-        told.append({name.removeprefix("algorithm."): its.get(name) for name in apart})
-    return told
+        fields = {}
+        for name in names:
+            peers = same_algorithm if name.startswith("algorithm.") else flat
+            if any(peer.get(name) != own.get(name) for peer in peers):
+                fields[name.removeprefix("algorithm.")] = own.get(name)
+        differing.append(fields)
+    return differing
 
 
 def _settings(run: Run) -> dict:
-    """The settings of a run by their full names. Clients given in Python do not count: their cards change with the seed."""
-    rooms = [
-        room
-        for room in ROOMS
-        if room in run.config and not (room == "clients" and run.config.get("python"))
-    ]
-    return _flat({room: run.config[room] for room in rooms})
+    """Return the settings of a run by full name.
+
+    Clients made in Python do not count: what they announce changes with the seed.
+    """
+    parts = {part: run.config[part] for part in CONFIG_PARTS if part in run.config}
+    if run.config.get("python"):
+        parts.pop("clients", None)
+    return _flatten(parts)
 
 
-def _flat(settings, above: str = "") -> dict:
-    """{"optimizer": {"rate": 0.1}} as {"optimizer.rate": 0.1}; the parts of a list go by their id or place, an empty dict sets nothing."""
+def _flatten(settings: Any, prefix: str = "") -> dict:
+    """Return {"optimizer": {"lr": 0.1}} as {"optimizer.lr": 0.1}.
+
+    Elements of a list of dicts go by their id or index; an empty dict sets nothing.
+    """
     if (
         isinstance(settings, list)
         and settings
         and all(isinstance(value, dict) for value in settings)
     ):
-        settings = {str(value.get("id", place)): value for place, value in enumerate(settings)}
+        settings = {str(value.get("id", index)): value for index, value in enumerate(settings)}
     if not isinstance(settings, dict):
-        return {above: settings}
+        return {prefix: settings}
     flat: dict = {}
     for name, value in settings.items():
-        flat |= _flat(value, f"{above}.{name}" if above else str(name))
+        flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
     return flat
 
 
@@ -132,21 +174,23 @@ def _label(algorithm: str, fields: dict) -> str:
     return " ".join([algorithm, *(f"{name}={value}" for name, value in fields.items())])
 
 
-def _by_seed(label: str, members: list[Run]) -> dict:
-    seeds: dict = {}
+def _index_by_seed(label: str, members: list[Run]) -> dict[Any, Run]:
+    seeds: dict[Any, Run] = {}
     for run in members:
         if run.seed in seeds:
             raise UserError(
-                f"{seeds[run.seed].path} and {run.path} are both {label} with seed {run.seed}: compare one of them."
+                f"{seeds[run.seed].path} and {run.path} are both {label} with seed {run.seed}: "
+                "compare one of them."
             )
         seeds[run.seed] = run
     return seeds
 
 
-def _group(label: str, fields: dict, seeds: dict, common: list[str]) -> dict:
+def _summarise_group(label: str, fields: dict, seeds: dict[Any, Run], common: list[str]) -> dict:
     runs = list(seeds.values())
-    results = [run.results for run in runs]
-    clients = {client: interval([_value(run, client) for run in runs]) for client in common}
+    results = [run.results or {} for run in runs]
+    traffic = [own.get("bytes") or {} for own in results]
+    federation = [federation_metrics(own) for own in results]
     return {
         "label": label,
         "algorithm": runs[0].algorithm,
@@ -154,65 +198,88 @@ def _group(label: str, fields: dict, seeds: dict, common: list[str]) -> dict:
         "seeds": list(seeds),
         "n": len(runs),
         "paths": [str(run.path) for run in runs],
-        "delta": _over(results, lambda its: words.number(its.get("delta"))),
-        "value": interval([_mean(run, common) for run in runs]),
+        "delta": _average(results, lambda own: own.get("delta")),
+        "value": interval([_mean_value(run, common) for run in runs]),
         "federation": {
-            name: _over(results, lambda its, name=name: words.federation(its).get(name))
-            for name in words.federation(results[0])
+            name: interval([own[name] for own in federation if name in own])
+            for name in federation[0]
         },
-        "losers": _over(results, lambda its: len(words.losers(its)) if words.gains(its) else None),
+        "losers": _average(results, _count_degraded),
         "bytes": {
-            way: _over(
-                results, lambda its, way=way: words.number((its.get("bytes") or {}).get(way))
-            )
-            for way in ("up", "down")
+            "up": _average(traffic, lambda own: own.get("up")),
+            "down": _average(traffic, lambda own: own.get("down")),
         },
-        "seconds": _over(results, lambda its: words.number(its.get("seconds"))),
-        "clients": clients,
-        "lost": {client: sum(client in words.losers(its) for its in results) for client in common},
+        "seconds": _average(results, lambda own: own.get("seconds")),
+        "clients": {client: interval([_value(run, client) for run in runs]) for client in common},
+        "lost": _count_losses(results, common),
     }
 
 
-def _over(results: list, of: Callable[..., float | None]) -> dict:
-    return interval([float(value) for value in map(of, results) if value is not None])
+def _count_losses(results: list[dict], clients: list[str]) -> dict[str, int]:
+    """Return in how many runs each client was degraded."""
+    counts = dict.fromkeys(clients, 0)
+    for own in results:
+        for client in degraded_clients(own):
+            if client in counts:
+                counts[client] += 1
+    return counts
 
 
-def _difference(
-    other: str, others: dict, reference: str, references: dict, common: list[str]
+def _count_degraded(results: dict) -> int | None:
+    return len(degraded_clients(results)) if gains(results) else None
+
+
+def _average(results: list[dict], get: Callable[[dict], Any]) -> dict:
+    values = [to_number(get(own)) for own in results]
+    return interval([value for value in values if value is not None])
+
+
+def _compare_groups(
+    label: str,
+    group: dict[Any, Run],
+    reference_label: str,
+    reference: dict[Any, Run],
+    common: list[str],
 ) -> dict:
-    shared = [seed for seed in others if seed in references]
-    clients = {
-        client: interval([_improvement(others[seed], references[seed], client) for seed in shared])
-        for client in common
-    }
+    """Return the improvement of a group over the reference, over the seeds that both have."""
+    shared = [seed for seed in group if seed in reference]
     means = []
+    by_client: dict[str, list[float]] = {client: [] for client in common}
+    same_baselines = True
     for seed in shared:
-        each = [_improvement(others[seed], references[seed], client) for client in common]
-        means.append(math.fsum(each) / len(each))
-    told = interval(means)
-    # None: too few seeds to say. The hair's breadth keeps rounding from passing for an effect.
-    clear = None if told["low"] is None else told["low"] > 1e-9 or told["high"] < -1e-9
-    alike = (
-        all(
-            _same_alone(others[seed], references[seed], client)
-            for seed in shared
-            for client in common
-        )
-        if shared
-        else None
-    )
-    told |= {"excludes_zero": clear, "same_alone": alike}
-    return {"group": other, "reference": reference, "seeds": shared, **told, "clients": clients}
+        run = group[seed]
+        other = reference[seed]
+        for client in common:
+            by_client[client].append(_improvement(run, other, client))
+            same_baselines &= _same_baseline(run, other, client)
+        means.append(math.fsum(values[-1] for values in by_client.values()) / len(common))
+    difference = interval(means)
+    excludes_zero = None  # too few seeds to say
+    if difference["low"] is not None:
+        excludes_zero = difference["low"] > ROUNDING or difference["high"] < -ROUNDING
+    return {
+        "group": label,
+        "reference": reference_label,
+        "seeds": shared,
+        **difference,
+        "excludes_zero": excludes_zero,
+        "same_alone": same_baselines if shared else None,
+        "clients": {client: interval(values) for client, values in by_client.items()},
+    }
 
 
-def _same_alone(run: Run, other: Run, client: str) -> bool:
-    """Whether a client's gains in two runs are against the same value; where one has none there are no two gains to mix up."""
-    first, second = (words.number(its.clients[client].get("alone")) for its in (run, other))
+def _same_baseline(run: Run, other: Run, client: str) -> bool:
+    """Return whether a client's gains in two runs are over the same local baseline.
+
+    True if one run has none: then there are no two gains to confuse.
+    """
+    first = to_number(run.clients[client].get("alone"))
+    second = to_number(other.clients[client].get("alone"))
     return first is None or second is None or math.isclose(first, second)
 
 
-def _ended(run: Run, client: str) -> bool:
-    return words.number(run.clients.get(client, {}).get("value")) is not None
+def _has_value(run: Run, client: str) -> bool:
+    return to_number(run.clients.get(client, {}).get("value")) is not None
 
 
 def _value(run: Run, client: str) -> float:
@@ -220,20 +287,20 @@ def _value(run: Run, client: str) -> float:
 
 
 def _improvement(run: Run, reference: Run, client: str) -> float:
-    """Return the difference of a client's value, positive where the run is better."""
+    """Return the difference of a client's value, positive where `run` is better."""
     difference = _value(run, client) - _value(reference, client)
-    return difference if words.higher_is_better(run.clients[client]) else -difference
+    return difference if higher_is_better(run.clients[client]) else -difference
 
 
-def _mean(run: Run, common: list[str]) -> float:
+def _mean_value(run: Run, common: list[str]) -> float:
     return math.fsum(_value(run, client) for client in common) / len(common)
 
 
-def show_comparison(result: dict, console=None) -> None:
-    """Print a comparison as tables."""
+def show_comparison(result: dict, console: Any = None) -> None:
+    """Print a comparison, as `compare` returns it, as tables."""
     from rich.console import Console
 
-    from unalike.report.side_by_side import tables
+    from unalike.report.comparison_table import tables
 
     console = console or Console()
     for part in tables(result, console.width):

@@ -1,140 +1,161 @@
-"""Pictures of what a run recorded besides its values: notes, traffic, visits. Knows nothing of the page they stand on."""
+"""Figures of what a run recorded beside its metrics: logged metrics, traffic, visits."""
 
 from math import ceil
 from statistics import median
+from typing import Any
 
-from unalike.report import figure as picture
-from unalike.report import formatting as words
-from unalike.report import history
-from unalike.report.figure import Picture, colours, short, whole_rounds
+from unalike.report import history, mpl
 from unalike.report.folder import Run
-from unalike.report.mpl import CLIENTS, colour, figure, inline
+from unalike.report.formatting import byte_unit, format_bytes, join_names, shorten
+from unalike.report.history import Curve
+from unalike.report.mpl import (
+    CLIENT_COLOURS,
+    ReportFigure,
+    client_colours,
+    colour,
+    hide_unused,
+    integer_rounds,
+    new_figure,
+    to_svg,
+)
+
+MAX_OPERATIONS = 12  # bars of traffic; the others are summed up
 
 
-def notes(run: Run) -> Picture | None:
-    """A panel per thing the method wrote down, a line per client. Many clients add their range and median; very many show only these."""
-    told = {
-        name: its
-        for name, its in history.notes(run).items()
-        if any(len(course) > 1 for course in its.values())
-    }
-    if not told:
+def plot_logged_metrics(run: Run) -> ReportFigure | None:
+    """A panel per metric that the method logged, a line per client.
+
+    With many clients their range and median are added; with very many only these are drawn.
+    """
+    logged = {}
+    for name, curves in history.logged_metrics(run).items():
+        if max(map(len, curves.values())) > 1:
+            logged[name] = curves
+    if not logged:
         return None
-    crowded = any(len(its) > len(CLIENTS) for its in told.values())
-    look = {"linewidth": 0.8, "alpha": 0.6} if crowded else {}
-    columns, tone_of = min(2, len(told)), colours(run)
-    drawn, axes = figure(0.3 + 2.3 * ceil(len(told) / columns), ceil(len(told) / columns), columns)
-    for (name, its), axis in zip(told.items(), axes.flat):
-        for client, course in its.items() if len(its) <= picture.ROWS else ():
-            axis.plot(list(course), list(course.values()), color=colour(tone_of(client)), **look)
+    crowded = any(len(curves) > len(CLIENT_COLOURS) for curves in logged.values())
+    line: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6} if crowded else {}
+    columns = min(2, len(logged))
+    rows = ceil(len(logged) / columns)
+    tone_of = client_colours(history.clients(run))
+    figure, axes = new_figure(0.3 + 2.3 * rows, rows, columns)
+    for (name, curves), axis in zip(logged.items(), axes.flat):
+        if len(curves) <= mpl.MAX_ROWS:
+            for client, curve in curves.items():
+                tone = colour(tone_of(client))
+                axis.plot(list(curve), list(curve.values()), color=tone, **line)
         if crowded:
-            rounds = sorted({at for course in its.values() for at in course})
-            low, middle, high = (
-                [of(course[at] for course in its.values() if at in course) for at in rounds]
-                for of in (min, median, max)
-            )
-            axis.fill_between(rounds, low, high, color=colour("up"), alpha=0.2, linewidth=0)
-            axis.plot(rounds, middle, color=colour("ink"), linewidth=2)
+            _draw_range(axis, list(curves.values()))
         axis.set_xlabel("round")
-        axis.set_ylabel(short(name.replace("_", " ")))
-        whole_rounds(axis)
-    for axis in axes.flat[len(told):]:  # fmt: skip
-        axis.set_visible(False)
-    who = list(dict.fromkeys(client for its in told.values() for client in its))
-    legend = [("line", tone_of(client), client) for client in who]
+        axis.set_ylabel(shorten(name.replace("_", " ")))
+        integer_rounds(axis)
+    hide_unused(axes, len(logged))
+    clients: dict[str, None] = {}
+    for curves in logged.values():
+        clients |= dict.fromkeys(curves)
+    legend = [("line", tone_of(client), client) for client in clients]
     if crowded:
         legend = [
             ("line", "ink", "median of the clients"),
             ("square", "down", "from the lowest to the highest"),
         ]
-    names = words.listed([name.replace("_", " ") for name in told])
-    alt = f"Line plots over the rounds, for each client: {names}."
-    return Picture(
-        "What the method wrote down",
-        f"By round and client: {names}.",
-        inline(drawn, "notes", alt),
-        legend,
-    )
+    names = join_names([name.replace("_", " ") for name in logged])
+    svg = to_svg(figure, "notes", f"Line plots over the rounds, for each client: {names}.")
+    return ReportFigure("Logged by the method", f"By round and client: {names}.", svg, legend)
 
 
-def traffic(run: Run) -> Picture | None:
-    """A bar per operation: bytes from the clients up to the server, and from the server down."""
-    told = history.traffic(run)
-    if not any(sum(its.values()) for its in told.values()):
+def _draw_range(axis: Any, curves: list[Curve]) -> None:
+    """Draw lowest, median and highest value of all clients in each round."""
+    values: dict[int, list[float]] = {}
+    for curve in curves:
+        for round_number, value in curve.items():
+            values.setdefault(round_number, []).append(value)
+    rounds = sorted(values)
+    low = [min(values[number]) for number in rounds]
+    high = [max(values[number]) for number in rounds]
+    middle = [median(values[number]) for number in rounds]
+    axis.fill_between(rounds, low, high, color=colour("up"), alpha=0.2, linewidth=0)
+    axis.plot(rounds, middle, color=colour("ink"), linewidth=2)
+
+
+def plot_traffic(run: Run) -> ReportFigure | None:
+    """A bar per operation: bytes up to the server, and down to the clients."""
+    traffic = history.traffic_by_operation(run)
+    all_bytes = sum(sum(total.values()) for total in traffic.values())
+    if not all_bytes:
         return None
-    shown, rest = dict(list(told.items())[:12]), list(told.values())[12:]
-    if rest:
-        shown[f"{len(rest)} others"] = {
-            way: sum(its[way] for its in rest) for way in ("up", "down")
-        }
-    scale, unit = words.unit_of(max(its["up"] + its["down"] for its in shown.values()))
+    shown = dict(list(traffic.items())[:MAX_OPERATIONS])
+    remaining = list(traffic.values())[MAX_OPERATIONS:]
+    if remaining:
+        up = sum(total["up"] for total in remaining)
+        down = sum(total["down"] for total in remaining)
+        shown[f"{len(remaining)} others"] = {"up": up, "down": down}
+    scale, unit = byte_unit(max(total["up"] + total["down"] for total in shown.values()))
 
-    drawn, ((axis,),) = figure(0.75 + 0.32 * len(shown))
-    for row, its in enumerate(shown.values()):
-        axis.barh(row, its["up"] / scale, height=0.58, color=colour("up"))
-        axis.barh(
-            row, its["down"] / scale, left=its["up"] / scale, height=0.58, color=colour("down")
-        )
-        total = its["up"] + its["down"]
-        axis.annotate(
-            words.data(total), (total / scale, row), (5, 0), textcoords="offset points", va="center"
-        )
-    axis.set_yticks(range(len(shown)), [short(operation) for operation in shown])
+    figure, ((axis,),) = new_figure(0.75 + 0.32 * len(shown))
+    for row, total in enumerate(shown.values()):
+        end = (total["up"] + total["down"]) / scale
+        axis.barh(row, end, height=0.58, color=colour("down"))
+        axis.barh(row, total["up"] / scale, height=0.58, color=colour("up"))
+        text = format_bytes(total["up"] + total["down"])
+        axis.annotate(text, (end, row), (5, 0), textcoords="offset points", va="center")
+    axis.set_yticks(range(len(shown)), [shorten(operation) for operation in shown])
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(len(shown) - 0.5, -0.5)
     axis.margins(x=0.12)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(f"sent in the whole run ({unit})")
-    own = history.sent(run)
-    legend = [("square", "up", f"up to the server, {words.data(own['up'])}")]
-    legend += [("square", "down", f"down to the clients, {words.data(own['down'])}")]
-    each = [
-        f"{operation} {words.data(its['up'])} up and {words.data(its['down'])} down"
-        for operation, its in shown.items()
+    own = history.total_bytes(run)
+    legend = [
+        ("square", "up", f"up to the server, {format_bytes(own['up'])}"),
+        ("square", "down", f"down to the clients, {format_bytes(own['down'])}"),
     ]
-    alt = f"Stacked bars of what was sent for each operation: {words.listed(each, 8)}."
-    caption, more = (
-        "By operation, as the ledger counts it.",
-        sum(map(sum, map(dict.values, told.values()))) - own["up"] - own["down"],
-    )
-    if run.results and more:
-        caption += f" Measuring took {words.data(more)} of it, left out of the totals above."
-    return Picture("What was sent", caption, inline(drawn, "traffic", alt), legend)
+    sums = []
+    for operation, total in shown.items():
+        up_text = format_bytes(total["up"])
+        sums.append(f"{operation} {up_text} up and {format_bytes(total['down'])} down")
+    description = f"Stacked bars of what was sent for each operation: {join_names(sums, 8)}."
+    caption = "By operation, as the ledger counts it."
+    measuring = all_bytes - own["up"] - own["down"]
+    if run.results and measuring:
+        caption += f" Measuring took {format_bytes(measuring)} of it, left out of the totals above."
+    svg = to_svg(figure, "traffic", description)
+    return ReportFigure("What was sent", caption, svg, legend)
 
 
-def visits(run: Run) -> Picture | None:
-    """A row per client: a bar for each visit, so that quick and slow ones are seen to go their own pace."""
-    told, tone_of = history.visits(run), colours(run)
-    if not told:
+def plot_visits(run: Run) -> ReportFigure | None:
+    """A row per client with a bar for each visit, so that fast and slow clients can be seen."""
+    visits = history.visits(run)
+    if not visits:
         return None
-    shown = (
-        list(told)[: picture.ROWS]
-        if len(told) <= picture.ROWS
-        else sorted(told, key=lambda client: len(told[client]))[: picture.ROWS]
-    )
-    last = max(end for spans in told.values() for _, end in spans)
-    gap = 0.0015 * (last - min(spans[0][0] for spans in told.values()))
-    drawn, ((axis,),) = figure(0.75 + 0.25 * len(shown))
+    tone_of = client_colours(history.clients(run))
+    shown = list(visits)
+    if len(shown) > mpl.MAX_ROWS:
+        shown = sorted(shown, key=lambda client: len(visits[client]))[: mpl.MAX_ROWS]
+    last = max(spans[-1][1] for spans in visits.values())
+    first = min(spans[0][0] for spans in visits.values())
+    gap = 0.0015 * (last - first)
+    figure, ((axis,),) = new_figure(0.75 + 0.25 * len(shown))
     for row, client in enumerate(shown):
-        bars = [(begin + gap, max(end - begin - 2 * gap, gap)) for begin, end in told[client]]
-        for odd in (0, 1):  # neighbours differ, so that they can be told apart however short
-            axis.broken_barh(
-                bars[odd::2],
-                (row - 0.34, 0.68),
-                color=colour(tone_of(client)),
-                alpha=0.85 - 0.4 * odd,
-                linewidth=0,
-            )
-    axis.set_yticks(
-        range(len(shown)), [f"{short(client)}, {len(told[client])}" for client in shown]
-    )
+        bars = []
+        for start, end in visits[client]:
+            bars.append((start + gap, max(end - start - 2 * gap, gap)))
+        for odd in (0, 1):  # neighbours differ, so that short ones can be distinguished
+            style = {"color": colour(tone_of(client)), "alpha": 0.85 - 0.4 * odd, "linewidth": 0}
+            axis.broken_barh(bars[odd::2], (row - 0.34, 0.68), **style)
+    names = [f"{shorten(client)}, {len(visits[client])}" for client in shown]
+    axis.set_yticks(range(len(shown)), names)
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.set_xlim(right=last + gap)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("clock of the run (s)")
-    caption = "A bar for each visit, from the end of the one before it to its last reply; the number behind a name counts them."
-    if len(shown) < len(told):
-        caption += f" The {len(shown)} clients with the fewest, of {len(told)}."
-    alt = f"Timeline of visits to each client: {words.listed([f'{client} {len(told[client])}' for client in shown], 8)}."
-    return Picture("Who was visited when", caption, inline(drawn, "visits", alt))
+    caption = (
+        "A bar for each visit, from the end of the one before it to its last reply; the number "
+        "behind a name counts them."
+    )
+    if len(shown) < len(visits):
+        caption += f" The {len(shown)} clients with the fewest, of {len(visits)}."
+    counts = join_names([f"{client} {len(visits[client])}" for client in shown], 8)
+    svg = to_svg(figure, "visits", f"Timeline of visits to each client: {counts}.")
+    return ReportFigure("Who was visited when", caption, svg)

@@ -1,4 +1,4 @@
-"""A run folder, read from disk. Knows the files and their shape, not what the numbers mean."""
+"""A run folder, read from disk. Knows the files and their form, not what the numbers mean."""
 
 import csv
 import json
@@ -8,50 +8,58 @@ from pathlib import Path
 from unalike.base.errors import UserError
 from unalike.base.events import parse_event
 
-LEDGER = ["round", "client", "direction", "operation", "messages", "bytes"]
+LEDGER_COLUMNS = ["round", "client", "direction", "operation", "messages", "bytes"]
 
 
 @dataclass
 class Run:
-    """What one run left behind. `results` is None while the run has not finished."""
+    """What one run wrote.
+
+    Attributes:
+        path: its folder.
+        config: config.yaml.
+        results: results.json; None while the run has not finished.
+        events: the lines of events.jsonl.
+        ledger: the rows of ledger.csv.
+        unreadable: lines of events and ledger that were cut short, as a killed run leaves them.
+    """
 
     path: Path
     config: dict
     results: dict | None
     events: list[dict] = field(default_factory=list)
     ledger: list[dict] = field(default_factory=list)
-    unreadable: int = (
-        0  # lines of events.jsonl and ledger.csv cut short, as a killed run leaves them
-    )
+    unreadable: int = 0
 
     @property
     def clients(self) -> dict[str, dict]:
         """The results of each client; none while the run has not finished."""
         return self.results["clients"] if self.results else {}
 
-    def material(self) -> dict[str, dict[int, dict]]:
-        """{name: {round: arrays}}: what the method left to be drawn. A file that cannot be read is left out."""
-        found: dict[str, dict[int, dict]] = {}
+    def method_arrays(self) -> dict[str, dict[int, dict]]:
+        """Return {name: {round: arrays}}, what the method logged to be plotted.
+
+        Files that cannot be read are left out.
+        """
+        arrays_by_name: dict[str, dict[int, dict]] = {}
         for file in sorted((self.path / "pictures").glob("*-*.npz")):
-            name, _, at = file.stem.rpartition("-")
-            if at.isdigit() and (arrays := _arrays(file)):
-                found.setdefault(name.replace("_", " "), {})[int(at)] = arrays
-        return found
+            name, _, round_number = file.stem.rpartition("-")
+            arrays = _load_arrays(file) if round_number.isdigit() else None
+            if arrays:
+                rounds = arrays_by_name.setdefault(name.replace("_", " "), {})
+                rounds[int(round_number)] = arrays
+        return arrays_by_name
 
     @property
     def scenario(self) -> str:
-        return str(
-            (self.results or {}).get("scenario") or self.config.get("name") or self.path.name
-        )
+        name = (self.results or {}).get("scenario") or self.config.get("name")
+        return str(name or self.path.name)
 
     @property
     def algorithm(self) -> str:
-        named = self.config.get("algorithm")
-        return str(
-            (self.results or {}).get("algorithm")
-            or (named.get("name") if isinstance(named, dict) else named)
-            or "unknown"
-        )
+        config = self.config.get("algorithm")
+        configured = config.get("name") if isinstance(config, dict) else config
+        return str((self.results or {}).get("algorithm") or configured or "unknown")
 
     @property
     def seed(self) -> int | None:
@@ -59,31 +67,34 @@ class Run:
 
 
 def read(path: str | Path) -> Run:
-    """The run kept in the folder `path`, finished or not."""
+    """Read the run in the folder `path`, finished or not.
+
+    Raises: UserError if it is no run folder, or a file in it is not of the expected form.
+    """
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a run folder: there is no such folder.")
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
-    events, cut = _events(path / "events.jsonl")
-    ledger, torn = _ledger(path / "ledger.csv")
+    events, cut_events = _read_events(path / "events.jsonl")
+    ledger, cut_rows = _read_ledger(path / "ledger.csv")
     return Run(
-        path,
-        _config(path / "config.yaml"),
-        _results(path / "results.json"),
-        events,
-        ledger,
-        cut + torn,
+        path=path,
+        config=_read_config(path / "config.yaml"),
+        results=_read_results(path / "results.json"),
+        events=events,
+        ledger=ledger,
+        unreadable=cut_events + cut_rows,
     )
 
 
-def _config(file: Path) -> dict:
+def _read_config(file: Path) -> dict:
     import yaml
 
+    # The loader written in C is ten times as fast.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        config = yaml.load(
-            _text(file), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )  # the C one is ten times as quick
+        config = yaml.load(_read_text(file), Loader=loader)
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(config, dict):
@@ -91,11 +102,11 @@ def _config(file: Path) -> dict:
     return config
 
 
-def _results(file: Path) -> dict | None:
+def _read_results(file: Path) -> dict | None:
     if not file.is_file():
         return None
     try:
-        results = json.loads(_text(file))
+        results = json.loads(_read_text(file))
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is not JSON: {error}.") from None
     clients = results.get("clients") if isinstance(results, dict) else None
@@ -108,43 +119,46 @@ def _results(file: Path) -> dict | None:
     return results
 
 
-def _events(file: Path) -> tuple[list[dict], int]:
-    """The events in order, and how many lines were cut short: the last one, or one before a resume."""
-    lines = [line for line in _text(file).splitlines() if line.strip()] if file.is_file() else []
+def _read_events(file: Path) -> tuple[list[dict], int]:
+    """Return the events in order, and how many lines were cut short."""
+    text = _read_text(file) if file.is_file() else ""
+    lines = [line for line in text.splitlines() if line.strip()]
     events = [event for event in map(parse_event, lines) if event is not None]
     return events, len(lines) - len(events)
 
 
-def _ledger(file: Path) -> tuple[list[dict], int]:
-    """Rows with whole numbers for round, messages and bytes, and how many rows were cut short."""
+def _read_ledger(file: Path) -> tuple[list[dict], int]:
+    """Return the rows, with integers where numbers belong, and how many rows were cut short."""
     if not file.is_file():
         return [], 0
-    lines = list(csv.reader(_text(file).splitlines()))
+    lines = list(csv.reader(_read_text(file).splitlines()))
     if not lines:
         return [], 0
-    if lines[0] != LEDGER:
-        raise UserError(f"{file} should open with {','.join(LEDGER)}, got {','.join(lines[0])}.")
-    rows = [row for row in map(_row, lines[1:]) if row]
+    if lines[0] != LEDGER_COLUMNS:
+        raise UserError(
+            f"{file} should open with {','.join(LEDGER_COLUMNS)}, got {','.join(lines[0])}."
+        )
+    rows = [row for row in map(_parse_row, lines[1:]) if row]
     return rows, len(lines) - 1 - len(rows)
 
 
-def _row(cells: list[str]) -> dict | None:
+def _parse_row(cells: list[str]) -> dict | None:
     try:
-        row = dict(zip(LEDGER, cells, strict=True))
+        row = dict(zip(LEDGER_COLUMNS, cells, strict=True))
         return row | {key: int(row[key]) for key in ("round", "messages", "bytes")}
     except ValueError:
         return None
 
 
-def _arrays(file: Path) -> dict | None:
+def _load_arrays(file: Path) -> dict | None:
     import numpy
 
     try:
-        with numpy.load(file, allow_pickle=False) as held:
-            return dict(held)
-    except Exception:  # those of zip and NumPy files have no common kind
+        with numpy.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception:  # errors of zip and NumPy files have no common base class
         return None
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")

@@ -1,66 +1,70 @@
-"""The events and ledger of a run as curves and totals; where a round was repeated after a resume, the later one wins.
+"""The events and ledger of a run as curves and totals.
 
-Knows nothing of pictures.
+Where a round was repeated after a resume, the later one counts. Knows nothing of plots.
 """
 
-from unalike.report.folder import Run
-from unalike.report.formatting import number
+from typing import Any
 
-LATER = {
-    "after local": 0,
-    "after alignment": 1,
-    "end": 2,
-}  # the order of evaluations inside one round
+from unalike.report.folder import Run
+from unalike.report.formatting import to_number
+
+Curve = dict[int, float]  # value by round
 
 
 def clients(run: Run) -> list[str]:
-    """Every client, in the order of the results or, before there are any, of the start."""
-    if run.clients or _cards(run):
-        return list(run.clients or _cards(run))
-    return list(
-        dict.fromkeys(client for who in ("together", "alone") for client in courses(run, who))
-    )
+    """Return all clients, in the order of the results or, before there are any, of the start."""
+    known = run.clients or _client_infos(run)
+    if known:
+        return list(known)
+    names: dict[str, None] = {}
+    for training in ("together", "alone"):
+        names |= dict.fromkeys(metric_curves(run, training))
+    return list(names)
 
 
-def courses(run: Run, who: str, when: str | None = None) -> dict[str, dict[int, float]]:
-    """{client: {round: value}} of each client's own metric; the last evaluation of each round, or only those made `when`."""
-    found: dict[str, dict[int, tuple[int, float]]] = {}
-    for event in run.events:
-        at, stage = number(event.get("round")), event.get("when")
-        if (
-            event["event"] != "evaluation"
-            or event.get("who", "together") != who
-            or at is None
-            or (when and stage != when)
-        ):
+def metric_curves(run: Run, training: str, stage: str | None = None) -> dict[str, Curve]:
+    """Return {client: {round: value}} of each client's own metric.
+
+    Args:
+        training: "together" for the federated models, "alone" for the local baseline.
+        stage: only evaluations at this stage of a round; by default the last one of each round.
+    """
+    curves: dict[str, Curve] = {}
+    for event in _evaluations(run, training):
+        if stage is not None and event.get("when") != stage:
             continue
         for client, metrics in _items(event.get("values")):
-            value = _own(run, client, metrics)
-            course, rank = found.setdefault(client, {}), LATER.get(str(stage), 1)
-            if value is not None and (int(at) not in course or rank >= course[int(at)][0]):
-                course[int(at)] = (rank, value)
-    return {
-        client: {at: course[at][1] for at in sorted(course)}
-        for client, course in found.items()
-        if course
-    }
+            value = _own_metric(run, client, metrics)
+            if value is not None:
+                curves.setdefault(client, {})[int(event["round"])] = value
+    return {client: dict(sorted(curve.items())) for client, curve in curves.items()}
 
 
-def metric(run: Run, client: str) -> str:
-    """The name of the metric a client is judged by."""
-    its = run.clients.get(client) or _cards(run).get(client)
-    if isinstance(its, dict) and its.get("metric"):
-        return str(its["metric"])
+def evaluation_stages(run: Run) -> list[str]:
+    """Return the stages inside a round at which the federated models were evaluated, in order.
+
+    Without "end", the evaluation after a round.
+    """
+    stages = [str(event.get("when")) for event in _evaluations(run, "together")]
+    return [stage for stage in dict.fromkeys(stages) if stage not in ("end", "None")]
+
+
+def metric_name(run: Run, client: str) -> str:
+    """Return the name of the metric that a client's gain is computed from."""
+    entry = run.clients.get(client) or _client_infos(run).get(client)
+    if isinstance(entry, dict) and entry.get("metric"):
+        return str(entry["metric"])
     for event in run.events:
         if event["event"] == "evaluation":
-            for name in dict(_items(event.get("values"))).get(client) or {}:
-                return str(name)
+            metrics = dict(_items(event.get("values"))).get(client)
+            if metrics:
+                return str(next(iter(metrics)))
     return "value"
 
 
 def unit(run: Run, client: str) -> str:
     """Return the unit of a client's metric; percent where the run does not say."""
-    entry = run.clients.get(client) or _cards(run).get(client)
+    entry = run.clients.get(client) or _client_infos(run).get(client)
     return str(entry.get("unit", "%")) if isinstance(entry, dict) else "%"
 
 
@@ -70,36 +74,29 @@ def common_unit(run: Run) -> str:
     return units.pop() if len(units) == 1 else ""
 
 
-def _cards(run: Run) -> dict[str, dict]:
-    """What the clients told at the start; without events, none."""
-    started = (event for event in run.events if event["event"] in ("start", "resume"))
-    return dict(_items(next(started, {}).get("clients")))
-
-
-def _own(run: Run, client: str, metrics) -> float | None:
-    return (
-        number(metrics.get(metric(run, client))) if isinstance(metrics, dict) else number(metrics)
-    )
-
-
-def notes(run: Run) -> dict[str, dict[str, dict[int, float]]]:
-    """{name: {client: {round: value}}}: what a method wrote down as it went."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+def logged_metrics(run: Run) -> dict[str, dict[str, Curve]]:
+    """Return {name: {client: {round: value}}} of what the method logged as it went."""
+    curves: dict[str, dict[str, Curve]] = {}
     for event in run.events:
-        at = number(event.get("round"))
-        if event["event"] != "note" or at is None:
+        round_number = to_number(event.get("round"))
+        if event["event"] != "note" or round_number is None:
             continue
-        for client, value in _items(event.get("values")):
-            if (told := number(value)) is not None:
-                found.setdefault(str(event.get("name")), {}).setdefault(client, {})[int(at)] = told
-    return {
-        name: {client: dict(sorted(course.items())) for client, course in its.items()}
-        for name, its in found.items()
-    }
+        for client, logged in _items(event.get("values")):
+            value = to_number(logged)
+            if value is not None:
+                by_client = curves.setdefault(str(event.get("name")), {})
+                by_client.setdefault(client, {})[int(round_number)] = value
+    for by_client in curves.values():
+        for client, curve in by_client.items():
+            by_client[client] = dict(sorted(curve.items()))
+    return curves
 
 
-def traffic(run: Run) -> dict[str, dict[str, int]]:
-    """{operation: {"up": bytes, "down": bytes}}, the heaviest first. What was sent again after a resume did travel, and counts."""
+def traffic_by_operation(run: Run) -> dict[str, dict[str, int]]:
+    """Return {operation: {"up": bytes, "down": bytes}}, the heaviest first.
+
+    What was sent again after a resume did travel, and counts.
+    """
     totals: dict[str, dict[str, int]] = {}
     for row in run.ledger:
         total = totals.setdefault(row["operation"], {"up": 0, "down": 0})
@@ -107,85 +104,115 @@ def traffic(run: Run) -> dict[str, dict[str, int]]:
     return dict(sorted(totals.items(), key=lambda pair: -sum(pair[1].values())))
 
 
-def sent(run: Run) -> dict[str, int]:
-    """{"up": bytes, "down": bytes}: the method's own, as the results tell it or, before there are any, all the ledger holds."""
-    return (run.results or {}).get("bytes") or {
-        way: sum(its[way] for its in traffic(run).values()) for way in ("up", "down")
-    }
+def total_bytes(run: Run) -> dict[str, int]:
+    """Return {"up": bytes, "down": bytes} of the method itself, without evaluation.
+
+    From the results or, before there are any, all that the ledger holds.
+    """
+    known = (run.results or {}).get("bytes")
+    if known:
+        return known
+    traffic = traffic_by_operation(run).values()
+    up = sum(total["up"] for total in traffic)
+    down = sum(total["down"] for total in traffic)
+    return {"up": up, "down": down}
 
 
-def figures(run: Run) -> dict[str, dict[int, float]]:
-    """{name: {round: value}} of the whole federation, in the metrics its clients are judged by: "acc", "joint acc"."""
-    judged = {metric(run, client) for client in clients(run)}
-    found: dict[str, dict[int, float]] = {}
-    for event in run.events:
-        at = number(event.get("round"))
-        if (
-            event["event"] != "evaluation"
-            or event.get("who", "together") != "together"
-            or at is None
-        ):
-            continue
-        for name, value in _leaves(event.get("figures")):
-            if name[-1] in judged and (told := number(value)) is not None:
-                found.setdefault(" ".join(name), {})[int(at)] = told
-    return {name: dict(sorted(course.items())) for name, course in found.items()}
+def federation_curves(run: Run) -> dict[str, Curve]:
+    """Return {name: {round: value}} of the whole federation, e.g. "acc" and "joint acc".
+
+    Only of the metrics that clients' gains are computed from.
+    """
+    metrics = {metric_name(run, client) for client in clients(run)}
+    curves: dict[str, Curve] = {}
+    for event in _evaluations(run, "together"):
+        for path, logged in _leaves(event.get("figures")):
+            value = to_number(logged)
+            if path[-1] in metrics and value is not None:
+                curves.setdefault(" ".join(path), {})[int(event["round"])] = value
+    return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
 def visits(run: Run) -> dict[str, list[tuple[float, float]]]:
-    """{client: [(begin, end)]} of its visits, in seconds, the quickest client first. A visit begins where the one before it ended, the
-    first with its first reply; it ends with its last."""
+    """Return {client: [(start, end)]} of its visits in seconds, the fastest client first.
+
+    A visit starts where the one before it ended, the first one with its first reply; it ends
+    with its last reply.
+    """
     replies: dict[str, dict[float, set[float]]] = {}
     for event in run.events:
-        if event["event"] == "arrival" and (at := number(event.get("at"))) is not None:
-            visit = number(event.get("round"))
-            replies.setdefault(str(event.get("client")), {}).setdefault(
-                at if visit is None else visit, set()
-            ).add(at)
-    found = {}
-    for client, its in replies.items():
-        ends = sorted(max(moments) for moments in its.values())
-        found[client] = list(zip([min(its[min(its)]), *ends], ends))
-    pace = {
-        client: -(number(info.get("speed")) or 0)
-        for client, info in _cards(run).items()
-        if isinstance(info, dict)
-    }
-    known = [client for client in dict.fromkeys([*clients(run), *found]) if client in found]
-    return {
-        client: found[client] for client in sorted(known, key=lambda client: pace.get(client, 0))
-    }
+        time = to_number(event.get("at"))
+        if event["event"] != "arrival" or time is None:
+            continue
+        number = to_number(event.get("round"))
+        own = replies.setdefault(str(event.get("client")), {})
+        own.setdefault(time if number is None else number, set()).add(time)
+    spans = {}
+    for client, times_by_visit in replies.items():
+        ends = sorted(max(times) for times in times_by_visit.values())
+        start = min(times_by_visit[min(times_by_visit)])
+        spans[client] = list(zip([start, *ends], ends))
+    speeds = {}
+    for client, info in _client_infos(run).items():
+        if isinstance(info, dict):
+            speeds[client] = to_number(info.get("speed")) or 0
+    known = [client for client in dict.fromkeys([*clients(run), *spans]) if client in spans]
+    known.sort(key=lambda client: -speeds.get(client, 0))
+    return {client: spans[client] for client in known}
 
 
-def labels(run: Run) -> list[str]:
-    """The classes' names, where the clients tell them."""
-    told = next(
-        (info.get("labels") for info in _cards(run).values() if isinstance(info, dict)), None
-    )
-    return [str(label) for label in told] if isinstance(told, list) else []
+def label_names(run: Run) -> list[str]:
+    """Return the names of the classes, if the clients announce them."""
+    infos = [info for info in _client_infos(run).values() if isinstance(info, dict)]
+    labels = infos[0].get("labels") if infos else None
+    return [str(label) for label in labels] if isinstance(labels, list) else []
 
 
 def failures(run: Run) -> list[dict]:
-    """Who failed, when, at what and why: as the results tell it or, before there are any, the events."""
+    """Return failures of clients from the results or, before there are any, from the events."""
     if run.results:
-        return [
-            failure for failure in run.results.get("failures") or [] if isinstance(failure, dict)
-        ]
+        known = run.results.get("failures") or []
+        return [failure for failure in known if isinstance(failure, dict)]
     return [event for event in run.events if event["event"] == "failure"]
 
 
-def rounds(run: Run) -> int:
-    """How many rounds are recorded."""
+def count_rounds(run: Run) -> int:
+    """Return how many rounds are recorded."""
     return len({event.get("round") for event in run.events if event["event"] == "round"})
 
 
-def _leaves(told, above: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], object]]:
-    if isinstance(told, dict):
-        return [
-            leaf for name, inner in told.items() for leaf in _leaves(inner, (*above, str(name)))
-        ]
-    return [(above, told)] if above else []
+def _evaluations(run: Run, training: str) -> list[dict]:
+    """Return evaluation events of the federated models or of the local baseline."""
+    return [
+        event
+        for event in run.events
+        if event["event"] == "evaluation"
+        and event.get("who", "together") == training
+        and to_number(event.get("round")) is not None
+    ]
 
 
-def _items(values) -> list[tuple]:
+def _client_infos(run: Run) -> dict[str, dict]:
+    """Return what the clients announced at the start; empty without events."""
+    starts = [event for event in run.events if event["event"] in ("start", "resume")]
+    return dict(_items(starts[0].get("clients"))) if starts else {}
+
+
+def _own_metric(run: Run, client: str, metrics: Any) -> float | None:
+    if isinstance(metrics, dict):
+        return to_number(metrics.get(metric_name(run, client)))
+    return to_number(metrics)
+
+
+def _leaves(nested: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the values in nested dicts with the names that lead to them."""
+    if isinstance(nested, dict):
+        leaves = []
+        for name, inner in nested.items():
+            leaves += _leaves(inner, (*path, str(name)))
+        return leaves
+    return [(path, nested)] if path else []
+
+
+def _items(values: Any) -> list[tuple]:
     return list(values.items()) if isinstance(values, dict) else []

@@ -1,99 +1,113 @@
-"""Pictures of who holds which labels, and which labels go together, for one client against everyone. Knows nothing of the page."""
+"""Figures of which client has samples of which label, and which labels occur together."""
 
 from math import ceil
+from typing import Any
 
-from unalike.report import formatting as words
-from unalike.report.figure import ROWS, Picture, short
+from unalike.report import mpl
 from unalike.report.folder import Run
-from unalike.report.mpl import colour, figure, inline
+from unalike.report.formatting import count_noun, join_names, shorten
+from unalike.report.mpl import ReportFigure, colour, hide_unused, new_figure, to_svg
 
-LABELS, PANELS = 60, 6  # the most labels drawn, those that are held most; the most panels of pairs
+MAX_LABELS = 60  # those with the most samples are drawn
+MAX_PAIR_PANELS = 6
 
 
-def holdings(run: Run) -> Picture | None:
-    """A dot for each client and label it holds, as large as it holds many."""
-    labels, counts, which = _told(run)
+def plot_label_counts(run: Run) -> ReportFigure | None:
+    """A dot for each client and label, the larger the more samples it has of the label."""
+    labels, counts, shown_labels = label_counts(run)
     if len(labels) < 2 or not counts:
         return None
-    shown = {client: [its[k] for k in which] for client, its in list(counts.items())[:ROWS]}
-    most = max((max(its, default=0) for its in counts.values()), default=0) or 1
-    drawn, ((axis,),) = figure(1.1 + 0.24 * len(shown))
-    for row, its in enumerate(shown.values()):
-        held = [(place, count) for place, count in enumerate(its) if count]
-        axis.scatter(
-            [place for place, _ in held],
-            [row] * len(held),
-            s=[4 + 130 * count / most for _, count in held],
-            color=colour("up"),
-        )
-    axis.set_xticks(
-        range(len(which)), [short(labels[k], 14) for k in which], rotation=60, ha="right"
-    )
-    axis.set_yticks(range(len(shown)), [short(client) for client in shown])
-    axis.set_xlim(-0.7, len(which) - 0.3)
-    axis.set_ylim(len(shown) - 0.4, -0.6)
-    missing = [sum(not count for count in its) for its in counts.values()]
-    caption = f"The largest dot is {words.count(most, 'sample')}; a client lacks {min(missing)} to {max(missing)} of {len(labels)} labels."
-    caption += _most(labels, which)
-    alt = f"A table of dots, clients by labels. Labels that clients lack: {words.listed([f'{c} {n}' for c, n in zip(counts, missing)], 8)}."
-    return Picture("Who holds which labels", caption, inline(drawn, "holdings", alt))
-
-
-def pairs(run: Run) -> Picture | None:
-    """Which labels are found on the same sample: of everyone together, and of the first clients."""
-    labels, _, which = _told(run)
-    told = {"everyone": _event(run).get("together"), **(_event(run).get("pairs") or {})}
-    told = {who: matrix for who, matrix in told.items() if matrix}
-    if len(told) < 2:
-        return None
-    shown = dict(list(told.items())[:PANELS])
-    drawn, axes = figure(2.9 * ceil(len(shown) / 3), ceil(len(shown) / 3), 3)
-    for (who, matrix), axis in zip(shown.items(), axes.flat):
-        found = [
-            (a, b, count)
-            for a, i in enumerate(which)
-            for b, j in enumerate(which)
-            if a != b and (count := matrix[i][j])
-        ]
-        most = max((count for _, _, count in found), default=1)
-        down, across, counts = zip(*found) if found else ((), (), ())
-        axis.scatter(
-            across, down, s=[2 + 30 * count / most for count in counts], color=colour("up")
-        )
-        axis.set_title(short(who))
-        axis.set_xlim(-0.7, len(which) - 0.3)
-        axis.set_ylim(len(which) - 0.3, -0.7)
-        axis.set_aspect("equal")
-        axis.set_xticks(range(len(which)), [""] * len(which))
-        axis.set_yticks(
-            range(len(which)),
-            [short(labels[k], 12) for k in which],
-            fontsize=min(5.5, 130 / len(which)),
-        )
-    for axis in axes.flat[len(shown):]:  # fmt: skip
-        axis.set_visible(False)
+    clients = list(counts)[: mpl.MAX_ROWS]
+    largest = max(max(own, default=0) for own in counts.values()) or 1
+    figure, ((axis,),) = new_figure(1.1 + 0.24 * len(clients))
+    for row, client in enumerate(clients):
+        own = [counts[client][label] for label in shown_labels]
+        columns = [column for column, count in enumerate(own) if count]
+        sizes = [4 + 130 * own[column] / largest for column in columns]
+        axis.scatter(columns, [row] * len(columns), s=sizes, color=colour("up"))
+    names = [shorten(labels[label], 14) for label in shown_labels]
+    axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    axis.set_yticks(range(len(clients)), [shorten(client) for client in clients])
+    axis.set_xlim(-0.7, len(names) - 0.3)
+    axis.set_ylim(len(clients) - 0.4, -0.6)
+    missing = {client: own.count(0) for client, own in counts.items()}
     caption = (
-        "Labels on the same sample, in the same order down and across; dots are scaled within each panel."
-        + _most(labels, which)
+        f"The largest dot is {count_noun(largest, 'sample')}; a client lacks "
+        f"{min(missing.values())} to {max(missing.values())} of {len(labels)} labels."
+        f"{_note_omitted(labels, shown_labels)}"
     )
-    alt = f"Tables of dots, label by label, for {words.listed(list(shown), PANELS)}."
-    return Picture("Which labels go together", caption, inline(drawn, "pairs", alt))
+    lacking = join_names([f"{client} {count}" for client, count in missing.items()], 8)
+    description = f"A table of dots, clients by labels. Labels that clients lack: {lacking}."
+    svg = to_svg(figure, "holdings", description)
+    return ReportFigure("Label distribution", caption, svg)
 
 
-def _event(run: Run) -> dict:
+def plot_label_pairs(run: Run) -> ReportFigure | None:
+    """Which labels occur in the same sample: of all clients, and of the first few."""
+    labels, _, shown_labels = label_counts(run)
+    event = _labels_event(run)
+    matrices = {"all clients": event.get("together"), **(event.get("pairs") or {})}
+    matrices = {name: matrix for name, matrix in matrices.items() if matrix}
+    if len(matrices) < 2:
+        return None
+    shown = dict(list(matrices.items())[:MAX_PAIR_PANELS])
+    rows = ceil(len(shown) / 3)
+    figure, axes = new_figure(2.9 * rows, rows, 3)
+    names = [shorten(labels[label], 12) for label in shown_labels]
+    for (name, matrix), axis in zip(shown.items(), axes.flat):
+        _draw_pairs(axis, matrix, shown_labels)
+        axis.set_title(shorten(name))
+        axis.set_xlim(-0.7, len(names) - 0.3)
+        axis.set_ylim(len(names) - 0.3, -0.7)
+        axis.set_aspect("equal")
+        axis.set_xticks(range(len(names)), [""] * len(names))
+        axis.set_yticks(range(len(names)), names, fontsize=min(5.5, 130 / len(names)))
+    hide_unused(axes, len(shown))
+    caption = (
+        "Labels of the same sample, in the same order down and across; dots are scaled within "
+        f"each panel.{_note_omitted(labels, shown_labels)}"
+    )
+    panels = join_names(list(shown), MAX_PAIR_PANELS)
+    svg = to_svg(figure, "pairs", f"Tables of dots, label by label, for {panels}.")
+    return ReportFigure("Labels that occur together", caption, svg)
+
+
+def _draw_pairs(axis: Any, matrix: list[list[int]], shown_labels: list[int]) -> None:
+    """Draw a dot for each pair of unlike labels in a matrix of counts (labels, labels)."""
+    down = []
+    across = []
+    counts = []
+    for row, label in enumerate(shown_labels):
+        for column, other in enumerate(shown_labels):
+            if row != column and matrix[label][other]:
+                down.append(row)
+                across.append(column)
+                counts.append(matrix[label][other])
+    largest = max(counts, default=1)
+    sizes = [2 + 30 * count / largest for count in counts]
+    axis.scatter(across, down, s=sizes, color=colour("up"))
+
+
+def label_counts(run: Run) -> tuple[list[str], dict[str, list[int]], list[int]]:
+    """Return the labels, how many samples of each a client has, and the labels to draw.
+
+    Returns: names; {client: counts (labels,)}; indices of the labels to draw, in their order.
+    """
+    event = _labels_event(run)
+    labels = list(event.get("labels") or [])
+    counts = dict(event.get("counts") or {})
+    totals = [0] * len(labels)
+    for own in counts.values():
+        totals = [total + count for total, count in zip(totals, own)]
+    by_total = sorted(range(len(labels)), key=lambda label: -totals[label])
+    return labels, counts, sorted(by_total[:MAX_LABELS])
+
+
+def _labels_event(run: Run) -> dict:
     return next((event for event in run.events if event["event"] == "labels"), {})
 
 
-def _told(run: Run) -> tuple[list[str], dict[str, list[int]], list[int]]:
-    """The labels, how many of each every client holds, and which are drawn, in their order."""
-    labels, counts = list(_event(run).get("labels") or []), dict(_event(run).get("counts") or {})
-    held = [sum(its[k] for its in counts.values()) for k in range(len(labels))]
-    return labels, counts, sorted(sorted(range(len(labels)), key=lambda k: -held[k])[:LABELS])
-
-
-def _most(labels: list[str], which: list[int]) -> str:
-    return (
-        f" Of {len(labels)} labels the {len(which)} that are held most are drawn."
-        if len(which) < len(labels)
-        else ""
-    )
+def _note_omitted(labels: list[str], shown: list[int]) -> str:
+    if len(shown) == len(labels):
+        return ""
+    return f" Of {len(labels)} labels the {len(shown)} with the most samples are drawn."

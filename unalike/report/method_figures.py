@@ -1,161 +1,186 @@
-"""Pictures of what a method left to be drawn: points by class at a few moments, matrices. Knows nothing of methods."""
+"""Figures of arrays that a method logged: points by class at a few rounds, and matrices."""
 
-from unalike.report import formatting as words
+from typing import Any
+
 from unalike.report import history
-from unalike.report.figure import Picture, short
 from unalike.report.folder import Run
-from unalike.report.mpl import CLIENTS, colour, figure, inline
+from unalike.report.formatting import printable, shorten
+from unalike.report.mpl import (
+    CLIENT_COLOURS,
+    PAGE_WIDTH,
+    ReportFigure,
+    colour,
+    hide_unused,
+    new_figure,
+    to_svg,
+)
 
-MOMENTS, LEVELS, NAMES = (
-    4,
-    10,
-    32,
-)  # panels of points; shades of a matrix; the most names beside one
-
-
-def material(run: Run) -> list[Picture]:
-    """Every picture there is material for: points first, then matrices."""
-    drawn, told = [], run.material()
-    for kind, draw in (("points", points), ("matrix", matrix)):
-        found = {
-            name: {at: its for at, its in moments.items() if kind in its}
-            for name, moments in told.items()
-        }
-        drawn += [draw(run, name, moments) for name, moments in found.items() if moments]
-    return drawn
+POINT_PANELS = 4
+SHADES = 10  # of a matrix
+MAX_TICKS = 32  # names beside a matrix
 
 
-def points(run: Run, name: str, moments: dict[int, dict]) -> Picture:
-    """A panel for each of a few moments: the points in a plane, coloured by class."""
-    rounds, labels = sorted(moments), history.labels(run)
-    places = {round(i * (len(rounds) - 1) / (MOMENTS - 1)) for i in range(MOMENTS)}
-    shown = {rounds[place]: moments[rounds[place]] for place in sorted(places)}
-    classes = sorted({int(one) for its in shown.values() for one in its["classes"]})
-    drawn, axes = figure(8.6 / MOMENTS + 0.1, 1, MOMENTS)
-    start = None
-    for axis, (at, its) in zip(axes.flat, shown.items()):
-        start = plane(its["points"], start)
-        for place, one in enumerate(classes):
-            _dots(
-                axis,
-                start[its["classes"] == one],
-                colour(_tone(place)),
-                square=place >= len(CLIENTS),
-            )
-        axis.set_title(f"round {at}")
+def plot_method_figures(run: Run) -> list[ReportFigure]:
+    """Return a figure of everything that the method logged: points first, then matrices."""
+    figures = []
+    arrays_by_name = run.method_arrays()
+    for kind, plot in (("points", plot_points), ("matrix", plot_matrix)):
+        for name, rounds in arrays_by_name.items():
+            own = {number: arrays for number, arrays in rounds.items() if kind in arrays}
+            if own:
+                figures.append(plot(run, name, own))
+    return figures
+
+
+def plot_points(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
+    """A panel for each of a few rounds: the points in a plane, coloured by class.
+
+    Args:
+        rounds: by round, `points` (n, width) and their `classes` (n,).
+    """
+    numbers = sorted(rounds)
+    labels = history.label_names(run)
+    step = (len(numbers) - 1) / (POINT_PANELS - 1)
+    places = sorted({round(panel * step) for panel in range(POINT_PANELS)})
+    shown = {numbers[place]: rounds[numbers[place]] for place in places}
+    present: set[int] = set()
+    for arrays in shown.values():
+        present |= {int(label) for label in arrays["classes"]}
+    classes = sorted(present)
+    figure, axes = new_figure(PAGE_WIDTH / POINT_PANELS + 0.1, 1, POINT_PANELS)
+    layout = None
+    for axis, (number, arrays) in zip(axes.flat, shown.items()):
+        layout = tsne_layout(arrays["points"], layout)
+        for place, label in enumerate(classes):
+            own = layout[arrays["classes"] == label]
+            _draw_dots(axis, own, colour(_tone(place)), square=place >= len(CLIENT_COLOURS))
+        axis.set_title(f"round {number}")
     for axis in axes.flat:
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines[:].set_visible(False)
         axis.margins(0.06)
-    for axis in axes.flat[len(shown):]:  # fmt: skip
-        axis.set_visible(False)
-    called = {one: short(labels[one]) if 0 <= one < len(labels) else "unknown" for one in classes}
-    legend = [
-        ("square" if place >= len(CLIENTS) else "dot", _tone(place), called[one])
-        for place, one in enumerate(classes)
-    ]
-    count = max(len(its["points"]) for its in shown.values())
-    caption = f"{count} samples of all clients by class, laid out in the plane by t-SNE; each panel starts from the one before it."
-    alt = f"Scatter plots of {count} points in {len(classes)} colours, one a class."
-    return Picture(_title(name), caption, inline(drawn, name.replace(" ", "-"), alt), legend)
+    hide_unused(axes, len(shown))
+    legend = []
+    for place, label in enumerate(classes):
+        mark = "square" if place >= len(CLIENT_COLOURS) else "dot"
+        text = shorten(labels[label]) if 0 <= label < len(labels) else "unknown"
+        legend.append((mark, _tone(place), text))
+    count = max(len(arrays["points"]) for arrays in shown.values())
+    caption = (
+        f"{count} samples of all clients by class, laid out in the plane by t-SNE; each panel "
+        "starts from the one before it."
+    )
+    description = f"Scatter plots of {count} points in {len(classes)} colours, one a class."
+    svg = to_svg(figure, name.replace(" ", "-"), description)
+    return ReportFigure(_title(name), caption, svg, legend)
 
 
-def plane(x, start=None):
-    """Points (n, width) laid out in the plane (n, 2) by t-SNE, from where they were before or from their two main directions."""
+def tsne_layout(points: Any, start: Any = None) -> Any:
+    """Return points (n, width) laid out in the plane (n, 2) by t-SNE.
+
+    Args:
+        start: an earlier layout (n, 2) to start from; by default the first two principal
+            components.
+    """
     import numpy
 
-    x = numpy.nan_to_num(numpy.asarray(x, dtype=numpy.float64))
+    x = numpy.nan_to_num(numpy.asarray(points, dtype=numpy.float64))
     if start is None or len(start) != len(x):
-        centred = x - x.mean(0)
-        program, size, _ = numpy.linalg.svd(centred, full_matrices=False)
+        left_vectors, sizes, _ = numpy.linalg.svd(x - x.mean(0), full_matrices=False)
         start = numpy.zeros((len(x), 2))
-        start[:, : len(size[:2])] = program[:, :2] * size[:2]
+        start[:, : len(sizes[:2])] = left_vectors[:, :2] * sizes[:2]
     if len(x) < 10 or numpy.ptp(x, axis=0).max() == 0:
         return start
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    begin = (1e-4 * start / max(start[:, 0].std(), 1e-12)).astype(numpy.float32)
-    with threadpool_limits(
-        1
-    ):  # so few points: threads wait for each other, ten times as long where cores are busy
-        return TSNE(
-            2, perplexity=min(30, (len(x) - 1) / 3), init=begin, max_iter=300, random_state=0
-        ).fit_transform(x)
+    initial = (1e-4 * start / max(start[:, 0].std(), 1e-12)).astype(numpy.float32)
+    perplexity = min(30, (len(x) - 1) / 3)
+    tsne = TSNE(2, perplexity=perplexity, init=initial, max_iter=300, random_state=0)
+    # With so few points threads only wait for each other, ten times as long on busy cores.
+    with threadpool_limits(1):
+        return tsne.fit_transform(x)
 
 
-def _dots(axis, at, tone: str, square: bool) -> None:
-    """All dots of a class as one path of strokes without length and with round or square ends: small in the page."""
+def _draw_dots(axis: Any, positions: Any, tone: str, square: bool) -> None:
+    """Draw all dots of a class as one path of strokes without length, to keep the page small."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    path = (
-        Path([spot for spot in at for _ in "01"], [Path.MOVETO, Path.LINETO] * len(at))
-        if len(at)
-        else Path([(0, 0)], [Path.MOVETO])
-    )
+    path = Path([(0, 0)], [Path.MOVETO])
+    if len(positions):
+        corners = []
+        for position in positions:
+            corners += [position, position]
+        path = Path(corners, [Path.MOVETO, Path.LINETO] * len(positions))
     path.should_simplify = False
-    axis.add_patch(
-        PathPatch(
-            path,
-            fill=False,
-            edgecolor=tone,
-            linewidth=2.6,
-            alpha=0.8,
-            capstyle="projecting" if square else "round",
-        )
-    )
-    axis.update_datalim(at)
+    style = {"linewidth": 2.6, "alpha": 0.8, "capstyle": "projecting" if square else "round"}
+    axis.add_patch(PathPatch(path, fill=False, edgecolor=tone, **style))
+    axis.update_datalim(positions)
     axis.autoscale_view()
 
 
-def matrix(run: Run, name: str, moments: dict[int, dict]) -> Picture:
-    """A square for each entry as it was last, the darker the larger."""
+def plot_matrix(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
+    """A square for each entry of the last matrix, the darker the larger.
+
+    Args:
+        rounds: by round, `matrix` (rows, columns) and the names of `rows` and `columns`.
+    """
     import numpy
 
-    at, its = max(moments.items())
-    values = numpy.nan_to_num(numpy.asarray(its["matrix"], dtype=numpy.float64))
-    low, high = values.min(), values.max()
-    level = ((values - low) / max(high - low, 1e-12) * (LEVELS - 1)).round().astype(int)
-    tall, wide = values.shape
-    drawn, ((axis,),) = figure(min(4.6, 0.8 + 0.3 * tall))
-    for shade in range(LEVELS):
-        _squares(axis, numpy.argwhere(level == shade), (shade + 0.6) / LEVELS)
-    axis.set_xlim(-0.5, wide - 0.5)
-    axis.set_ylim(tall - 0.5, -0.5)
+    number, arrays = max(rounds.items())
+    values = numpy.nan_to_num(numpy.asarray(arrays["matrix"], dtype=numpy.float64))
+    low = values.min()
+    high = values.max()
+    shades = ((values - low) / max(high - low, 1e-12) * (SHADES - 1)).round().astype(int)
+    height, width = values.shape
+    figure, ((axis,),) = new_figure(min(4.6, 0.8 + 0.3 * height))
+    for shade in range(SHADES):
+        _draw_squares(axis, numpy.argwhere(shades == shade), (shade + 0.6) / SHADES)
+    axis.set_xlim(-0.5, width - 0.5)
+    axis.set_ylim(height - 0.5, -0.5)
     axis.set_aspect("equal")
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
-    for program, key, count in ((axis.xaxis, "columns", wide), (axis.yaxis, "rows", tall)):
-        names = [short(one, 16) for one in its.get(key, range(count))]
-        every = -(-count // NAMES)
-        program.set_ticks(range(0, count, every), names[::every])
-        program.set_tick_params(length=0, labelcolor=colour("ink"))
-    axis.xaxis.set_tick_params(
-        rotation=90 if any(len(str(one)) > 2 for one in its.get("columns", ())) else 0
+    _name_ticks(axis.xaxis, arrays.get("columns", range(width)))
+    _name_ticks(axis.yaxis, arrays.get("rows", range(height)))
+    long_names = any(len(str(column)) > 2 for column in arrays.get("columns", ()))
+    axis.xaxis.set_tick_params(rotation=90 if long_names else 0)
+    caption = (
+        f"In round {number}, from {low:.3g}, the palest, to {high:.3g}, the darkest; a row is what "
+        "one gets from each column."
     )
-    caption = f"In round {at}, from {low:.3g}, the palest, to {high:.3g}, the darkest; a row is what one gets from each column."
-    alt = f"A matrix of {tall} by {wide} shades, from {low:.3g} to {high:.3g}."
-    return Picture(_title(name), caption, inline(drawn, name.replace(" ", "-"), alt))
+    description = f"A matrix of {height} by {width} shades, from {low:.3g} to {high:.3g}."
+    return ReportFigure(_title(name), caption, to_svg(figure, name.replace(" ", "-"), description))
 
 
-def _squares(axis, cells, strength: float) -> None:
+def _name_ticks(axis: Any, names: Any) -> None:
+    texts = [shorten(name, 16) for name in names]
+    step = -(-len(texts) // MAX_TICKS)
+    axis.set_ticks(range(0, len(texts), step), texts[::step])
+    axis.set_tick_params(length=0, labelcolor=colour("ink"))
+
+
+def _draw_squares(axis: Any, cells: Any, strength: float) -> None:
+    """Draw the cells (n, 2) of one shade as one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
     corners = [(-0.47, -0.47), (0.47, -0.47), (0.47, 0.47), (-0.47, 0.47), (-0.47, -0.47)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    if len(cells):
-        path = Path(
-            [(column + x, row + y) for row, column in cells for x, y in corners], codes * len(cells)
-        )
-        axis.add_patch(PathPatch(path, facecolor=colour("up"), edgecolor="none", alpha=strength))
+    if not len(cells):
+        return
+    vertices = []
+    for row, column in cells:
+        vertices += [(column + x, row + y) for x, y in corners]
+    path = Path(vertices, codes * len(cells))
+    axis.add_patch(PathPatch(path, facecolor=colour("up"), edgecolor="none", alpha=strength))
 
 
 def _tone(place: int) -> str:
-    return CLIENTS[place % len(CLIENTS)]
+    return CLIENT_COLOURS[place % len(CLIENT_COLOURS)]
 
 
 def _title(name: str) -> str:
-    return words.printable(name[:1].upper() + name[1:])
+    return printable(name[:1].upper() + name[1:])

@@ -1,11 +1,20 @@
-"""Colours by name, and matplotlib figures as SVG for one page in light and dark. Knows nothing of runs."""
+"""matplotlib figures as SVG for one page in light and dark: colours by name, sizes, limits."""
 
 import warnings
-import xml.etree.ElementTree as tree
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
-# name: (light, dark). The clients' eight are Okabe and Ito's, less the yellow and black that one of the two pages would swallow.
+MAX_ROWS = 40  # clients drawn as rows
+MAX_PANELS = 24  # clients drawn as panels
+PAGE_WIDTH = 8.6  # inches
+
+# Name: (light, dark). The clients' eight colours are those of Okabe and Ito, without the yellow
+# and black that one of the two pages would swallow.
 COLOURS = {
     "ink": ("#1b2430", "#e6eaf0"),
     "soft": ("#5b6675", "#9aa5b4"),
@@ -24,83 +33,191 @@ COLOURS = {
     "c6": ("#5b4bb0", "#a79cf2"),
     "c7": ("#857f1d", "#cdc659"),
 }
-CLIENTS = [name for name in COLOURS if name[0] == "c"]
+CLIENT_COLOURS = [name for name in COLOURS if name[0] == "c"]
 
-# matplotlib wants a fixed colour, the page wants var(--ink): each name draws in a colour of its own that is replaced at the end
-_DRAWN = {name: f"#a5f0{place:02x}" for place, name in enumerate(COLOURS)}
-_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+# matplotlib needs a fixed colour, the page var(--ink): each name is drawn in a colour of its own,
+# which is replaced at the end.
+_PLACEHOLDERS = {name: f"#a5f0{place:02x}" for place, name in enumerate(COLOURS)}
+_SVG = "{http://www.w3.org/2000/svg}"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass
+class ReportFigure:
+    """A figure of the report.
+
+    Attributes:
+        title, caption: its text.
+        svg: the plot as an <svg> element.
+        legend: (mark, colour name, text) for each entry.
+    """
+
+    title: str
+    caption: str
+    svg: str
+    legend: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def colour(name: str) -> str:
-    """What to give matplotlib for a colour of this page."""
-    return _DRAWN[name]
+    """Return what to pass to matplotlib for a colour of the page."""
+    return _PLACEHOLDERS[name]
 
 
-def variables(dark: bool) -> str:
-    """The colours as CSS variables."""
+def css_variables(dark: bool) -> str:
+    """Return the colours as CSS variables."""
     return " ".join(f"--{name}: {shades[dark]};" for name, shades in COLOURS.items())
 
 
+def client_colours(clients: Sequence[str]) -> Callable[[str], str]:
+    """Return a function from client to colour name, the same in every figure.
+
+    Whatever is not a client, e.g. a server, is drawn in ink.
+    """
+    known = {}
+    for place, client in enumerate(clients):
+        known[client] = CLIENT_COLOURS[place % len(CLIENT_COLOURS)]
+    return lambda client: known.get(client, "ink")
+
+
 @contextmanager
-def settings():
-    """Draw inside this: text stays text, names with a $ are not formulas, letters our font lacks are no worry."""
+def drawing_style() -> Iterator[None]:
+    """Set matplotlib's style for the report; draw inside this.
+
+    Text stays text, names with a $ are not formulas, and letters that the font lacks give no
+    warning.
+    """
     import matplotlib
 
-    ink, soft, rule = colour("ink"), colour("soft"), colour("rule")
-    look = {
-        "svg.fonttype": "none", "svg.hashsalt": "unalike", "text.parse_math": False, "font.size": 8.5,
+    ink = colour("ink")
+    soft = colour("soft")
+    rule = colour("rule")
+    style: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "unalike",
+        "text.parse_math": False,
         "text.color": ink,
-        "axes.edgecolor": rule, "axes.labelcolor": soft, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.titleweight": "bold",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": rule,
-        "grid.linewidth": 0.6, "xtick.color": rule, "ytick.color": rule, "xtick.labelcolor": soft, "ytick.labelcolor": soft,
-        "xtick.labelsize": 8, "ytick.labelsize": 8, "lines.linewidth": 1.6, "axes.unicode_minus": False,
-    }  # fmt: skip
-    with matplotlib.rc_context(look), warnings.catch_warnings():
+        "font.size": 8.5,
+        "axes.edgecolor": rule,
+        "axes.labelcolor": soft,
+        "axes.titlesize": 8.5,
+        "axes.titlelocation": "left",
+        "axes.titleweight": "bold",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.unicode_minus": False,
+        "grid.color": rule,
+        "grid.linewidth": 0.6,
+        "xtick.color": rule,
+        "ytick.color": rule,
+        "xtick.labelcolor": soft,
+        "ytick.labelcolor": soft,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "lines.linewidth": 1.6,
+    }
+    with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
-def figure(height: float, rows: int = 1, columns: int = 1, **shared):
-    """A figure as wide as the page and `height` inches high, and its axes as a list of rows."""
+def new_figure(height: float, rows: int = 1, columns: int = 1, **shared: Any) -> tuple[Any, Any]:
+    """Return a matplotlib figure as wide as the page, and its axes (rows, columns).
+
+    Args:
+        height: inches.
+        shared: for matplotlib's `subplots`, e.g. sharex.
+    """
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(8.6, height), layout="constrained", facecolor="none")
-    axes = drawn.subplots(rows, columns, squeeze=False, **shared)
+    figure = Figure(figsize=(PAGE_WIDTH, height), layout="constrained", facecolor="none")
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
     for axis in axes.flat:
         axis.set_facecolor("none")
-    return drawn, axes
+    return figure, axes
 
 
-def inline(drawn, name: str, alt: str) -> str:
-    """The figure as an <svg> element for this page: colours as variables, names its own, described by `alt`."""
+def hide_unused(axes: Any, used: int) -> None:
+    """Hide all but the first `used` axes."""
+    for axis in axes.flat[used:]:
+        axis.set_visible(False)
+
+
+def integer_rounds(axis: Any) -> None:
+    """Put ticks of the x axis at integers: rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+
+
+def to_svg(figure: Any, name: str, description: str) -> str:
+    """Return a figure as an <svg> element: colours as CSS variables, ids that start with `name`.
+
+    Args:
+        name: unique on the page.
+        description: for readers who cannot see it (aria-label).
+    """
     text = StringIO()
-    drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    root = tree.fromstring(text.getvalue())
-    used = {node.get(_LINK, "#")[1:] for node in root.iter()}
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(text.getvalue())
+    referenced = {node.get(_HREF, "#")[1:] for node in root.iter()}
     for node in root.iter():
-        for child in [
-            child for child in node if child.tag.endswith("metadata") or child.tag == f"{_SVG}style"
-        ]:
-            node.remove(child)
+        for child in list(node):
+            if child.tag.endswith("metadata") or child.tag == f"{_SVG}style":
+                node.remove(child)
         node.tag = node.tag.removeprefix(_SVG)
-        _rewrite(node, name, used)
-    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": alt}
-    return tree.tostring(root, encoding="unicode")
+        _rewrite_attributes(node, name, referenced)
+    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": description}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
-def _rewrite(node, name: str, used: set[str]) -> None:
-    link, identity, style = (
-        node.attrib.pop(_LINK, None),
-        node.attrib.pop("id", None),
-        node.get("style"),
-    )
+def _rewrite_attributes(node: Any, name: str, referenced: set[str]) -> None:
+    link = node.attrib.pop(_HREF, None)
+    identity = node.attrib.pop("id", None)
+    style = node.get("style")
     if link:
         node.set("href", f"#{name}-{link[1:]}")
-    if identity and (identity in used or node.tag == "clipPath"):
+    if identity and (identity in referenced or node.tag == "clipPath"):
         node.set("id", f"{name}-{identity}")
     if node.get("clip-path"):
         node.set("clip-path", node.get("clip-path").replace("url(#", f"url(#{name}-"))
     if style:
-        for known, drawn in _DRAWN.items():
-            style = style.replace(drawn, f"var(--{known})")
+        for known, placeholder in _PLACEHOLDERS.items():
+            style = style.replace(placeholder, f"var(--{known})")
         node.set("style", style)
+
+
+def save_explanation(
+    image: Any, maps: Mapping[str, Any], conditions: Mapping[str, float], path: Path
+) -> None:
+    """Save one image beside where each of its labels was seen, and which conditions counted.
+
+    Args:
+        image: (height, width, channels) in [0, 1].
+        maps: by title, (rows, columns); stretched over the image, the brighter the more.
+        conditions: weight by name; drawn as bars.
+        path: the file to write.
+    """
+    columns = 1 + len(maps) + bool(conditions)
+    figure, axes = new_figure(PAGE_WIDTH / columns + 0.3, 1, columns)
+    figure.set_facecolor("white")
+    first, *remaining = axes.flat
+    height, width, channels = image.shape
+    extent = (0, width, height, 0)
+    shown = image[..., 0] if channels == 1 else image
+    for axis, title in ((first, ""), *zip(remaining, maps)):
+        axis.imshow(shown, cmap="gray", vmin=0, vmax=1, extent=extent)
+        if title:
+            axis.imshow(
+                maps[title], cmap="inferno", alpha=0.6, extent=extent, interpolation="bilinear"
+            )
+        axis.set_title(title, fontsize=8)
+        axis.set_axis_off()
+    if conditions:
+        bars = remaining[-1]
+        bars.barh(list(conditions), list(conditions.values()), color=COLOURS["up"][0])
+        bars.invert_yaxis()
+        bars.tick_params(labelsize=7)
+        bars.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

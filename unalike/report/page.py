@@ -1,325 +1,417 @@
-"""One run as one page, report.html, that needs no network. Knows run folders, not how runs are made."""
+"""One run as one page, report.html, that needs no network. Knows run folders, not how runs go."""
 
 import base64
 import shlex
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from unalike.report import formatting as words
-from unalike.report import history
-from unalike.report.figure import Picture, colours
+from unalike.report import history, outcome
 from unalike.report.folder import Run, read
-from unalike.report.plots import draw
-from unalike.report.style import css
+from unalike.report.formatting import (
+    MISSING,
+    count_noun,
+    describe_privacy,
+    format_bytes,
+    format_duration,
+    format_epsilon,
+    format_gain,
+    format_metric,
+    join_names,
+    printable,
+    replace_unprintable,
+    to_number,
+)
+from unalike.report.mpl import ReportFigure, client_colours, css_variables
+from unalike.report.plots import plot_run
 
-# Nothing on the page may run or fetch anything, whatever a run wrote into its names
+# Nothing on the page may run or fetch anything, whatever a run wrote into its names.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
-VALUES = {
-    "alone": "alone",
-    "together": "value",
-    "safeguarded": "safeguarded",
-}  # column: what the results call it
-MOST = 40  # rows of a table before it scrolls
+# Column: key in the results.
+METRIC_COLUMNS = {"local": "alone", "federated": "value", "safeguarded": "safeguarded"}
+NUMBER_COLUMNS = {*METRIC_COLUMNS, "gain", "missed", "epsilon"}
+MAX_ROWS = 40  # rows of a table before it scrolls
 
 
 def write(path: str | Path) -> Path:
-    """Make report.html in the run folder `path`, and return where it lies."""
+    """Write report.html into the run folder `path`, and return its path."""
     run = read(path)
     file = run.path / "report.html"
-    file.write_bytes(page(run).encode("utf-8", errors="replace"))
+    file.write_bytes(render_page(run).encode("utf-8", errors="replace"))
     return file
 
 
-def page(run: Run) -> str:
-    """The page as text."""
+def render_page(run: Run) -> str:
+    """Return the page of a run as HTML."""
     title = f"{run.algorithm} on {run.scenario}"
+    summary = run.config.get("summary")
     parts = [
         f'<p class="kind">Unalike run, {_text(run.path.resolve().name)}</p>',
         f"<h1>{_text(title)}</h1>",
-        f'<p class="summary">{_text(run.config["summary"])}</p>'
-        if run.config.get("summary")
-        else "",
+        f'<p class="summary">{_text(summary)}</p>' if summary else "",
         _verdict(run),
-        _facts(run),
-        _clients(run) if run.results else "",
-        *map(_figure, draw(run)),
-        *_pictures(run),
+        _tiles(run),
+        _clients_table(run) if run.results else "",
+        *map(_figure, plot_run(run)),
+        *_images(run),
         _failures(run),
-        _details(run) if run.results else "",
-        _repeat(run),
+        _metrics_table(run) if run.results else "",
+        _how_to_repeat(run),
         _config(run),
     ]
-    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = (
+        '<meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_style_sheet()}</style>"
+    )
     body = "\n".join(part for part in parts if part)
-    head += f"<title>{_text(title)}</title><style>{css()}</style>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>\n{body}\n</main></body></html>\n'
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
+        f"<body><main>\n{body}\n</main></body></html>\n"
+    )
 
 
-def _text(value) -> str:
-    return escape(words.printable(value)).replace(" %", "\N{NO-BREAK SPACE}%")
+def _text(value: Any) -> str:
+    return escape(printable(value)).replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _verdict(run: Run) -> str:
     if run.results is None:
-        done = history.rounds(run)
-        return f'<p class="verdict open">This run has not finished: {words.count(done, "round")} so far, and no results yet.</p>'
-    mood = "lost" if words.losers(run.results) else "" if words.gains(run.results) else "open"
-    return f'<p class="verdict {mood}">{_text(words.verdict(run.results))}</p>'
+        rounds = count_noun(history.count_rounds(run), "round")
+        sentence = f"This run has not finished: {rounds} so far, and no results yet."
+        return f'<p class="verdict open">{sentence}</p>'
+    mood = "" if outcome.gains(run.results) else "open"
+    if outcome.degraded_clients(run.results):
+        mood = "lost"
+    return f'<p class="verdict {mood}">{_text(outcome.verdict(run.results))}</p>'
 
 
-def _facts(run: Run) -> str:
+def _tiles(run: Run) -> str:
+    """Return the numbers at the top: name, value, a note below it, and its class."""
     results = run.results or {}
-    facts: list[tuple[str, str, str, str]] = []  # name, value, a word more, class
-    for name, value in (words.federation(results) if run.results else {}).items():
-        facts += [("Federation", words.percent(value), name, "")]
-    if words.number(results.get("delta")) is not None:
-        facts += [("Delta", words.signed(results["delta"]), "mean gain", _mood(results["delta"]))]
-    if run.results and words.gains(results):
-        lost, gained = words.losers(results), words.gains(results)
-        worst = next(iter(gained))
-        facts += [
-            (
-                "Losers",
-                f"{len(lost)} of {len(gained)}",
-                words.listed(lost, 3),
-                "bad" if lost else "",
-            )
-        ]
-        facts += [("Worst client", words.signed(gained[worst]), worst, _mood(gained[worst]))]
+    tiles: list[tuple[str, str, str, str]] = []
+    if run.results:
+        for name, metric in outcome.federation_metrics(results).items():
+            tiles.append(("Federation", format_metric(metric), name, ""))
+    mean_gain = results.get("delta")
+    if to_number(mean_gain) is not None:
+        note = "over the local baseline"
+        tiles.append(("Mean gain", format_gain(mean_gain), note, _mood(mean_gain)))
+    gains = outcome.gains(results) if run.results else {}
+    if gains:
+        degraded = outcome.degraded_clients(results)
+        count = f"{len(degraded)} of {len(gains)}"
+        tiles.append(("Degraded", count, join_names(degraded, 3), "bad" if degraded else ""))
+        worst = next(iter(gains))
+        tiles.append(("Worst client", format_gain(gains[worst]), worst, _mood(gains[worst])))
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
-        left = words.number(safeguard.get("losers"))
-        note = (
-            "Delta" if left is None else f"Delta, {words.count(int(left), 'loser')}"
-        ) + words.judged(results)
-        facts += [
-            (
-                "Safeguarded",
-                words.signed(safeguard.get("delta")),
-                note,
-                _mood(safeguard.get("delta")),
-            )
-        ]
+        gain = safeguard.get("delta")
+        remaining = to_number(safeguard.get("losers"))
+        note = "mean gain"
+        if remaining is not None:
+            note += f", {count_noun(int(remaining), 'degraded client')}"
+        note += outcome.describe_judged(results)
+        tiles.append(("Safeguarded", format_gain(gain), note, _mood(gain)))
     spent = results.get("privacy")
     if isinstance(spent, dict):
-        facts += [("Epsilon", words.epsilon(spent), words.privacy(spent), "")]
-    facts += [
-        ("Server", value, name, "") for name, value in words.figures(results.get("server")).items()
-    ]
-    sent = history.sent(run)
-    facts += [
-        (
-            "Sent",
-            words.data(sent["up"] + sent["down"]),
-            f"{words.data(sent['up'])} up, {words.data(sent['down'])} down",
-            "",
-        )
-    ]
+        tiles.append(("Epsilon", format_epsilon(spent), describe_privacy(spent), ""))
+    for name, text in outcome.flatten_metrics(results.get("server")).items():
+        tiles.append(("Server", text, name, ""))
+    sent = history.total_bytes(run)
+    note = f"{format_bytes(sent['up'])} up, {format_bytes(sent['down'])} down"
+    tiles.append(("Sent", format_bytes(sent["up"] + sent["down"]), note, ""))
     if results:
-        clock = words.number(results.get("clock"))
-        facts += [
-            (
-                "Time",
-                words.duration(results.get("seconds")),
-                f"simulated {words.duration(clock)}" if clock else "",
-                "",
-            )
-        ]
-    tile = '<div><dt>{}</dt><dd class="{}">{}<small>{}</small></dd></div>'
-    tiles = [
-        tile.format(_text(name), kind, _text(value), _text(note))
-        for name, value, note, kind in facts
-    ]
-    return f'<dl class="facts">{"".join(tiles)}</dl>'
+        clock = to_number(results.get("clock"))
+        note = f"simulated {format_duration(clock)}" if clock else ""
+        tiles.append(("Time", format_duration(results.get("seconds")), note, ""))
+    html = ""
+    for name, value, note, kind in tiles:
+        html += f"<div><dt>{_text(name)}</dt>"
+        html += f'<dd class="{kind}">{_text(value)}<small>{_text(note)}</small></dd></div>'
+    return f'<dl class="facts">{html}</dl>'
 
 
-def _mood(gain) -> str:
-    gain = words.number(gain)
-    return "" if not gain else "good" if gain > 0 else "bad"
+def _mood(gain: Any) -> str:
+    known = to_number(gain)
+    if not known:
+        return ""
+    return "good" if known > 0 else "bad"
 
 
-def _clients(run: Run) -> str:
+def _clients_table(run: Run) -> str:
     clients = run.clients
-    has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
-    has_safeguard = any("safeguarded" in its for its in clients.values())
-    has_modalities = any(words.modalities(its) for its in clients.values())
-    names = ["client", "model", *["modalities"] * has_modalities, "task", "metric"]
-    names += ["alone"] * has_alone + ["together"] + ["gain"] * has_alone
-    names += ["safeguarded", "kept"] * has_safeguard + ["epsilon"] * any(
-        "privacy" in its for its in clients.values()
-    )
-    missed, why = words.misses(history.failures(run))
-    names += ["missed"] * bool(missed)
-    figures = {*VALUES, "gain", "missed", "epsilon"}
-    rows, tone_of = [], colours(run)
-    for client in _ordered(run):
-        its = clients[client]
-        shown = {name: its.get(name) or words.NOTHING for name in ("model", "task", "metric")} | {
-            "kept": words.kept(its) or words.NOTHING
-        }
-        unit = words.unit_of_client(its)
-        shown |= {name: words.metric_value(its.get(key), unit) for name, key in VALUES.items()}
-        shown["modalities"] = words.modalities(its) or words.NOTHING
-        shown["epsilon"] = words.epsilon(its.get("privacy"))
-        shown["missed"] = str(missed.get(client, 0))
-        shown["gain"] = _arrow(its.get("gain")) + words.signed(its.get("gain"))
+    entries = list(clients.values())
+    has_baseline = any(to_number(entry.get("alone")) is not None for entry in entries)
+    missed, reasons = outcome.count_missed_rounds(history.failures(run))
+    columns = ["client", "model"]
+    columns += ["modalities"] * any(outcome.modality_names(entry) for entry in entries)
+    columns += ["task", "metric"]
+    columns += ["local"] * has_baseline + ["federated"] + ["gain"] * has_baseline
+    columns += ["safeguarded", "kept"] * any("safeguarded" in entry for entry in entries)
+    columns += ["epsilon"] * any("privacy" in entry for entry in entries)
+    columns += ["missed"] * bool(missed)
+    tone_of = client_colours(history.clients(run))
+    rows = []
+    for client in _order_clients(run):
+        entry = clients[client]
+        texts = _client_texts(entry) | {"missed": str(missed.get(client, 0))}
         cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
-        for name in names[1:]:
-            kind = (
-                f"number {_mood(its.get('gain'))}"
-                if name == "gain"
-                else "number"
-                if name in figures
-                else ""
-            )
-            cells += [f'<td class="{kind}">{_text(shown[name])}</td>']
-        rows += [f"<tr>{''.join(cells)}</tr>"]
-    note = _explain_values(clients, has_alone)
+        for name in columns[1:]:
+            kind = "number" if name in NUMBER_COLUMNS else ""
+            if name == "gain":
+                kind += f" {_mood(entry.get('gain'))}"
+            cells.append(f'<td class="{kind}">{_text(texts[name])}</td>')
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    note = _explain_values(clients, has_baseline)
     if missed:
-        note += f" Missed counts the rounds a client was away ({_text(why)})."
-    if len(clients) > MOST:
+        note += f" Missed counts the rounds a client was away ({_text(reasons)})."
+    if len(clients) > MAX_ROWS:
         note += " The smallest gains come first."
-    return f"<section><h2>Every client</h2>{_table(names, figures, rows)}<p class='small'>{note}</p></section>"
+    table = _table(columns, NUMBER_COLUMNS, rows)
+    return f"<section><h2>Every client</h2>{table}<p class='small'>{note}</p></section>"
 
 
-def _explain_values(clients: dict[str, dict], has_alone: bool) -> str:
+def _client_texts(entry: dict) -> dict[str, str]:
+    """Return the text of each column for one client."""
+    texts = {name: str(entry.get(name) or MISSING) for name in ("model", "task", "metric")}
+    for column, key in METRIC_COLUMNS.items():
+        texts[column] = format_metric(entry.get(key), outcome.unit_of(entry))
+    arrow = {"good": "▲ ", "bad": "▼ ", "": ""}[_mood(entry.get("gain"))]
+    texts["gain"] = arrow + format_gain(entry.get("gain"))
+    texts["kept"] = outcome.kept_model(entry) or MISSING
+    texts["modalities"] = outcome.modality_names(entry) or MISSING
+    texts["epsilon"] = format_epsilon(entry.get("privacy"))
+    return texts
+
+
+def _explain_values(clients: dict[str, dict], has_baseline: bool) -> str:
     """Return a note on the units of values and gains, and on metrics that should fall."""
-    falling = [its for its in clients.values() if not words.higher_is_better(its)]
+    falling = outcome.falling_metrics(clients)
+    percentages = [entry for entry in clients.values() if outcome.unit_of(entry) == "%"]
     notes = []
-    if words.common_unit(clients) == "%":
+    if len(percentages) == len(clients):
         notes.append("Values are percent.")
-    elif any(words.unit_of_client(its) == "%" for its in clients.values()):
-        percent = sorted(
-            {str(its.get("metric")) for its in clients.values() if words.unit_of_client(its) == "%"}
-        )
-        notes.append(f"Values of {_text(words.listed(percent))} are percent.")
+    elif percentages:
+        names = sorted({str(entry.get("metric")) for entry in percentages})
+        notes.append(f"Values of {_text(join_names(names))} are percent.")
     if falling:
-        names = sorted({str(its.get("metric")) for its in falling})
-        notes.append(f"Lower is better for {_text(words.listed(names))}.")
-    if has_alone:
-        better = " and positive where it is better" if falling else ""
-        notes.append(f"A gain is in percent of the client's own value alone{better}.")
+        notes.append(f"Lower is better for {_text(join_names(falling))}.")
+    if has_baseline:
+        better = ", positive where the client is better" if falling else ""
+        notes.append(f"A gain is in percent of the client's own local value{better}.")
     return " ".join(notes)
 
 
-def _ordered(run: Run) -> list[str]:
-    """The clients as the run lists them; when there are too many to see at once, the smallest gains first."""
-    gained = words.gains({"clients": run.clients}) if len(run.clients) > MOST else {}
-    return [*gained, *(client for client in run.clients if client not in gained)]
+def _order_clients(run: Run) -> list[str]:
+    """Return the clients in their order; if there are many, the smallest gains first."""
+    gains = outcome.gains({"clients": run.clients}) if len(run.clients) > MAX_ROWS else {}
+    return [*gains, *(client for client in run.clients if client not in gains)]
 
 
-def _table(names: list[str], figures: set[str], rows: list[str]) -> str:
-    head = "".join(
-        f'<th scope="col" class="{"number" if name in figures else ""}">{_text(name)}</th>'
-        for name in names
+def _table(columns: list[str], numbers: set[str], rows: list[str]) -> str:
+    head = ""
+    for name in columns:
+        kind = "number" if name in numbers else ""
+        head += f'<th scope="col" class="{kind}">{_text(name)}</th>'
+    kind = "wide tall" if len(rows) > MAX_ROWS else "wide"
+    return (
+        f'<div class="{kind}"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
-    kind = "wide tall" if len(rows) > MOST else "wide"
-    return f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _arrow(gain) -> str:
-    return {"good": "▲ ", "bad": "▼ ", "": ""}[_mood(gain)]
 
 
 def _mark(kind: str, tone: str) -> str:
     return f'<span class="mark {kind}" style="--tone: var(--{tone})"></span>'
 
 
-def _figure(picture: Picture) -> str:
-    marks = "".join(
-        f"<li>{_mark(kind, tone)}{_text(text)}</li>" for kind, tone, text in picture.legend
-    )
+def _figure(figure: ReportFigure) -> str:
+    marks = ""
+    for kind, tone, text in figure.legend:
+        marks += f"<li>{_mark(kind, tone)}{_text(text)}</li>"
     legend = f'<ul class="legend">{marks}</ul>' if marks else ""
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
-    return f'<figure><h2>{_text(picture.title)}</h2>{legend}<div class="wide">{picture.svg}</div>{caption}</figure>'
+    return (
+        f'<figure><h2>{_text(figure.title)}</h2>{legend}<div class="wide">{figure.svg}</div>'
+        f"<figcaption>{_text(figure.caption)}</figcaption></figure>"
+    )
 
 
-def _pictures(run: Run) -> list[str]:
-    """What the method drew itself, as images: nothing inside an image can run."""
-    found = []
+def _images(run: Run) -> list[str]:
+    """Return SVG files that the method wrote, as images: nothing inside an image can run."""
+    figures = []
     for file in sorted((run.path / "pictures").glob("*.svg")):
         name = file.stem.replace("_", " ").replace("-", " ")
         source = base64.b64encode(file.read_bytes()).decode()
         image = f'<img alt="{_text(name)}" src="data:image/svg+xml;base64,{source}">'
-        found += [f"<figure><h2>{_text(name[:1].upper() + name[1:])}</h2>{image}</figure>"]
-    return found
+        title = _text(name[:1].upper() + name[1:])
+        figures.append(f"<figure><h2>{title}</h2>{image}</figure>")
+    return figures
 
 
 def _failures(run: Run) -> str:
-    told = words.failures(history.failures(run))
-    if not told:
+    sentences = outcome.describe_failures(history.failures(run))
+    if not sentences:
         return ""
-    return f'<section><h2>What failed</h2><ul class="failures">{"".join(f"<li>{_text(sentence)}</li>" for sentence in told)}</ul></section>'
+    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
+    return f'<section><h2>What failed</h2><ul class="failures">{items}</ul></section>'
 
 
-def _details(run: Run) -> str:
-    """Every metric of every client, with what it learnt from."""
-    clients, whole = run.clients, (run.results or {}).get("metrics") or {}
-    plain = [
-        name
-        for name in ("samples", "parameters", "test", "after_local")
-        if any(name in its for its in clients.values())
-    ]
-    metrics = list(
-        dict.fromkeys(name for its in clients.values() for name in its.get("metrics") or {})
-    )
-    hashed = any(its.get("hash") for its in clients.values())
-    rows, tone_of = [], colours(run)
-    for client in _ordered(run):
-        its = clients[client]
-        cells = [_cell(name, its.get(name)) for name in plain] + [
-            _cell(name, (its.get("metrics") or {}).get(name)) for name in metrics
-        ]
-        cells += [_cell("hash", str(its.get("hash") or words.NOTHING)[:10])] * hashed
-        rows += [
-            f"<tr><td>{_mark('dot', tone_of(client))}{_text(client)}</td>{''.join(cells)}</tr>"
-        ]
-    if any(words.number(whole.get(name)) is not None for name in metrics):
-        cells = (
-            ["<td></td>"] * len(plain)
-            + [_cell(name, whole.get(name)) for name in metrics]
-            + ["<td></td>"] * hashed
-        )
-        rows += [f'<tr class="soft"><td>over all clients</td>{"".join(cells)}</tr>']
-    names = ["client", *(name.replace("_", " ") for name in [*plain, *metrics]), *["hash"] * hashed]
-    table = _table(names, set(names) - {"client", "test", "hash"}, rows)
+def _metrics_table(run: Run) -> str:
+    """Return a folded table of every metric of every client, with sizes of data and model."""
+    clients = run.clients
+    entries = list(clients.values())
+    columns_before = []
+    for name in ("samples", "parameters", "test", "after_local"):
+        if any(name in entry for entry in entries):
+            columns_before.append(name)
+    metrics: dict[str, None] = {}
+    for entry in entries:
+        metrics |= dict.fromkeys(entry.get("metrics") or {})
+    has_hash = any(entry.get("hash") for entry in entries)
+    tone_of = client_colours(history.clients(run))
+    rows = []
+    for client in _order_clients(run):
+        entry = clients[client]
+        cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
+        cells += [_cell(name, entry.get(name)) for name in columns_before]
+        cells += [_cell(name, (entry.get("metrics") or {}).get(name)) for name in metrics]
+        if has_hash:
+            cells.append(_cell("hash", str(entry.get("hash") or MISSING)[:10]))
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    whole = (run.results or {}).get("metrics") or {}
+    if any(to_number(whole.get(name)) is not None for name in metrics):
+        cells = ["<td>over all clients</td>", *["<td></td>"] * len(columns_before)]
+        cells += [_cell(name, whole.get(name)) for name in metrics]
+        cells += ["<td></td>"] * has_hash
+        rows.append(f'<tr class="soft">{"".join(cells)}</tr>')
+    names = [name.replace("_", " ") for name in (*columns_before, *metrics)]
+    columns = ["client", *names, *["hash"] * has_hash]
+    table = _table(columns, set(columns) - {"client", "test", "hash"}, rows)
     return f"<details><summary>Every metric of every client</summary>{table}</details>"
 
 
-def _cell(name: str, value) -> str:
-    told = words.number(value)
-    if told is None:
-        return f'<td class="{"" if name in ("test", "hash") else "number"}">{_text(words.NOTHING if value is None else value)}</td>'
+def _cell(name: str, value: Any) -> str:
+    number = to_number(value)
+    if number is None:
+        kind = "" if name in ("test", "hash") else "number"
+        return f'<td class="{kind}">{_text(MISSING if value is None else value)}</td>'
+    text = f"{number:.2f}"
     if name in ("samples", "parameters"):
-        return f'<td class="number">{told:,.0f}</td>'
-    # Two decimals suit percentages; small numbers keep three digits.
-    shown = f"{told:.2f}" if abs(told) >= 1 or not told else f"{told:.3g}"
-    return f'<td class="number">{shown}</td>'
+        text = f"{number:,.0f}"
+    elif 0 < abs(number) < 1:  # two decimals suit percentages, not small errors
+        text = f"{number:.3g}"
+    return f'<td class="number">{text}</td>'
 
 
-def _repeat(run: Run) -> str:
-    told = f"<pre>{_text(shlex.join(['unalike', 'run', str(run.path / 'config.yaml')]))}</pre>"
+def _how_to_repeat(run: Run) -> str:
+    command = shlex.join(["unalike", "run", str(run.path / "config.yaml")])
+    how = f"<pre>{_text(command)}</pre>"
     if run.config.get("python"):
-        told = "<p>It was started from Python, with clients only that program can make: call <code>unalike.run</code> there.</p>"
+        how = (
+            "<p>It was started from Python, with clients only that program can make: call "
+            "<code>unalike.run</code> there.</p>"
+        )
     commit = (run.results or {}).get("commit")
-    notes = [
-        f"Seed {run.seed}" if run.seed is not None else "",
-        f"commit {commit}" if commit else "",
-    ]
-    notes += ["every other setting is in the config below"]
+    notes = []
+    if run.seed is not None:
+        notes.append(f"Seed {run.seed}")
+    if commit:
+        notes.append(f"commit {commit}")
+    notes.append("every other setting is in the config below")
     if run.unreadable:
-        notes += [
-            f"{words.count(run.unreadable, 'line')} of the record could not be read: the run was cut short while writing"
-        ]
-    note = "; ".join(note for note in notes if note)
-    return (
-        f"<section><h2>To repeat this run</h2>{told}<p class='small'>{_text(note)}.</p></section>"
-    )
+        lines = count_noun(run.unreadable, "line")
+        notes.append(
+            f"{lines} of the record could not be read: the run was cut short while writing"
+        )
+    note = _text("; ".join(notes))
+    return f"<section><h2>To repeat this run</h2>{how}<p class='small'>{note}.</p></section>"
 
 
 def _config(run: Run) -> str:
     text = (run.path / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    text = "\n".join(words.visible(line.expandtabs()) for line in text.splitlines())
+    text = "\n".join(replace_unprintable(line.expandtabs()) for line in text.splitlines())
     return f"<details><summary>The config, as it ran</summary><pre>{escape(text)}</pre></details>"
+
+
+def _style_sheet() -> str:
+    light = f"--desk: #f4f6f8; {css_variables(dark=False)}"
+    dark = f"--desk: #0f1318; {css_variables(dark=True)}"
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{LAYOUT}"
+    )
+
+
+LAYOUT = """
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: var(--desk); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 3rem 1.25rem 4rem; }
+h1 { font-size: 2.1rem; line-height: 1.15; letter-spacing: -0.02em; margin: 0.2rem 0 0.4rem;
+  overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; letter-spacing: -0.01em; margin: 0; }
+.kind { color: var(--soft); font-size: 0.85rem; margin: 0; overflow-wrap: anywhere; }
+.summary { color: var(--soft); margin: 0 0 1.4rem; max-width: 46rem; overflow-wrap: anywhere; }
+.verdict { font-size: 1.3rem; line-height: 1.45; margin: 1.2rem 0 1.6rem; padding-left: 1rem;
+  border-left: 4px solid var(--good); max-width: 50rem; overflow-wrap: anywhere; }
+.verdict.lost { border-color: var(--bad); }
+.verdict.open { border-color: var(--soft); }
+.facts { display: flex; flex-wrap: wrap; gap: 1px; background: var(--rule);
+  border: 1px solid var(--rule); border-radius: 10px; overflow: hidden; margin: 0 0 1.5rem; }
+.facts div { flex: 1 1 auto; background: var(--paper); padding: 0.8rem 1rem; }
+.facts dt { color: var(--soft); font-size: 0.8rem; }
+.facts dd { margin: 0; font-size: 1.25rem; font-weight: 600;
+  font-variant-numeric: tabular-nums; letter-spacing: -0.01em; white-space: nowrap; }
+.facts dd small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft);
+  letter-spacing: 0; white-space: normal; overflow-wrap: anywhere; min-width: 5rem; }
+section, figure, details { background: var(--paper); border: 1px solid var(--rule);
+  border-radius: 10px; padding: 1.25rem 1.4rem; margin: 0 0 1.5rem; }
+figure h2 + .legend { margin-top: 0.35rem; }
+.wide { overflow-x: auto; }
+figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin-top: 0.9rem; }
+figure svg text { font-family: inherit !important; font-variant-numeric: tabular-nums; }
+figure img { display: block; max-width: 100%; margin: 0.9rem auto 0; background: #fff;
+  border-radius: 6px; }
+figcaption, .small { color: var(--soft); font-size: 0.88rem; margin: 0.7rem 0 0;
+  overflow-wrap: anywhere; }
+.legend { display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; list-style: none; margin: 0;
+  padding: 0; font-size: 0.88rem; color: var(--soft); }
+.legend li { overflow-wrap: anywhere; }
+.mark { display: inline-block; vertical-align: middle; margin: 0 0.45em 0.15em 0; width: 0.7em;
+  height: 0.7em; color: var(--tone); background: currentColor; border-radius: 50%; flex: none; }
+.mark.ring { background: none; border: 2px solid; }
+.mark.square { border-radius: 2px; }
+.mark.diamond { background: none; border: 1.5px solid; border-radius: 0;
+  transform: rotate(45deg) scale(0.85); }
+.mark.line, .mark.dash { width: 1.5em; height: 0; background: none; border-top: 2.5px solid;
+  border-radius: 0; }
+.mark.dash { border-top-style: dashed; }
+table { border-collapse: collapse; width: 100%; margin-top: 0.9rem; font-size: 0.95rem;
+  font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 500; font-size: 0.82rem; color: var(--soft);
+  padding: 0.3rem 0.9rem 0.45rem 0; border-bottom: 1px solid var(--rule);
+  vertical-align: bottom; }
+td { padding: 0.5rem 0.9rem 0.5rem 0; border-bottom: 1px solid var(--rule);
+  overflow-wrap: break-word; max-width: 18rem; }
+tbody tr:last-child td { border-bottom: 0; }
+th.number, td.number { text-align: right; white-space: nowrap; }
+th:last-child, td:last-child { padding-right: 0; }
+td:first-child { font-weight: 600; min-width: 6rem; }
+.tall { max-height: 42rem; overflow-y: auto; }
+.tall thead th { position: sticky; top: 0; background: var(--paper); }
+.good { color: var(--good); }
+.bad { color: var(--bad); }
+.soft { color: var(--soft); }
+td.good, td.bad { font-weight: 600; }
+summary { cursor: pointer; font-weight: 600; }
+details[open] > summary { margin-bottom: 0.8rem; }
+pre { margin: 0.6rem 0 0; padding: 0.9rem 1rem; background: var(--desk); border-radius: 7px;
+  overflow-x: auto; font: 0.85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
+  }
+ul.failures { margin: 0.7rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
+@media print { body { background: none; } main { padding: 0; } .tall { max-height: none;
+  } section, figure, details { break-inside: avoid; } }
+"""

@@ -1,247 +1,284 @@
-"""The pictures of one run, first what came of it: gains and courses. Knows nothing of the page they stand on."""
+"""The figures of one run, first what came of it: gains and learning curves."""
 
 from math import ceil
+from typing import Any
 
-from unalike.report import figure as picture
-from unalike.report import formatting as words
-from unalike.report import history
-from unalike.report.curves import notes, traffic, visits
-from unalike.report.figure import Picture, colours, short, whole_rounds
+from unalike.report import history, mpl
+from unalike.report.curves import plot_logged_metrics, plot_traffic, plot_visits
 from unalike.report.folder import Run
-from unalike.report.label_distribution import holdings, pairs
-from unalike.report.method_figures import material
-from unalike.report.mpl import CLIENTS, colour, figure, inline, settings
+from unalike.report.formatting import (
+    format_gain,
+    format_metric,
+    join_names,
+    shorten,
+    to_number,
+    with_unit,
+)
+from unalike.report.history import Curve
+from unalike.report.label_distribution import plot_label_counts, plot_label_pairs
+from unalike.report.method_figures import plot_method_figures
+from unalike.report.mpl import (
+    CLIENT_COLOURS,
+    ReportFigure,
+    client_colours,
+    colour,
+    drawing_style,
+    hide_unused,
+    integer_rounds,
+    new_figure,
+    to_svg,
+)
+from unalike.report.outcome import common_unit, falling_metrics, gains, unit_of
+
+DASHES = (0, (4, 2.5))
 
 
-def draw(run: Run) -> list[Picture]:
-    """Every picture this run has something to show for."""
-    with settings():
-        first, last = (gains, whole, courses), (notes, holdings, pairs, traffic, visits)
-        drawn = [made(run) for made in first] + material(run) + [made(run) for made in last]
-    return [made for made in drawn if made]
+def plot_run(run: Run) -> list[ReportFigure]:
+    """Return every figure that this run has data for."""
+    with drawing_style():
+        figures = [
+            plot_gains(run),
+            plot_federation(run),
+            plot_client_curves(run),
+            *plot_method_figures(run),
+            plot_logged_metrics(run),
+            plot_label_counts(run),
+            plot_label_pairs(run),
+            plot_traffic(run),
+            plot_visits(run),
+        ]
+    return [figure for figure in figures if figure is not None]
 
 
-def gains(run: Run) -> Picture | None:
-    """A row per client: alone, together and, where there is one, safeguarded."""
-    told = {
-        client: its
-        for client, its in run.clients.items()
-        if words.number(its.get("value")) is not None
+def plot_gains(run: Run) -> ReportFigure | None:
+    """A row per client: local baseline, federated value and, if there is one, safeguarded."""
+    measured = {
+        client: entry
+        for client, entry in run.clients.items()
+        if to_number(entry.get("value")) is not None
     }
-    if not told:
+    if not measured:
         return None
-    gained, tone_of = words.gains({"clients": run.clients}), colours(run)
-    shown = sorted(
-        told, key=lambda client: (gained.get(client, float("inf")), told[client]["value"])
-    )[: picture.ROWS]
-    has_alone = any(words.number(told[client].get("alone")) is not None for client in shown)
-    guarded = {client: words.number(told[client].get("safeguarded")) for client in shown}
-    guarded = {
-        client: kept
-        for client, kept in guarded.items()
-        if kept not in (None, told[client]["value"])
-    }
+    known_gains = gains({"clients": run.clients})
+    order = lambda client: (known_gains.get(client, float("inf")), measured[client]["value"])
+    shown = sorted(measured, key=order)[: mpl.MAX_ROWS]
+    has_baseline = any(to_number(measured[client].get("alone")) is not None for client in shown)
 
-    drawn, ((axis,),) = figure(0.75 + 0.3 * len(shown))
+    figure, ((axis,),) = new_figure(0.75 + 0.3 * len(shown))
+    tone_of = client_colours(history.clients(run))
+    has_safeguard = False
     for row, client in enumerate(shown):
-        its, tone = told[client], colour(tone_of(client))
-        alone, value, gain = (words.number(its.get(key)) for key in ("alone", "value", "gain"))
-        if alone is not None:
-            axis.plot(
-                [alone, value],
-                [row, row],
-                color=tone,
-                linewidth=2.6,
-                alpha=0.45,
-                solid_capstyle="round",
-            )
-            axis.plot(
-                alone,
-                row,
-                "o",
-                markersize=6.5,
-                markerfacecolor=colour("paper"),
-                markeredgecolor=tone,
-                markeredgewidth=1.5,
-            )
-        if client in guarded:
-            axis.plot(
-                guarded[client],
-                row,
-                "D",
-                markersize=9.5,
-                markerfacecolor="none",
-                markeredgecolor=colour("ink"),
-                markeredgewidth=1,
-            )
-        axis.plot(value, row, "o", markersize=7.5, color=tone)
-        mood = "soft" if not gain else "bad" if gain < 0 else "good"
-        shown_value = words.metric_value(value, words.unit_of_client(its))
-        aside = shown_value if gain is None else words.signed(gain)
-        axis.text(
-            1.015,
-            row,
-            aside,
-            transform=axis.get_yaxis_transform(),
-            va="center",
-            ha="left",
-            color=colour(mood),
-        )
-    axis.set_yticks(
-        range(len(shown)),
-        [f"{short(client)}, {short(told[client].get('metric') or 'value')}" for client in shown],
-    )
+        has_safeguard |= _draw_gain(axis, row, measured[client], colour(tone_of(client)))
+    names = []
+    for client in shown:
+        metric = measured[client].get("metric") or "value"
+        names.append(f"{shorten(client)}, {shorten(metric)}")
+    axis.set_yticks(range(len(shown)), names)
     axis.tick_params(axis="y", labelcolor=colour("ink"), length=0)
     axis.set_ylim(-0.6, len(shown) - 0.4)
     axis.margins(x=0.06)
     axis.grid(axis="y", visible=False)
     axis.spines["left"].set_visible(False)
-    unit = words.common_unit(told)
-    axis.set_xlabel(words.in_unit("value of each client's own metric", unit))
-    legend = [("ring", "soft", "alone")] * has_alone + [("dot", "soft", "together")]
-    legend += [("diamond", "ink", "safeguarded, where it differs")] * bool(guarded)
-    caption = "On the right the gain, in percent of the value alone."
-    if not has_alone:
-        caption = "On the right the value; nothing was trained alone, so there is no gain."
-    if len(shown) < len(told):
-        caption += f" The {len(shown)} smallest gains of {len(told)} clients."
-    if any(not words.higher_is_better(told[client]) for client in shown):
-        names = sorted(
-            {
-                str(told[client].get("metric"))
-                for client in shown
-                if not words.higher_is_better(told[client])
-            }
-        )
-        caption += f" Lower is better for {words.listed(names)}."
+    unit = common_unit(measured)
+    axis.set_xlabel(with_unit("value of each client's own metric", unit))
+
+    legend = [("ring", "soft", "local")] * has_baseline + [("dot", "soft", "federated")]
+    legend += [("diamond", "ink", "safeguarded, where it differs")] * has_safeguard
+    caption = "On the right the gain, in percent of the local value."
+    if not has_baseline:
+        caption = "On the right the value; there is no local baseline, so there is no gain."
+    falling = falling_metrics({client: measured[client] for client in shown})
+    if falling:
+        caption += f" Lower is better for {join_names(falling)}."
+    if len(shown) < len(measured):
+        caption += f" The {len(shown)} smallest gains of {len(measured)} clients."
     ends = []
     for client in shown:
-        own = words.unit_of_client(told[client])
-        before = words.metric_value(told[client].get("alone"), own)
-        ends.append(f"{client} {before} to {words.metric_value(told[client]['value'], own)}")
-    pairing = "alone against together" if has_alone else "together"
-    alt = f"Dots on a line for each client, {pairing}{_in_percent(unit)}: {words.listed(ends, 8)}."
-    title = "Alone and together" if has_alone else "Where each client ended"
-    return Picture(title, caption, inline(drawn, "gains", alt), legend)
+        entry = measured[client]
+        local = format_metric(entry.get("alone"), unit_of(entry))
+        ends.append(f"{client} {local} to {format_metric(entry['value'], unit_of(entry))}")
+    compared = "local against federated" if has_baseline else "federated"
+    description = (
+        f"Dots on a line for each client, {compared}{_in_percent(unit)}: {join_names(ends, 8)}."
+    )
+    title = "Local and federated" if has_baseline else "Where each client ended"
+    return ReportFigure(title, caption, to_svg(figure, "gains", description), legend)
 
 
-def whole(run: Run) -> Picture | None:
-    """The figures of the whole federation over the rounds, where there is more than the one that stands on top."""
-    told = {name: course for name, course in history.figures(run).items() if len(course) > 1}
-    if not told:
+def _draw_gain(axis: Any, row: int, entry: dict, tone: str) -> bool:
+    """Draw one client's values and gain; return whether its safeguarded value differs."""
+    local = to_number(entry.get("alone"))
+    value = to_number(entry.get("value"))
+    gain = to_number(entry.get("gain"))
+    safeguarded = to_number(entry.get("safeguarded"))
+    differs = safeguarded is not None and safeguarded != value
+    if local is not None:
+        line = {"linewidth": 2.6, "alpha": 0.45, "solid_capstyle": "round"}
+        axis.plot([local, value], [row, row], color=tone, **line)
+        ring = {"markerfacecolor": colour("paper"), "markeredgecolor": tone}
+        axis.plot(local, row, "o", markersize=6.5, markeredgewidth=1.5, **ring)
+    if differs:
+        diamond = {"markerfacecolor": "none", "markeredgecolor": colour("ink")}
+        axis.plot(safeguarded, row, "D", markersize=9.5, markeredgewidth=1, **diamond)
+    axis.plot(value, row, "o", markersize=7.5, color=tone)
+    mood = "soft"
+    if gain:
+        mood = "good" if gain > 0 else "bad"
+    axis.text(
+        1.015,
+        row,
+        format_metric(value, unit_of(entry)) if gain is None else format_gain(gain),
+        transform=axis.get_yaxis_transform(),
+        va="center",
+        ha="left",
+        color=colour(mood),
+    )
+    return differs
+
+
+def plot_federation(run: Run) -> ReportFigure | None:
+    """Metrics of the whole federation over the rounds, if they were measured more than once."""
+    curves = {
+        name: curve for name, curve in history.federation_curves(run).items() if len(curve) > 1
+    }
+    if not curves:
         return None
-    drawn, ((axis,),) = figure(2.6)
-    for (name, course), tone in zip(told.items(), CLIENTS):
-        _curve(axis, course, colour(tone), dashed=" " in name)
-    axis.set_xlabel("round")
+    figure, ((axis,),) = new_figure(2.6)
     unit = history.common_unit(run)
-    axis.set_ylabel(words.in_unit("value", unit))
-    whole_rounds(axis)
-    legend = [("dash" if " " in name else "line", tone, name) for name, tone in zip(told, CLIENTS)]
-    ends = [
-        f"{name} {words.metric_value(list(course.values())[-1], unit)}"
-        for name, course in told.items()
-    ]
-    caption = f"Of all clients together; they end at {words.listed(ends)}."
-    alt = f"Lines over the rounds for the whole federation, ending at {words.listed(ends)}{' percent' * (unit == '%')}."
-    return Picture("The whole federation", caption, inline(drawn, "whole", alt), legend)
+    legend = []
+    ends = []
+    for (name, curve), tone in zip(curves.items(), CLIENT_COLOURS):
+        dashed = " " in name  # of a second protocol, e.g. "joint acc"
+        _draw_curve(axis, curve, colour(tone), dashed)
+        legend.append(("dash" if dashed else "line", tone, name))
+    for name, curve in curves.items():
+        ends.append(f"{name} {format_metric(_last(curve), unit)}")
+    axis.set_xlabel("round")
+    axis.set_ylabel(with_unit("value", unit))
+    integer_rounds(axis)
+    caption = f"Of all clients together; they end at {join_names(ends)}."
+    description = (
+        "Lines over the rounds for the whole federation"
+        f"{_in_percent(unit)}, ending at {join_names(ends)}."
+    )
+    svg = to_svg(figure, "whole", description)
+    return ReportFigure("The whole federation", caption, svg, legend)
 
 
-def courses(run: Run) -> Picture | None:
-    """A panel per client: its value over the rounds, and beside it after alignment where the method has such a step.
+def plot_client_curves(run: Run) -> ReportFigure | None:
+    """A panel per client: its metric over the rounds; panels of one metric share their scale.
 
-    Panels of one metric share their scale.
+    Where a method evaluates at several stages of a round, a line shows the first stage and rings
+    the last.
     """
-    ends, alone = history.courses(run, "together"), history.courses(run, "alone")
-    trained, aligned = (
-        history.courses(run, "together", when) for when in ("after local", "after alignment")
-    )
-    together = ends | trained if aligned else ends  # one line is of one moment of each round
-    known = [client for client in history.clients(run) if client in together or client in alone]
-    if not any(len(course) > 1 for course in [*together.values(), *alone.values()]):
+    ends = history.metric_curves(run, "together")
+    local = history.metric_curves(run, "alone")
+    federated = ends
+    after: dict[str, Curve] = {}
+    stages = history.evaluation_stages(run)
+    if len(stages) > 1:  # a line is of one stage of each round
+        federated = ends | history.metric_curves(run, "together", stages[0])
+        after = history.metric_curves(run, "together", stages[-1])
+    if not any(len(curve) > 1 for curve in [*federated.values(), *local.values()]):
         return None
-    gained = words.gains({"clients": run.clients})
+    known = [client for client in history.clients(run) if client in federated or client in local]
     shown = known
-    if len(known) > picture.PANELS:
-        shown = sorted(known, key=lambda client: gained.get(client, float("inf")))[: picture.PANELS]
-    reach = _reach(run, shown, [together, alone, aligned])
+    if len(known) > mpl.MAX_PANELS:
+        known_gains = gains({"clients": run.clients})
+        shown = sorted(known, key=lambda client: known_gains.get(client, float("inf")))
+        shown = shown[: mpl.MAX_PANELS]
+    limits = _shared_limits(run, shown, federated, local, after)
 
-    columns, tone_of = min(3, len(shown)), colours(run)
-    drawn, axes = figure(
-        0.35 + 1.7 * ceil(len(shown) / columns), ceil(len(shown) / columns), columns, sharex=True
-    )
+    columns = min(3, len(shown))
+    rows = ceil(len(shown) / columns)
+    figure, axes = new_figure(0.35 + 1.7 * rows, rows, columns, sharex=True)
+    tone_of = client_colours(history.clients(run))
     for client, axis in zip(shown, axes.flat):
         tone = colour(tone_of(client))
-        _curve(axis, together.get(client, {}), tone)
-        if len(alone.get(client, {})) > 1:
-            _curve(axis, alone[client], tone, dashed=True)
-        elif (level := _alone(run, client, alone)) is not None:
-            axis.axhline(level, color=tone, linestyle=(0, (4, 2.5)), linewidth=1.3)
-        after = aligned.get(client, {})
-        axis.plot(
-            list(after),
-            list(after.values()),
-            "o",
-            markersize=4,
-            markeredgecolor=tone,
-            markerfacecolor="none",
-        )
-        axis.set_title(f"{short(client)}, {short(history.metric(run, client))}")
-        axis.set_ylim(*reach[history.metric(run, client)])
-        whole_rounds(axis)
-    for axis in axes.flat[len(shown):]:  # fmt: skip
-        axis.set_visible(False)
-    for axis in axes.flat[max(0, len(shown) - columns):len(shown)]:  # fmt: skip
+        _draw_curve(axis, federated.get(client, {}), tone)
+        baseline = _local_value(run, client, local)
+        if len(local.get(client, {})) > 1:
+            _draw_curve(axis, local[client], tone, dashed=True)
+        elif baseline is not None:
+            axis.axhline(baseline, color=tone, linestyle=DASHES, linewidth=1.3)
+        rings = after.get(client, {})
+        ring = {"markersize": 4, "markeredgecolor": tone, "markerfacecolor": "none"}
+        axis.plot(list(rings), list(rings.values()), "o", **ring)
+        metric = history.metric_name(run, client)
+        axis.set_title(f"{shorten(client)}, {shorten(metric)}")
+        axis.set_ylim(*limits[metric])
+        integer_rounds(axis)
+    hide_unused(axes, len(shown))
+    for axis in list(axes.flat)[max(0, len(shown) - columns) : len(shown)]:
         axis.tick_params(labelbottom=True)
-    drawn.supxlabel("round", fontsize=8.5, color=colour("soft"))
+    figure.supxlabel("round", fontsize=8.5, color=colour("soft"))
     unit = history.common_unit(run)
-    drawn.supylabel(words.in_unit("value", unit), fontsize=8.5, color=colour("soft"))
-    has_alone = any(_alone(run, client, alone) is not None for client in shown)
-    legend = [("line", "soft", "together, after local training" if aligned else "together")] + [
-        ("dash", "soft", "alone")
-    ] * has_alone
-    legend += [("ring", "soft", "together, after alignment")] * bool(aligned)
+    figure.supylabel(with_unit("value", unit), fontsize=8.5, color=colour("soft"))
+
+    legend = [("line", "soft", f"federated, {stages[0]}" if after else "federated")]
+    if any(_local_value(run, client, local) is not None for client in shown):
+        legend.append(("dash", "soft", "local"))
+    if after:
+        legend.append(("ring", "soft", f"federated, {stages[-1]}"))
     caption = "Clients with the same metric share one scale."
     if len(shown) < len(known):
         caption += f" The {len(shown)} clients with the smallest gain, of {len(known)}."
-    last = [
-        f"{client} {words.metric_value(list(ends[client].values())[-1], history.unit(run, client))}"
-        for client in shown
-        if client in ends
-    ]
-    alt = f"A small line plot for each client: its value{_in_percent(unit)} over the rounds. Together they end at: {words.listed(last, 8)}."
-    return Picture("Over the rounds", caption, inline(drawn, "courses", alt), legend)
-
-
-def _curve(axis, course: dict[int, float], tone: str, dashed: bool = False) -> None:
-    style = (
-        {"linestyle": (0, (4, 2.5)), "linewidth": 1.3}
-        if dashed
-        else {"marker": "o", "markersize": 2.6 if len(course) <= 30 else 0}
-    )
-    axis.plot(list(course), list(course.values()), color=tone, **style)
-
-
-def _alone(run: Run, client: str, alone: dict) -> float | None:
-    """Where a client ended alone: as the results say, or the last evaluation."""
-    told = words.number(run.clients.get(client, {}).get("alone"))
-    return told if told is not None else next(reversed(alone.get(client, {}).values()), None)
-
-
-def _reach(run: Run, shown: list[str], sets: list[dict]) -> dict[str, tuple[float, float]]:
-    """{metric: (lowest, highest)} over all clients shown, with some air."""
-    seen: dict[str, list[float]] = {}
+    last = []
     for client in shown:
-        values = [value for courses in sets for value in courses.get(client, {}).values()]
-        level = _alone(run, client, sets[1])
-        seen.setdefault(history.metric(run, client), []).extend(
-            values + ([level] if level is not None else [])
-        )
-    percent = {history.metric(run, c) for c in shown if history.unit(run, c) == "%"}
+        if client in ends:
+            value = format_metric(_last(ends[client]), history.unit(run, client))
+            last.append(f"{client} {value}")
+    description = (
+        f"A small line plot for each client: its value{_in_percent(unit)} over the rounds. "
+        f"Federated they end at: {join_names(last, 8)}."
+    )
+    return ReportFigure("Over the rounds", caption, to_svg(figure, "courses", description), legend)
+
+
+def _draw_curve(axis: Any, curve: Curve, tone: str, dashed: bool = False) -> None:
+    style: dict[str, Any] = {"marker": "o", "markersize": 2.6 if len(curve) <= 30 else 0}
+    if dashed:
+        style = {"linestyle": DASHES, "linewidth": 1.3}
+    axis.plot(list(curve), list(curve.values()), color=tone, **style)
+
+
+def _last(curve: Curve) -> float:
+    return list(curve.values())[-1]
+
+
+def _local_value(run: Run, client: str, local: dict[str, Curve]) -> float | None:
+    """Return a client's local baseline: from the results, or its last evaluation."""
+    value = to_number(run.clients.get(client, {}).get("alone"))
+    if value is not None:
+        return value
+    return _last(local[client]) if local.get(client) else None
+
+
+def _shared_limits(
+    run: Run,
+    shown: list[str],
+    federated: dict[str, Curve],
+    local: dict[str, Curve],
+    after: dict[str, Curve],
+) -> dict[str, tuple[float, float]]:
+    """Return {metric: (lowest, highest)} over all clients shown, with a margin."""
+    values: dict[str, list[float]] = {}
+    percentages = set()
+    for client in shown:
+        metric = history.metric_name(run, client)
+        own = values.setdefault(metric, [])
+        for curves in (federated, local, after):
+            own += curves.get(client, {}).values()
+        baseline = _local_value(run, client, local)
+        if baseline is not None:
+            own.append(baseline)
+        if history.unit(run, client) == "%":
+            percentages.add(metric)
     limits = {}
-    for metric, values in seen.items():
-        low, high = min(values), max(values)
-        least = 0.5 if metric in percent else 0.02 * max(abs(low), abs(high)) or 0.5
+    for metric, own in values.items():
+        low = min(own)
+        high = max(own)
+        least = 0.5 if metric in percentages else 0.02 * max(abs(low), abs(high)) or 0.5
         margin = max(0.08 * (high - low), least)
         limits[metric] = (low - margin, high + margin)
     return limits

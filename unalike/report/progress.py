@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from unalike.base.errors import Interrupted
-from unalike.report.formatting import data
+from unalike.report.formatting import format_bytes
 
 
 @contextmanager
@@ -47,9 +47,11 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
             raise
 
 
-def format_bytes(sizes: dict[str, int]) -> str:
+def format_traffic(sizes: dict[str, int]) -> str:
     """`{"up": 2000, "down": 1000}` as `2 kB up, 1 kB down`."""
-    return ", ".join(f"{data(sizes[direction])} {direction}" for direction in ("up", "down"))
+    return ", ".join(
+        f"{format_bytes(sizes[direction])} {direction}" for direction in ("up", "down")
+    )
 
 
 class ProgressDisplay:
@@ -98,20 +100,20 @@ class ProgressDisplay:
         )
 
     def on_alone(self, round: int, **_: Any) -> None:
-        self.advance(round, "training alone")
+        self.advance(round, "local baseline")
 
     def on_round(
         self, round: int, bytes: dict[str, int], progress: float | None = None, **_: Any
     ) -> None:
         position = round if progress is None else progress
-        doing = f"{format_bytes(bytes)} so far"
+        doing = f"{format_traffic(bytes)} so far"
         if position < self.rounds:
             self.advance(position, doing)
         else:  # the end is shown by `on_sent`: models may be sent after the last round
             self.update(completed=position, count=self.format_count(position), doing=doing)
 
     def on_sent(self, bytes: dict[str, int], **_: Any) -> None:
-        self.advance(self.rounds, format_bytes(bytes))
+        self.advance(self.rounds, format_traffic(bytes))
 
     def on_call(self, operation: str, **_: Any) -> None:
         now = time.monotonic()

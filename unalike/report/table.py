@@ -1,167 +1,162 @@
-"""The results of one run as a table in the terminal. Knows nothing of files or pictures."""
+"""The results of one run as a table in the terminal. Knows nothing of files or plots."""
+
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from unalike.report import formatting as words
+from unalike.report import outcome
+from unalike.report.formatting import (
+    MISSING,
+    describe_privacy,
+    format_bytes,
+    format_duration,
+    format_epsilon,
+    format_gain,
+    format_metric,
+    join_names,
+    printable,
+    to_number,
+)
 
-MOST = 40  # rows; beyond that the worst are shown
+MAX_ROWS = 40  # of more clients the worst are shown
 
 
 def show(results: dict, console: Console | None = None) -> None:
-    """Print the table of the clients and the lines below it."""
+    """Print the results of a run, as `unalike.run` returns them.
+
+    Args:
+        results: the results of one run.
+        console: where to print; the terminal by default.
+    """
     (console or Console()).print(summary(results))
 
 
 def summary(results: dict) -> Group:
-    """The table per client, then Delta, losers, the worst client, bytes, missed rounds, seconds and failures."""
-    told = words.failures(results.get("failures") or [])
-    lines = [_line(name, value) for name, value in _facts(results)]
-    failed = [Text(f"  {words.printable(sentence)}", style="red") for sentence in told]
-    return Group(
-        _clients(results), *lines, *([Text("failures", style="bold"), *failed] if told else [])
-    )
+    """Return the table of clients and the lines below it, for rich to print."""
+    lines: list[Any] = [_clients_table(results)]
+    for name, value in _facts(results):
+        lines.append(Text.assemble((f"{name:<11}", "bold"), value))
+    failures = outcome.describe_failures(results.get("failures") or [])
+    if failures:
+        lines.append(Text("failures", style="bold"))
+        lines += [Text(f"  {printable(sentence)}", style="red") for sentence in failures]
+    return Group(*lines)
 
 
-def _clients(results: dict) -> Table:
-    clients, gained = results["clients"], words.gains(results)
-    has_alone = any(words.number(its.get("alone")) is not None for its in clients.values())
-    has_safeguard = any("safeguarded" in its for its in clients.values())
-    has_modalities = any(words.modalities(its) for its in clients.values())
-    has_privacy = any("privacy" in its for its in clients.values())
+def _clients_table(results: dict) -> Table:
+    clients = results["clients"]
+    entries = list(clients.values())
+    has_baseline = any(to_number(entry.get("alone")) is not None for entry in entries)
+    has_safeguard = any("safeguarded" in entry for entry in entries)
+    has_modalities = any(outcome.modality_names(entry) for entry in entries)
+    has_privacy = any("privacy" in entry for entry in entries)
     shown = list(clients)
-    if len(shown) > MOST:  # the worst gains first, those without a gain after them
-        shown = [*gained, *(client for client in clients if client not in gained)][:MOST]
+    if len(shown) > MAX_ROWS:  # the worst gains first, clients without a gain after them
+        gains = outcome.gains(results)
+        shown = [*gains, *(client for client in clients if client not in gains)][:MAX_ROWS]
 
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, padding=0, title_justify="left", title_style="bold"
     )
-    table.title = Text(
-        words.printable(
-            f"{results.get('algorithm')} on {results.get('scenario')}, seed {results.get('seed')}"
-        )
-    )
+    title = f"{results.get('algorithm')} on {results.get('scenario')}, seed {results.get('seed')}"
+    table.title = Text(printable(title))
     if len(shown) < len(clients):
         table.caption = Text(
-            f"the {len(shown)} smallest gains of {len(clients)} clients; results.json holds the rest"
+            f"the {len(shown)} smallest gains of {len(clients)} clients; "
+            "results.json holds the others"
         )
     for name in ("client", "model", *["modalities"] * has_modalities, "task", "metric"):
         table.add_column(name, overflow="fold")
-    for name in (
-        ["alone"] * has_alone
-        + ["together"]
-        + ["gain"] * has_alone
-        + ["safeguarded"] * has_safeguard
-        + ["epsilon"] * has_privacy
-    ):
+    numbers = ["local"] * has_baseline + ["federated"] + ["gain"] * has_baseline
+    numbers += ["safeguarded"] * has_safeguard + ["epsilon"] * has_privacy
+    for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for client in shown:
-        its = clients[client]
-        cells = [Text(words.printable(client), style="bold")]
-        named = [
-            its.get("model"),
-            *[words.modalities(its)] * has_modalities,
-            its.get("task"),
-            its.get("metric"),
-        ]
-        cells += [Text(words.printable(name or words.NOTHING)) for name in named]
-        unit = words.unit_of_client(its)
-        cells += [Text(words.metric_value(its.get("alone"), unit))] * has_alone
-        cells += [Text(words.metric_value(its.get("value"), unit))]
-        cells += [_gain(its.get("gain"))] * has_alone + [_safeguarded(its)] * has_safeguard
-        cells += [Text(words.epsilon(its.get("privacy")))] * has_privacy
+        entry = clients[client]
+        names = [entry.get("model")]
+        if has_modalities:
+            names.append(outcome.modality_names(entry))
+        names += [entry.get("task"), entry.get("metric")]
+        cells = [Text(printable(client), style="bold")]
+        cells += [Text(printable(name or MISSING)) for name in names]
+        unit = outcome.unit_of(entry)
+        if has_baseline:
+            cells.append(Text(format_metric(entry.get("alone"), unit)))
+        cells.append(Text(format_metric(entry.get("value"), unit)))
+        if has_baseline:
+            cells.append(_gain(entry.get("gain")))
+        if has_safeguard:
+            cells.append(_safeguarded(entry))
+        if has_privacy:
+            cells.append(Text(format_epsilon(entry.get("privacy"))))
         table.add_row(*cells)
     return table
 
 
-def _gain(gain) -> Text:
-    gain = words.number(gain)
-    style = "dim" if not gain else "green" if gain > 0 else "bold red"
-    return Text(words.signed(gain), style=style)
+def _gain(gain: Any) -> Text:
+    known = to_number(gain)
+    style = "dim"
+    if known:
+        style = "green" if known > 0 else "bold red"
+    return Text(format_gain(known), style=style)
 
 
-def _safeguarded(its: dict) -> Text:
-    """The value kept, and which model it is of unless it is the one learnt together."""
-    said = words.kept(its)
-    kept = "" if said in (None, "together") else f" {words.printable(said)}"
-    value = words.metric_value(its.get("safeguarded"), words.unit_of_client(its))
-    return Text.assemble(value, (kept, "dim"))
+def _safeguarded(entry: dict) -> Text:
+    """Return the value of the model kept, and which one it is unless it is the federated one."""
+    model = outcome.kept_model(entry)
+    note = "" if model in (None, "federated") else f" {printable(model)}"
+    value = format_metric(entry.get("safeguarded"), outcome.unit_of(entry))
+    return Text.assemble(value, (note, "dim"))
 
 
 def _facts(results: dict) -> list[tuple[str, Text]]:
-    gained, lost = words.gains(results), words.losers(results)
-    facts: list[tuple[str, Text]] = []
-    if whole := words.federation(results):
-        facts += [("federation", Text(words.grouped(whole)))]
-    if words.number(results.get("delta")) is not None:
-        facts += [
-            (
-                "Delta",
-                Text.assemble(
-                    _gain(results["delta"]),
-                    ("  mean gain, each client against itself alone", "dim"),
-                ),
-            )
-        ]
-    if gained:
-        named = f": {words.printable(words.listed(lost))}" if lost else ""
-        facts += [
-            (
-                "losers",
-                Text(f"{len(lost)} of {len(gained)}{named}", style="bold red" if lost else ""),
-            )
-        ]
+    """Return the lines below the table: (name, text)."""
+    gains = outcome.gains(results)
+    degraded = outcome.degraded_clients(results)
+    lines: list[tuple[str, Text]] = []
+    whole = outcome.federation_metrics(results)
+    if whole:
+        lines.append(("federation", Text(outcome.join_metrics(whole))))
+    if to_number(results.get("delta")) is not None:
+        note = ("  over each client's local baseline", "dim")
+        lines.append(("mean gain", Text.assemble(_gain(results["delta"]), note)))
+    if gains:
+        names = f": {printable(join_names(degraded))}" if degraded else ""
+        style = "bold red" if degraded else ""
+        lines.append(("degraded", Text(f"{len(degraded)} of {len(gains)}{names}", style=style)))
     else:
-        facts += [("gains", Text(f"not known: {words.unmeasured(results)}"))]
-    if words.worst(results):
-        facts += [("worst", Text(words.printable(words.worst(results))))]
+        lines.append(("gains", Text(f"not known: {outcome.why_no_gains(results)}")))
+    worst = outcome.worst_client(results)
+    if worst:
+        lines.append(("worst", Text(printable(worst))))
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
-        left = (
-            ""
-            if words.number(safeguard.get("losers")) is None
-            else f", losers {safeguard['losers']}"
-        )
-        facts += [
-            (
-                "safeguard",
-                Text.assemble("Delta ", _gain(safeguard.get("delta")), left, words.judged(results)),
-            )
-        ]
+        count = safeguard.get("losers")
+        remaining = "" if to_number(count) is None else f", degraded {count}"
+        gain = _gain(safeguard.get("delta"))
+        judged = outcome.describe_judged(results)
+        lines.append(("safeguard", Text.assemble("mean gain ", gain, remaining, judged)))
     spent = results.get("privacy")
     if isinstance(spent, dict):
-        facts += [
-            (
-                "privacy",
-                Text(words.printable(f"epsilon {words.epsilon(spent)} {words.privacy(spent)}")),
-            )
-        ]
-    server = words.figures(results.get("server"))
+        text = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"
+        lines.append(("privacy", Text(printable(text))))
+    server = outcome.flatten_metrics(results.get("server"))
     if server:
-        facts += [
-            (
-                "server",
-                Text(
-                    words.printable(", ".join(f"{name} {value}" for name, value in server.items()))
-                ),
-            )
-        ]
+        text = ", ".join(f"{name} {value}" for name, value in server.items())
+        lines.append(("server", Text(printable(text))))
     sent = results.get("bytes") or {}
     if sent:
-        facts += [
-            ("bytes", Text(f"{words.data(sent.get('up'))} up, {words.data(sent.get('down'))} down"))
-        ]
-    missed, why = words.misses(results.get("failures") or [])
+        text = f"{format_bytes(sent.get('up'))} up, {format_bytes(sent.get('down'))} down"
+        lines.append(("bytes", Text(text)))
+    missed, reasons = outcome.count_missed_rounds(results.get("failures") or [])
     if missed:
-        counts = words.listed([f"{client} {rounds}" for client, rounds in missed.items()])
-        facts += [("missed", Text(words.printable(f"rounds: {counts} ({why})"), style="dim"))]
-    facts += [("time", Text(words.duration(results.get("seconds"))))]
+        counts = join_names([f"{client} {rounds}" for client, rounds in missed.items()])
+        text = printable(f"rounds: {counts} ({reasons})")
+        lines.append(("missed", Text(text, style="dim")))
+    lines.append(("time", Text(format_duration(results.get("seconds")))))
     if results.get("folder"):
-        facts += [("report", Text(words.printable(f"{results['folder']}/report.html")))]
-    return facts
-
-
-def _line(name: str, value: Text) -> Text:
-    return Text.assemble((f"{name:<11}", "bold"), value)
+        lines.append(("report", Text(printable(f"{results['folder']}/report.html"))))
+    return lines

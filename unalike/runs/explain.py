@@ -55,7 +55,7 @@ def explain(
         weights = zip(names, reasons["fired"][0], strict=True)
         explanation["conditions"] = {name: round(float(w), DIGITS) for name, w in weights}
     if "plan" in reasons:
-        from unalike.report.explained import draw
+        from unalike.report.mpl import save_explanation
 
         to = to or Path(run) / "explained" / f"{Path(image).stem}.png"
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def explain(
             title = f"{task.labels[i]} {100 * float(probabilities[i]):.0f} %"
             maps[title] = reasons["plan"][0, ..., i].cpu().numpy()
         pixels = x[0].movedim(0, -1).cpu().numpy()
-        draw(pixels, maps, explanation.get("conditions", {}), to)
+        save_explanation(pixels, maps, explanation.get("conditions", {}), to)
         explanation["picture"] = str(to)
     return explanation
 
