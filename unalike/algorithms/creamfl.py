@@ -59,7 +59,7 @@ class ClientViews(TypedDict, total=False):
 
 @dataclass
 class CreamFL(PublicTraining):
-    """Defaults are the authors'; width, batch and temperatures of the Muscle loss are FedMuscle's."""
+    """Defaults are the authors'; width, batch and upper, lower are FedMuscle's."""
 
     width: Positive = 256  # d
     contrast: Literal["cream", "muscle", "none"] = "cream"  # none: no exchange
@@ -231,7 +231,7 @@ class CreamFL(PublicTraining):
         def server_loss(
             self, x: Tensor | dict, rows: Tensor, goals: Views, peers: list[Tensor]
         ) -> Tensor:
-            """Distance to the clients' representations and, with retrieval, the loss of the pairs."""
+            """Distance to the clients' representations; with retrieval also the loss of pairs."""
             method = self.algorithm
             task = self.client.task
             views = self.views(x)

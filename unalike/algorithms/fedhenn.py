@@ -4,7 +4,7 @@ D. Makhija et al.: Architecture Agnostic Federated Learning for Neural Networks,
 https://arxiv.org/abs/2202.07757
 
 Each round clients send the kernel (pairwise similarities) of their representations of some public
-rows; local training pulls their own kernel towards the mean. docs/baselines.md says what is ours in it.
+rows; local training pulls their own kernel towards the mean. docs/baselines.md says what is ours.
 """
 
 from collections.abc import Iterator

@@ -185,10 +185,10 @@ class FedMuscle(AlignmentParts):
     ) -> dict[str, Any]:
         """What a client computes its gradient from: peers' representations, or S and alpha."""
         temperatures = self.contrast.temperatures(list(fed.infos), client, peers)
-        others = [views[name] for name in peers]
+        peer_views = [views[name] for name in peers]
         if self.exchange != "paper":
-            return {"peers": others, "temperatures": temperatures}
-        s, log_alpha = self.contrast.aggregate(views[client], others, temperatures)
+            return {"peers": peer_views, "temperatures": temperatures}
+        s, log_alpha = self.contrast.aggregate(views[client], peer_views, temperatures)
         return {"s": s, "log_alpha": log_alpha}
 
     # the client

@@ -3,7 +3,7 @@
 P. Cascante-Bonilla, F. Tan, Y. Qi, V. Ordonez: Curriculum Labeling, 2021,
 https://arxiv.org/abs/2001.06001
 
-The share that is used grows with the rounds, from a step to all. docs/baselines.md says what is ours.
+The share that is used grows with the rounds, from a step to all. docs/baselines.md has more.
 """
 
 import math

@@ -39,8 +39,9 @@ from unalike.tasks import Task
 
 @dataclass
 class SAGE(PublicTraining):
-    """The target is w y_own + (1 - w) y_all, with w = exp(-kappa |c_own - c_all|) of the confidences
-    c where the own label is sure, else w = 0. Where neither is sure, nothing is learnt."""
+    """The target is w y_own + (1 - w) y_all. Where the own label is sure, w is
+    exp(-kappa |c_own - c_all|) of the confidences c, else 0. Nothing is learnt where neither
+    is sure."""
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.95  # confidence from which a label is sure
     kappa: Annotated[float, Field(ge=0)] = math.log(2) / 0.05

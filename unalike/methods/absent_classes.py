@@ -1,5 +1,7 @@
-"""Masking of absent classes: with averaged heads, classes that a client has no sample of but another
-client of its group has are left out of the softmax of its local loss.
+"""Masking of absent classes in local training with averaged heads.
+
+Classes that a client has no sample of, but another client of its group has, are left out of the
+softmax of its local loss.
 
 Otherwise they are negatives for every sample of the client, which unlearns what the averaged head
 knows of them. After FedRS (Li and Zhan 2021).
@@ -47,7 +49,7 @@ class AbsentClassProgram(ClientProgram):
 
     @cached_property
     def masked_classes(self) -> Tensor:
-        """(labels,), True for masked classes. Changed in place: CUDA graphs may have captured it."""
+        """(labels,), True for masked classes. Changed in place, for CUDA graphs."""
         labels = len(self.client.task.labels)
         return torch.zeros(labels, dtype=torch.bool, device=self.client.device)
 

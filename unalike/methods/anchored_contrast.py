@@ -1,4 +1,4 @@
-"""The contrastive loss of one client, the anchor, against its peers, and its gradients for all clients.
+"""The contrastive loss of one client, the anchor, against its peers, and its gradients.
 
 A thin layer over `unalike.losses`: temperatures of the pairs at hand, the decision between summing
 over all index tuples of eq. 3 and drawing some, and one stacked computation for several anchors.
@@ -134,9 +134,9 @@ class AnchoredContrast:
         gradients, losses = {}, {}
         for client, names in peers.items():
             z = views[client].clone().requires_grad_()
-            others = [views[name] for name in names]
+            peer_views = [views[name] for name in names]
             temperatures = self.temperatures(clients, client, names)
-            loss = self.value(z, others, temperatures, draws[client])
+            loss = self.value(z, peer_views, temperatures, draws[client])
             gradients[client] = torch.autograd.grad(loss, z)[0]
             losses[client] = loss.detach()
         return gradients, losses
@@ -159,12 +159,12 @@ class AnchoredContrast:
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         anchors = torch.stack([views[c] for c in peers])  # (clients, B, d)
         columns = zip(*peers.values(), strict=True)  # the first peer of each client, the second ...
-        others = [torch.stack([views[name] for name in column]) for column in columns]
+        peer_views = [torch.stack([views[name] for name in column]) for column in columns]
         drawn_tuples = [draw for draw in draws.values() if draw is not None]
         more = [torch.stack(drawn_tuples).to(anchors)] if drawn_tuples else []
         temperatures: dict[str, Any] = self.temperatures(clients, next(iter(peers)), [])
         function = stacked(self.loss, self.self_peers, **temperatures)
-        losses, gradients = function(anchors, others, *more)
+        losses, gradients = function(anchors, peer_views, *more)
         # A copy: the next replay of a CUDA graph overwrites its outputs.
         losses = losses.to(torch.float64, copy=True)
         by_client = dict(zip(peers, gradients.unbind(), strict=True))
@@ -181,7 +181,7 @@ class AnchoredContrast:
         )
 
     def aggregate_value(self, z: Tensor, s: Tensor, log_alpha: Tensor) -> Tensor:
-        """The loss of eq. 5, a scalar, of an anchor z (B, d) from S (B^M, d) and log alpha (B^M,)."""
+        """The loss of eq. 5, a scalar, of an anchor z (B, d) from S (B^M, d), log alpha (B^M,)."""
         peers = round(math.log(len(log_alpha), len(z)))
         s = s.to(z.device, z.dtype)
         log_alpha = log_alpha.to(z.device, z.dtype)
@@ -202,9 +202,9 @@ def stacked(
     def value(z: Tensor, peers: list[Tensor], draws: Tensor | None = None) -> Tensor:
         return contrast.value(z, peers, temperatures, draws)
 
-    def compute(anchors: Tensor, others: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
+    def compute(anchors: Tensor, peers: list[Tensor], *draws: Tensor) -> tuple[Tensor, Tensor]:
         anchors = anchors.detach().requires_grad_()
-        losses = torch.func.vmap(value)(anchors, others, *draws)
+        losses = torch.func.vmap(value)(anchors, peers, *draws)
         return losses.detach(), torch.autograd.grad(losses.sum(), anchors)[0]
 
     return GraphedFunction(compute, USE_CUDA_GRAPHS)

@@ -1,6 +1,6 @@
-"""Distillation on the public set: clients learn the mean prediction of all clients with their labels.
+"""Distillation on the public set: clients learn the mean prediction of all with their labels.
 
-After FedDF, Lin et al. 2020, https://arxiv.org/abs/2006.07242, done by each client for its own model.
+After FedDF, Lin et al. 2020, https://arxiv.org/abs/2006.07242; each client trains its own model.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Averaging among clients with the same task, labels and shapes: of their models, or of their heads."""
+"""Averaging of models, or of heads, among clients with the same task, labels and shapes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

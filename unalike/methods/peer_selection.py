@@ -1,4 +1,4 @@
-"""Which clients a client is aligned with: at random, or those that see the public rows most alike."""
+"""Which clients a client is aligned with: random ones, or those with the most similar views."""
 
 from collections.abc import Iterable
 

@@ -28,7 +28,7 @@ Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public
 
 
 class PublicAlignmentProgram(ClientProgram):
-    """Sends representations, keeps the autograd graph of the last ones, and steps on a loss of them.
+    """Sends representations, keeps the autograd graph of the last ones, and aligns them.
 
     The method has `width` (d), `batch`, `projection` (to d: auto, always or never), `contrast` and
     the fields of `AlignmentParts`.

@@ -1,4 +1,4 @@
-"""Training on a public, unlabelled dataset: how a client reads it, and the round that methods share.
+"""Training on a public, unlabelled dataset: how a client reads it, and a round that methods share.
 
 Every client holds the same rows, perhaps as different samples (an image here, its caption there).
 Functions take the client's program first; its algorithm has the fields `batch` and `passes`.

@@ -71,8 +71,8 @@ def clients_with_labels(
         index_there = {label: index for index, label in enumerate(other.labels)}
         shared = [index for index, label in enumerate(info.labels) if label in index_there]
         if shared:
-            there = [index_there[info.labels[index]] for index in shared]
-            sharing.append((candidate, shared, there))
+            indices = [index_there[info.labels[index]] for index in shared]
+            sharing.append((candidate, shared, indices))
     return sharing
 
 
@@ -86,7 +86,7 @@ def average_by_label(fed: Federation, predictions: dict[str, Tensor], client: st
     own = predictions[client]
     total = torch.zeros_like(own, dtype=own.dtype if own.is_floating_point() else torch.float32)
     count = torch.zeros(own.shape[1], dtype=total.dtype, device=own.device)
-    for other, here, there in clients_with_labels(fed, predictions, client):
-        total[:, here] += predictions[other][:, there].to(total)
-        count[here] += 1
+    for other, own_labels, other_labels in clients_with_labels(fed, predictions, client):
+        total[:, own_labels] += predictions[other][:, other_labels].to(total)
+        count[own_labels] += 1
     return total / count.view(-1, *[1] * (own.dim() - 2))
