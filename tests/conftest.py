@@ -254,7 +254,8 @@ def states(folder):
     """Parameters that each client has in the end, from its newest checkpoint."""
     store = Store(Path(folder) / "checkpoints" / "clients")
     return {
-        entry.name: store.newest(entry.name)["model"] for entry in sorted(store.folder.iterdir())
+        entry.name: store.read_latest(entry.name)["model"]
+        for entry in sorted(store.folder.iterdir())
     }
 
 

@@ -30,7 +30,7 @@ from unalike.runs.plan import plan_to_dict
 def federation(folder, ids="ab", code=deploy.CODE):
     """A federation whose clients come from a factory."""
     deploy.deploy(
-        folder / "flower", list(ids), folder / "none.yaml", f"127.0.0.1:{deploy.ports(1)[0]}"
+        folder / "flower", list(ids), folder / "none.yaml", f"127.0.0.1:{deploy.free_ports(1)[0]}"
     )
     (folder / "flower" / "app" / "unalike_app.py").write_text(code)
     deploy.sign(folder / "flower")
@@ -96,8 +96,6 @@ def smallest(folder):
             "unalike",
             "--run-config",
             config,
-            "--format",
-            "json",
         )
         begun = time.monotonic()
         while not (folder / "line.json").exists():
@@ -242,7 +240,7 @@ def intruder(folder):
         (home / "app" / "pyproject.toml").write_text(deploy.APP)
         (home / "app" / "unalike_app.py").write_text(OWNED.format(folder=folder))
         deploy.make_key(home / "mallory")
-        told["run"] = tried(home, "run", str(home / "app"), "unalike", "--format", "json")
+        told["run"] = tried(home, "run", str(home / "app"), "unalike")
         told["register"] = tried(
             home,
             "supernode",
@@ -251,8 +249,6 @@ def intruder(folder):
             "unalike",
             "--name",
             "a",
-            "--format",
-            "json",
         )
         told["statuses"] = sorted(
             {request(here, path) for path in TRICKS}
@@ -269,14 +265,12 @@ def intruder(folder):
             "unalike",
             "--name",
             "a",
-            "--format",
-            "json",
         )
         told["joined_as_a"] = joined(here, home)
 
     def joined(here, home):
         """Whether her SuperNode was let in; it ends by itself where not, and says why."""
-        port = deploy.ports(1)[0]
+        port = deploy.free_ports(1)[0]
         known = deploy.commands(here.place)["a"]
         address = known[known.index("--superlink") + 1]
         command = deploy.supernode(
@@ -315,9 +309,7 @@ def intruder(folder):
         told |= carried(folder, here, "fedavg")
         thread.join()
         told["owned"] = [path.name for path in folder.glob("owned-*")]
-        flower.run_flwr(
-            here.place, "run", str(folder / "mallory" / "app"), "unalike", "--format", "json"
-        )
+        flower.run_flwr(here.place, "run", str(folder / "mallory" / "app"), "unalike")
         begun = time.monotonic()
         while not (folder / "replies").exists():
             assert time.monotonic() - begun < 120, "her app did not end"

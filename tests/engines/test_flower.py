@@ -285,7 +285,7 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
     until(lambda: "m0" in grid.pushed)
     del grid.names[1]
     grid.reply("m0", error="Node Unavailable")
-    until(lambda: there.held)
+    until(lambda: there.unsent)
     grid.names[1] = "ada"
     until(lambda: "m1" in grid.pushed)
     grid.reply("m1", b"y")

@@ -154,7 +154,7 @@ def test_replies_of_another_are_refused(gate, federation):
 
     assert [push(2), push(1, 2), push()] == [400] * 3 and not gate.heard
     assert push(1) == 200 and PushMessagesRequest.FromString(gate.heard[0][1]).node.node_id == 1
-    for rubbish in (b"\xff\xff", b"x" * (gates.LARGEST + 1)):
+    for rubbish in (b"\xff\xff", b"x" * (gates.MAX_LIST_BYTES + 1)):
         assert (
             outside.post(
                 "/v1/fleet/push-messages", content=rubbish, headers=signed(ada)

@@ -242,7 +242,7 @@ def test_a_failed_client_is_not_saved_half_changed_over_others(tmp_path):
     there.handle("a", message("add", 1))
     there.handle("b", message("fail", 2, how="key"))
     there.save(1)
-    assert there.store.newest("a")["memory"]["n"] == 1
+    assert there.store.read_latest("a")["memory"]["n"] == 1
 
 
 def test_an_exception_shows_itself_to_those_who_debug(tmp_path, monkeypatch):
@@ -280,7 +280,7 @@ def test_the_idlest_are_spilled_and_come_back(tmp_path, made):
     ]
     assert len(made) > 8
     there.save(1)
-    assert [there.store.newest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
+    assert [there.store.read_latest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
     assert not list(tmp_path.rglob("current.safetensors"))
 
 
@@ -307,7 +307,8 @@ def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
         there.handle(client, message(what, number))
     there.save(1)
     assert (
-        there.store.newest("a")["memory"]["n"] == 2 and there.store.newest("b")["memory"]["n"] == 1
+        there.store.read_latest("a")["memory"]["n"] == 2
+        and there.store.read_latest("b")["memory"]["n"] == 1
     )
     there.handle("a", message("add", 10))
     there.handle("b", message("ask", 11))

@@ -360,7 +360,7 @@ def test_a_worker_that_dies_is_told_in_a_sentence(engine):
     started = time.monotonic()
     there.close()
     assert time.monotonic() - started < 3
-    assert there.store.newest("a") is not None
+    assert there.store.read_latest("a") is not None
 
 
 def test_a_worker_killed_from_outside_is_noticed_while_waiting(engine):

@@ -96,20 +96,22 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         store.snapshot("ada", state(2), 2)
     with pytest.raises(OSError, match="disk full"):
-        store.keep("ada", state(2))
+        store.write_current("ada", state(2))
     monkeypatch.undo()
-    assert seen(store.newest("ada")) == 1
+    assert seen(store.read_latest("ada")) == 1
     store.snapshot("ada", state(3), 3)
-    assert seen(store.newest("ada")) == 3
+    assert seen(store.read_latest("ada")) == 3
 
 
 def test_two_snapshots_are_kept(tmp_path):
     store = Store(tmp_path)
-    assert store.newest("ada") is None
+    assert store.read_latest("ada") is None
     for round in (1, 2, 3, 9, 10):
         store.snapshot("ada", state(round), round)
-    assert numbers(tmp_path / "ada") == ["000009", "000010"] and seen(store.newest("ada")) == 10
-    Store(tmp_path, keeps=3).snapshot("ada", state(11), 11)
+    assert (
+        numbers(tmp_path / "ada") == ["000009", "000010"] and seen(store.read_latest("ada")) == 10
+    )
+    Store(tmp_path, snapshots=3).snapshot("ada", state(11), 11)
     assert numbers(tmp_path / "ada") == ["000009", "000010", "000011"]
 
 
@@ -117,19 +119,25 @@ def test_order_is_by_number_also_beyond_six_digits(tmp_path):
     store = Store(tmp_path)
     for round in (999_998, 999_999, 1_000_000):
         store.snapshot("ada", state(round), round)
-    assert seen(store.newest("ada")) == 1_000_000
+    assert seen(store.read_latest("ada")) == 1_000_000
 
 
 def test_what_was_kept_since_comes_first_and_becomes_a_snapshot(tmp_path):
     store = Store(tmp_path)
     store.snapshot("ada", state(1), 1)
-    store.keep("ada", state(15))
-    assert seen(store.newest("ada")) == 15 and numbers(tmp_path / "ada") == ["000001", "current"]
+    store.write_current("ada", state(15))
+    assert seen(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
+        "000001",
+        "current",
+    ]
     store.snapshot("ada", None, 2)
-    assert seen(store.newest("ada")) == 15 and numbers(tmp_path / "ada") == ["000001", "000002"]
-    store.keep("ada", state(16))
+    assert seen(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
+        "000001",
+        "000002",
+    ]
+    store.write_current("ada", state(16))
     store.snapshot("ada", state(3), 3)
-    assert seen(store.newest("ada")) == 3 and numbers(tmp_path / "ada") == ["000002", "000003"]
+    assert seen(store.read_latest("ada")) == 3 and numbers(tmp_path / "ada") == ["000002", "000003"]
 
 
 def test_rewinding_forgets_what_came_after(tmp_path):
@@ -137,14 +145,14 @@ def test_rewinding_forgets_what_came_after(tmp_path):
     store.rewind(0)  # nothing there yet
     store.snapshot("a/b", state(1), 1)
     store.snapshot("a/b", state(2), 2)
-    store.keep("a/b", state(25))
+    store.write_current("a/b", state(25))
     store.snapshot("idle", state(1), 1)
     store.rewind(2)
-    assert seen(store.newest("a/b")) == 2 and seen(store.newest("idle")) == 1
+    assert seen(store.read_latest("a/b")) == 2 and seen(store.read_latest("idle")) == 1
     store.rewind(1)
-    assert seen(store.newest("a/b")) == 1
+    assert seen(store.read_latest("a/b")) == 1
     store.rewind(0)
-    assert store.newest("a/b") is None and store.newest("idle") is None
+    assert store.read_latest("a/b") is None and store.read_latest("idle") is None
 
 
 ODD = [
@@ -174,13 +182,13 @@ def test_odd_names_stay_inside_and_apart(tmp_path):
     store = Store(tmp_path / "in" / "side")
     for i, name in enumerate(ODD):
         store.snapshot(name, state(i), 1)
-        store.keep(name, state(100 + i))
-    assert [seen(store.newest(name)) for name in ODD] == [100 + i for i in range(len(ODD))]
+        store.write_current(name, state(100 + i))
+    assert [seen(store.read_latest(name)) for name in ODD] == [100 + i for i in range(len(ODD))]
     assert {path.parent.parent for path in tmp_path.rglob("*.safetensors")} == {
         tmp_path / "in" / "side"
     }
     store.rewind(1)
-    assert [seen(store.newest(name)) for name in ODD] == list(range(len(ODD)))
+    assert [seen(store.read_latest(name)) for name in ODD] == list(range(len(ODD)))
 
 
 @settings(deadline=None)
@@ -213,7 +221,7 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path, damage):
         case "lies":
             module.save_file({}, path, metadata={"value": '{"a": {"$": "nothing"}}'})
     with pytest.raises(CheckpointError) as caught:
-        store.newest("ada")
+        store.read_latest("ada")
     assert (
         str(path) in str(caught.value)
         and "cannot be read" in str(caught.value)
@@ -232,14 +240,14 @@ def test_every_way_to_cut_it_short_is_told(tmp_path):
 
 def test_an_archive_goes_back_to_a_round_and_holds_no_more_than_its_limit(tmp_path):
     large = lambda value: {"w": torch.full((1000,), float(value))}
-    archive = Archive(Store(tmp_path, keeps=3), limit=5000)
+    archive = Archive(Store(tmp_path, snapshots=3), limit=5000)
     for name in "abc":
         archive[name] = large(1)
-    assert len(archive.held) == 1 and all(float(archive[name]["w"][0]) == 1 for name in "abc")
+    assert len(archive.in_memory) == 1 and all(float(archive[name]["w"][0]) == 1 for name in "abc")
     archive.save(1)
     archive["a"] = large(2)
     archive["d"] = large(2)
-    again = Archive(Store(tmp_path, keeps=3))
+    again = Archive(Store(tmp_path, snapshots=3))
     again.load(1)
     assert float(again["a"]["w"][0]) == 1 and "d" not in again
     with pytest.raises(KeyError):

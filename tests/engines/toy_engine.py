@@ -23,7 +23,7 @@ class ToyEngine(RealTimeEngine):
     def __init__(self, clients, build_runtime, folder, settings=EngineSettings(), *, slow=False):
         super().__init__()
         self.limit, self.slow = settings.max_message_bytes, slow
-        self.store = Store(folder, keeps=3)
+        self.store = Store(folder, snapshots=3)
         self.host = Host(clients, build_runtime, self.store, settings.max_loaded_clients)
         self.client_infos = self.host.infos()
 

@@ -171,5 +171,5 @@ def test_what_is_on_disk_in_the_end_is_the_final_model(toys, whole, tmp_path):
     store = Store(tmp_path / "end" / "checkpoints" / "clients")
     for client, entry in results["clients"].items():
         program = Passing.Program(toys.client(client), Passing(), toys.training(), 0)
-        program.restore(store.newest(client))
+        program.restore(store.read_latest(client))
         assert program.describe()["hash"] == entry["hash"]

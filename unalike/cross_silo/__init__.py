@@ -1,1 +1,1 @@
-"""Runs between organisations: the server's program goes where an engine's server is, clients stay with their owners. Knows no method."""
+"""Cross-silo runs: the server's program goes to the engine's server, clients stay with their owners."""

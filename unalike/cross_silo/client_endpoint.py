@@ -203,7 +203,7 @@ class ClientEndpoint:
         host = Host(
             [self.client(begun["about"])],
             partial(build_runtime, **plan_from_dict(begun["terms"])),
-            Store(folder / "checkpoints" / place, keeps=3),
+            Store(folder / "checkpoints" / place, snapshots=3),
             report=self.report,
         )
         self._host = (run, place, host)

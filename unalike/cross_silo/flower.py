@@ -1,9 +1,11 @@
-"""The Flower engine: the server's program as a ServerApp on the Grid, clients as ClientApps on SuperNodes. Knows nothing of methods.
+"""The Flower engine: the server is a ServerApp on the Grid, clients are ClientApps on SuperNodes.
 
-Flower starts a process for every message and looks for messages every 3 s: clients go to disk after each, and what was lost with a
-process or a SuperNode is asked again. Numbered messages make that harmless.
+Flower starts a process for every message and looks for messages every 3 s. So clients are stored
+after each message, and a message that was lost with a process or a SuperNode is sent again, which
+is harmless because messages are numbered. Knows nothing of methods.
 """
 
+import json
 import os
 import queue
 import subprocess
@@ -12,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -31,20 +34,27 @@ from unalike.cross_silo.gate import public_keys
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
 
-START = 60.0  # seconds SuperLink and SuperNodes may take until they are there
-TRIES = 3  # of a message whose process died
+START_TIMEOUT = 60.0  # seconds until SuperLink and SuperNodes must be online
+MAX_TRIES = 3  # of a message whose process died
 POLL = 0.2  # seconds between looks for replies
-REACH = 120.0  # and a SuperNode may be away, until its client has failed
-LOOK = 15.0  # and whether the run still goes on: a command of Flower's takes seconds
+NODE_POLL = 2.0  # seconds between looks which SuperNodes are online
+REACH = 120.0  # seconds a SuperNode may be offline until its client has failed
+STATUS_POLL = 15.0  # seconds between `flwr ls`, which takes seconds itself
+COMMAND_TIMEOUT = 120  # seconds a command of Flower's may take
 Positive = Annotated[float, Field(gt=0)]
 
 
 class FlowerEngine:
-    """A Flower federation a run is carried out in: that of a folder `unalike deploy flower` wrote, whose SuperLink runs on this machine;
-    without `app` one is deployed and started here, with a SuperNode for each client of the scenario.
+    """Runs a federation in Flower.
 
-    It begins once `clients` SuperNodes are there (all of the scenario's, or one). A client that does not answer within `timeout` s has
-    failed.
+    Args:
+        folder: the run's folder.
+        app: folder that `unalike deploy flower` wrote, whose SuperLink runs on this machine.
+            Without it a federation is deployed and started here, with a SuperNode for each client
+            of the scenario.
+        clients: SuperNodes that must be online before the run starts. Default: as many as the
+            scenario has clients, or one.
+        timeout: seconds until a client that does not answer has failed.
     """
 
     hosts_clients: ClassVar[bool] = False
@@ -58,109 +68,106 @@ class FlowerEngine:
         clients: Annotated[int, Field(ge=1)] | None = None,
         timeout: Positive = 600.0,
     ):
-        from unalike.cross_silo.flower_deploy import deploy, ports
-
-        self.folder, self.timeout, ids = folder, timeout, client_ids(folder.config)
+        self.folder = folder
+        self.timeout = timeout
+        ids = client_ids(folder.config)
         if app is None and not ids:
             raise UserError(
-                "this run has no clients of its own: deploy a federation and give its folder, engine.app=FOLDER"
+                "this run has no clients of its own: deploy a federation and give its folder, "
+                "engine.app=FOLDER"
             )
-        self.least = clients or len(ids) or 1
-        self.place = Path(app).resolve() if app is not None else folder.path.resolve() / "flower"
-        if app is None and not self.place.exists():
-            deploy(
-                self.place, ids, folder.path.resolve() / "config.yaml", f"127.0.0.1:{ports(1)[0]}"
-            )
+        self.min_clients = clients or len(ids) or 1
+        self.local: LocalFlowerFederation | None = None
+        if app is not None:
+            self.place = Path(app).resolve()
+        else:
+            self.place = folder.path.resolve() / "flower"
+            self._deploy_here(ids)
+            self.local = LocalFlowerFederation(self.place, ids)
         if not (self.place / "app" / "pyproject.toml").exists():
             raise UserError(
-                f"{self.place} is no deployed federation: write one with `unalike deploy flower SCENARIO --out FOLDER`"
+                f"{self.place} is no deployed federation: write one with "
+                "`unalike deploy flower SCENARIO --out FOLDER`"
             )
-        self.here = LocalFlowerFederation(self.place, ids) if app is None else None
+
+    def _deploy_here(self, ids: list[str]) -> None:
+        from unalike.cross_silo.flower_deploy import deploy, free_ports
+
+        if not self.place.exists():
+            config = self.folder.path.resolve() / "config.yaml"
+            deploy(self.place, ids, config, f"127.0.0.1:{free_ports(1)[0]}")
 
     def launch(self, watch: Watch) -> dict[str, Any]:
+        """Submit the app until the run has ended, and return its results."""
         from unalike.cross_silo.remote_run import follow
 
         try:
-            if self.here is not None:
-                self.here.start()
+            if self.local is not None:
+                self.local.start()
             return follow(self.folder, watch, self.submit)
         finally:
-            if self.here is not None:
-                self.here.stop()
+            if self.local is not None:
+                self.local.stop()
 
     def submit(self) -> Callable[[], str | None]:
-        """Start the ServerApp; what is returned tells how it ended, None while it goes on."""
+        """Start the ServerApp.
+
+        Returns: a function that says why it ended, None while it is running.
+        """
         from unalike.cross_silo.flower_deploy import check_app
 
         check_app(self.place)
-        told = {
-            "folder": str(self.folder.path.resolve()),
-            "federation": str(self.place),
-            "clients": self.least,
-            "timeout": self.timeout,
-        }
-        config = " ".join(
-            f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
-            for key, value in told.items()
+        app = str(self.place / "app")
+        run_config = (
+            f'folder="{self.folder.path.resolve()}" federation="{self.place}" '
+            f"clients={self.min_clients} timeout={self.timeout}"
         )
-        run = run_flwr(
-            self.place,
-            "run",
-            str(self.place / "app"),
-            "unalike",
-            "--run-config",
-            config,
-            "--format",
-            "json",
-        )["run-id"]
+        run = run_flwr(self.place, "run", app, "unalike", "--run-config", run_config)["run-id"]
+        last_look = time.monotonic()
 
-        asked = time.monotonic()
-
-        def ended() -> str | None:
-            nonlocal asked
-            if self.here is not None:
-                self.here.start()
-            if time.monotonic() - asked < LOOK:
+        def end_reason() -> str | None:
+            nonlocal last_look
+            if self.local is not None:
+                self.local.start()
+            if time.monotonic() - last_look < STATUS_POLL:
                 return None
-            asked = time.monotonic()
+            last_look = time.monotonic()
             try:
-                listed = run_flwr(
-                    self.place, "ls", "unalike", "--run-id", str(run), "--format", "json"
-                )["runs"][0]
+                listing = run_flwr(self.place, "ls", "unalike", "--run-id", str(run))
             except EngineError:
                 return None
-            return (
-                f"Flower says {listed['status']}"
-                if str(listed["status"]).startswith("finished")
-                else None
-            )
+            status = str(listing["runs"][0]["status"])
+            return f"Flower says {status}" if status.startswith("finished") else None
 
-        return ended
+        return end_reason
 
 
-def run_flwr(place: Path, *command: str) -> dict[str, Any]:
-    """What the command `flwr` answers."""
-    import json
+def run_flwr(place: Path, *words: str) -> dict[str, Any]:
+    """Run the command `flwr` in a deployed federation and return its answer.
 
-    done = subprocess.run(
-        [executable("flwr"), *command],
+    Raises: EngineError with what it says, where it fails.
+    """
+    process = subprocess.run(
+        [executable("flwr"), *words, "--format", "json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_TIMEOUT,
         env=environment(place),
     )
+    output = process.stdout
     try:
-        told = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+        # other lines may come before and after the JSON
+        answer = json.loads(output[output.index("{") : output.rindex("}") + 1])
     except ValueError:
-        told = {}
-    if done.returncode or told.get("success") is False:
-        said = told.get("error-message") or (done.stderr or done.stdout).strip()[-400:]
-        raise EngineError(f"flwr {command[0]}: {said}")
-    return told
+        answer = {}
+    if process.returncode or answer.get("success") is False:
+        reason = answer.get("error-message") or (process.stderr or output).strip()[-400:]
+        raise EngineError(f"flwr {words[0]}: {reason}")
+    return answer
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Where Flower's commands find their configuration, and each other; and they tell nobody of it."""
+    """Environment of Flower's commands: where their configuration is, no telemetry."""
     source = str(Path(__file__).parents[2])
     return {
         **os.environ,
@@ -173,12 +180,14 @@ def environment(place: Path) -> dict[str, str]:
 
 
 def executable(name: str) -> str:
+    """A program of the Python environment that this one runs in."""
     return str(Path(sys.executable).parent / name)
 
 
-# what runs in the app
+# What runs in the app: `unalike_app.py` of a deployment imports these two.
 
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @server.main()
@@ -186,71 +195,101 @@ def main(grid: Grid, context: Context) -> None:
     """The server's program: one run."""
     from unalike.cross_silo.remote_run import serve
 
-    timeout = float(str(context.run_config["timeout"]))
-    keys = Path(str(context.run_config["federation"])) / "keys"
-    line = FlowerTransport(grid, int(str(context.run_config["clients"])), keys)
+    config = context.run_config
+    keys = Path(str(config["federation"])) / "keys"
+    transport = FlowerTransport(grid, int(str(config["clients"])), keys)
     try:
-        serve(Path(str(context.run_config["folder"])), line, timeout)
+        serve(Path(str(config["folder"])), transport, float(str(config["timeout"])))
     finally:
-        line.close()
+        transport.close()
 
 
 @client.query()
 def answer(message: Message, context: Context) -> Message:
-    """One message to the client that the SuperNode was started for, with --node-config 'client="FILE"'."""
+    """Answer one request to the client of this SuperNode (--node-config 'client="FILE"')."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    asked: Any = message.content["ask"]
-    site = ClientEndpoint(str(context.node_config["client"]), resident=False)
-    data = site.answer(asked["do"], asked["data"], asked["run"], asked["place"])
+    request: Any = message.content["ask"]
+    endpoint = ClientEndpoint(str(context.node_config["client"]), resident=False)
+    data = endpoint.answer(request["do"], request["data"], request["run"], request["place"])
     return Message(RecordDict({"reply": ConfigRecord({"data": data})}), reply_to=message)
 
 
-Came = tuple[int, str]  # a SuperNode's number, and when it came
+Activation = tuple[int, str]  # a SuperNode's id, and when it came online
 
 
-class Asked:
-    """A message under way to a node."""
+@dataclass
+class Request:
+    """A request to a client.
 
-    def __init__(self, node: int, what: dict[str, Any], ends: float, reply: "Future[bytes]"):
-        self.node, self.what, self.ends, self.reply, self.tries = node, what, ends, reply, 0
-        self.to: Came | None = None
+    Attributes:
+        node: the id that the client's SuperNode had at first.
+        content: what is sent.
+        deadline: in seconds of the monotonic clock.
+        answer: resolved with the reply's bytes.
+        tries: how often it was sent.
+        sent_to: the SuperNode it was sent to last.
+    """
+
+    node: int
+    content: dict[str, Any]
+    deadline: float
+    answer: "Future[bytes]" = field(default_factory=Future)
+    tries: int = 0
+    sent_to: Activation | None = None
 
 
 class FlowerTransport:
-    """Bytes to SuperNodes and back. One thread talks to the Grid.
+    """Carries bytes to SuperNodes and back. One thread of its own talks to the Grid.
 
-    Only those SuperNodes are there that have the key NAME.pub of the folder `keys` and were registered
-    under NAME. Each is known by the number it had at first: when its key was exchanged for another, the
-    one that comes with the new key is it, and the old one is there no more.
+    A SuperNode takes part only if it has the key NAME.pub of the folder `keys` and was registered
+    under NAME. Each is known by the id it had at first: if its key is replaced, the SuperNode that
+    comes with the new key takes its place, and the old one is ignored.
+
+    Args:
+        grid: Flower's.
+        min_clients: SuperNodes that must be online; waits for them.
+        keys: folder with the public key of each client.
     """
 
-    def __init__(self, grid: Grid, least: int, keys: Path):
-        self.grid, self.keys = grid, keys
-        self.nodes: dict[str, int] = {}  # of clients that were admitted
-        begun = time.monotonic()
-        while len(there := self._members()) < least:
-            if time.monotonic() - begun > START:
-                raise EngineError(f"{len(there)} of {least} SuperNodes are there after {START:g} s")
-            time.sleep(POLL)
-        self.names_by_node = {node.node_id: node.name for node in there}
-        self.seen = dict.fromkeys(self.names_by_node, time.monotonic())  # when each was last there
-        self.waiting: queue.Queue[Asked] = queue.Queue()
-        self.held: list[Asked] = []  # for SuperNodes that are not there at the moment
+    def __init__(self, grid: Grid, min_clients: int, keys: Path):
+        self.grid = grid
+        self.keys = keys
+        self.nodes: dict[str, int] = {}  # SuperNodes of admitted clients, by client
+        members = self._wait_for_members(min_clients)
+        self.names_by_node = {node.node_id: node.name for node in members}
+        self.last_online = dict.fromkeys(self.names_by_node, time.monotonic())
+        self.new_requests: queue.Queue[Request] = queue.Queue()
+        self.unsent: list[Request] = []  # to SuperNodes that are offline at the moment
+        self.in_flight: dict[str, Request] = {}  # by the id of Flower's message
         self.broken: Exception | None = None
         self.open = True
-        threading.Thread(target=self._carry, daemon=True).start()
+        threading.Thread(target=self._carry_messages, daemon=True).start()
+
+    def _wait_for_members(self, count: int) -> list[Any]:
+        start = time.monotonic()
+        members = self._members()
+        while len(members) < count:
+            if time.monotonic() - start > START_TIMEOUT:
+                raise EngineError(
+                    f"{len(members)} of {count} SuperNodes are online after {START_TIMEOUT:g} s"
+                )
+            time.sleep(POLL)
+            members = self._members()
+        return members
 
     def names(self) -> list[str]:
+        """The ids of all SuperNodes that may take part."""
         return [str(node) for node in sorted(self.names_by_node)]
 
     def admit(self, name: str, id: str) -> None:
-        """A SuperNode whose key was registered under a name is the client of that name and no other."""
-        known = self.names_by_node[int(name)]
-        if known != id:
+        """Check that a SuperNode's client has the name its key was registered under."""
+        registered = self.names_by_node[int(name)]
+        if registered != id:
             raise ValueError(
-                f'the SuperNode of {known} says it is "{id}", which is not the name its key was registered under'
+                f'the SuperNode of {registered} says it is "{id}", which is not the name its key '
+                "was registered under"
             )
         if id in self.nodes:
             raise ValueError(f'two SuperNodes say they are "{id}"; ids must differ')
@@ -259,76 +298,80 @@ class FlowerTransport:
     def request(
         self,
         client: str,
-        do: str,
+        action: str,
         data: bytes,
         run: str,
         place: str,
         timeout: float,
-        rest: bytearray | None = None,
+        tensors: bytearray | None = None,
     ) -> "Future[bytes]":
-        what = {"do": do, "data": data + (rest or b""), "run": run, "place": place}
-        asked = Asked(
-            self.nodes[client] if client in self.nodes else int(client),
-            what,
-            time.monotonic() + timeout,
-            Future(),
-        )
-        self.waiting.put(asked)
-        return asked.reply
+        """Send a request to a client (`Transport.request`)."""
+        content = {"do": action, "data": data + (tensors or b""), "run": run, "place": place}
+        node = self.nodes[client] if client in self.nodes else int(client)
+        request = Request(node, content, deadline=time.monotonic() + timeout)
+        self.new_requests.put(request)
+        return request.answer
 
     def check(self) -> None:
+        """Raise EngineError where the SuperLink is gone."""
         if self.broken is not None:
             raise EngineError(f"the SuperLink cannot be reached: {self.broken}")
 
     def close(self) -> None:
+        """End the thread."""
         self.open = False
 
-    def _carry(self) -> None:
-        under_way: dict[str, Asked] = {}
-        looked = 0.0
+    def _carry_messages(self) -> None:
+        """The thread: send requests, take replies, look after SuperNodes that come and go."""
+        last_look = 0.0
         try:
             while self.open:
-                while not self.waiting.empty():
-                    self._push(self.waiting.get(), under_way)
-                for number in list(under_way):  # one by one: what one sends harms no other
-                    self._pull(number, under_way)
-                if (under_way or self.held) and time.monotonic() - looked > 2.0:
-                    self._look(under_way)
-                    looked = time.monotonic()
+                while not self.new_requests.empty():
+                    self._push(self.new_requests.get())
+                # one message at a time: what one client sends harms no other
+                for message_id in list(self.in_flight):
+                    self._pull(message_id)
+                if (self.in_flight or self.unsent) and time.monotonic() - last_look > NODE_POLL:
+                    self._check_nodes()
+                    last_look = time.monotonic()
                 time.sleep(POLL)
         except Exception as error:
             self.broken = error
 
-    def _push(self, asked: Asked, under_way: dict[str, Asked]) -> None:
-        asked.tries += 1
-        if (to := self._there().get(asked.node)) is None:
-            self.held.append(asked)
+    def _push(self, request: Request) -> None:
+        """Send a request, or keep it until its SuperNode is online."""
+        request.tries += 1
+        activation = self._online().get(request.node)
+        if activation is None:
+            self.unsent.append(request)
             return
-        asked.to = to
+        request.sent_to = activation
         message = Message(
-            RecordDict({"ask": ConfigRecord(asked.what)}),
-            to[0],
+            RecordDict({"ask": ConfigRecord(request.content)}),
+            activation[0],
             "query",
-            ttl=max(1.0, asked.ends - time.monotonic()),
+            ttl=max(1.0, request.deadline - time.monotonic()),
         )
-        (number,) = self.grid.push_messages([message])
-        if number is None:
-            self.held.append(asked)
+        (message_id,) = self.grid.push_messages([message])
+        if message_id is None:
+            self.unsent.append(request)
         else:
-            under_way[number] = asked
+            self.in_flight[message_id] = request
 
-    def _pull(self, number: str, under_way: dict[str, Asked]) -> None:
+    def _pull(self, message_id: str) -> None:
+        """Take the reply to one message, if there is one."""
         try:
-            messages = list(self.grid.pull_messages([number]))
-        except Exception as error:  # looking who is there raises it again, if the SuperLink is gone
-            self._repeat(under_way.pop(number), f"its reply cannot be read: {error}", under_way)
+            replies = list(self.grid.pull_messages([message_id]))
+        except Exception as error:
+            # If the SuperLink is gone, `_retry` raises when it looks which SuperNodes are online.
+            self._retry(self.in_flight.pop(message_id), f"its reply cannot be read: {error}")
             return
-        for message in messages:
-            self._take(message, under_way.pop(number), under_way)
+        for reply in replies:
+            self._take_reply(reply, self.in_flight.pop(message_id))
 
-    def _take(self, message: Message, asked: Asked, under_way: dict[str, Asked]) -> None:
+    def _take_reply(self, message: Message, request: Request) -> None:
         if message.has_error():
-            self._repeat(asked, message.error.reason, under_way)
+            self._retry(request, message.error.reason)
             return
         try:
             record: Any = message.content["reply"]
@@ -336,84 +379,103 @@ class FlowerTransport:
         except (KeyError, TypeError, ValueError):
             data = None
         if isinstance(data, bytes):
-            asked.reply.set_result(data)
+            request.answer.set_result(data)
         else:
-            asked.reply.set_exception(
-                EngineError('its reply has no record "reply" with bytes "data"')
-            )
+            error = EngineError('its reply has no record "reply" with bytes "data"')
+            request.answer.set_exception(error)
 
-    def _repeat(self, asked: Asked, why: str | None, under_way: dict[str, Asked]) -> None:
-        """Ask again what was not answered."""
-        if asked.node not in self._there():
-            self.held.append(asked)  # until its SuperNode is started again
-        elif asked.tries < TRIES and time.monotonic() < asked.ends:
-            self._push(asked, under_way)  # its process died: another finds the client where it was
+    def _retry(self, request: Request, reason: str | None) -> None:
+        """Send a request again that was not answered, unless it was tried too often."""
+        if request.node not in self._online():
+            self.unsent.append(request)
+        elif request.tries < MAX_TRIES and time.monotonic() < request.deadline:
+            # Its process died; the next one reads the client's state from disk.
+            self._push(request)
         else:
-            asked.reply.set_exception(
-                EngineError(f"its process failed {asked.tries} times over this: {why}")
-            )
+            error = EngineError(f"its process failed {request.tries} times over this: {reason}")
+            request.answer.set_exception(error)
 
-    def _look(self, under_way: dict[str, Asked]) -> None:
-        """What a SuperNode was asked before it was started anew is asked again; who is late, or was not there for long, is given up."""
-        now = self._there()
-        self.seen |= dict.fromkeys(now, time.monotonic())
-        under_way |= {f"held {i}": asked for i, asked in enumerate(self.held)}
-        self.held = []
-        for number, asked in list(under_way.items()):
-            if time.monotonic() > asked.ends or time.monotonic() - self.seen[asked.node] > REACH:
-                del under_way[number]
-                gone = "its SuperNode is not there any more: it left, or its network is cut"
-                why = "did not answer in time" if asked.node in now else gone
-                asked.reply.set_exception(EngineError(why))
-            elif number.startswith("held") and asked.node not in now:
-                self.held.append(under_way.pop(number))
-            elif number.startswith("held") or now.get(asked.node, asked.to) != asked.to:
-                asked.tries -= number.startswith("held")
-                self._push(under_way.pop(number), under_way)
+    def _check_nodes(self) -> None:
+        """Fail requests that are too late; send again what a restarted SuperNode was sent."""
+        online = self._online()
+        now = time.monotonic()
+        self.last_online |= dict.fromkeys(online, now)
+        in_flight = list(self.in_flight.items())
+        unsent = self.unsent
+        self.unsent = []
+        for request in unsent:
+            if self._is_lost(request, now):
+                self._fail(request, online)
+            elif request.node not in online:
+                self.unsent.append(request)
+            else:
+                request.tries -= 1  # it was not sent the last time
+                self._push(request)
+        for message_id, request in in_flight:
+            if self._is_lost(request, now):
+                del self.in_flight[message_id]
+                self._fail(request, online)
+            elif online.get(request.node, request.sent_to) != request.sent_to:
+                del self.in_flight[message_id]
+                self._push(request)
 
-    def _there(self) -> dict[int, Came]:
-        """Where each SuperNode that is online is now, and since when."""
-        first = {name: node for node, name in self.names_by_node.items()}
-        return {
-            first.get(node.name, node.node_id): (node.node_id, node.last_activated_at)
-            for node in self._members()
-        }
+    def _is_lost(self, request: Request, now: float) -> bool:
+        return now > request.deadline or now - self.last_online[request.node] > REACH
+
+    def _fail(self, request: Request, online: dict[int, Activation]) -> None:
+        reason = "its SuperNode is not there any more: it left, or its network is cut"
+        if request.node in online:
+            reason = "did not answer in time"
+        request.answer.set_exception(EngineError(reason))
+
+    def _online(self) -> dict[int, Activation]:
+        """SuperNodes that are online, by the id each had at first."""
+        first_ids = {name: node for node, name in self.names_by_node.items()}
+        online = {}
+        for node in self._members():
+            first_id = first_ids.get(node.name, node.node_id)
+            online[first_id] = (node.node_id, node.last_activated_at)
+        return online
 
     def _members(self) -> list[Any]:
-        """Who is online with the key of the name that it was registered under."""
+        """SuperNodes online that have the key of the name they were registered under."""
         keys = public_keys(self.keys)
-        return [
-            node
-            for node in self.grid.get_nodes()
-            if node.name in keys and keys[node.name] == node.public_key
-        ]
-
-
-# a federation on this machine
+        nodes = self.grid.get_nodes()
+        return [n for n in nodes if n.name in keys and keys[n.name] == n.public_key]
 
 
 class LocalFlowerFederation:
-    """A SuperLink and a SuperNode for each client, started here, on loopback only. Each time a SuperNode is started it has a new key: with
-    that of one that died the SuperLink lets nobody in until it has noticed, which takes it up to a minute."""
+    """A SuperLink and a SuperNode for each client, started here, on loopback only.
+
+    A SuperNode gets a new key each time it is started. With the key of one that died the SuperLink
+    would let nobody in until it has noticed, which takes up to a minute.
+
+    Args:
+        place: folder of the deployment.
+        ids: the clients.
+    """
 
     def __init__(self, place: Path, ids: list[str]):
-        self.place, self.ids = place, ids
+        self.place = place
+        self.ids = ids
         self.processes: dict[str, subprocess.Popen] = {}
 
     def start(self) -> None:
-        """Whoever is not running, from the commands that were deployed."""
+        """Start all processes that are not running, by the commands of the deployment."""
         from unalike.cross_silo.flower_deploy import commands, make_key
 
-        told = commands(self.place)
+        known = commands(self.place)
         for name in ["superlink", *self.ids]:
             if name in self.processes and self.processes[name].poll() is None:
                 continue
             if name != "superlink":
-                (self.place / "keys" / name).unlink(missing_ok=True)
-                make_key(self.place / "keys" / name)
+                key = self.place / "keys" / name
+                key.unlink(missing_ok=True)
+                make_key(key)
                 self._register(name)
+            program, *arguments = known[name]
+            command = [executable(program), *arguments]
             with (self.place / f"{name}.log").open("ab") as log:
-                command = [executable(told[name][0]), *told[name][1:]]
                 self.processes[name] = subprocess.Popen(
                     supervisor.command(command, os.getpid()),
                     stdin=subprocess.DEVNULL,
@@ -424,27 +486,18 @@ class LocalFlowerFederation:
                 )
 
     def _register(self, id: str) -> None:
-        """A SuperNode's key, under its name, once the SuperLink is there."""
-        begun = time.monotonic()
+        """Register a SuperNode's key under its name, waiting for a SuperLink that is starting."""
+        key = f"{self.place / 'keys' / id}.pub"
+        start = time.monotonic()
         while True:
             try:
-                key = f"{self.place / 'keys' / id}.pub"
-                run_flwr(
-                    self.place,
-                    "supernode",
-                    "register",
-                    key,
-                    "unalike",
-                    "--name",
-                    id,
-                    "--format",
-                    "json",
-                )
+                run_flwr(self.place, "supernode", "register", key, "unalike", "--name", id)
                 return
             except EngineError:
-                if time.monotonic() - begun > START:
+                if time.monotonic() - start > START_TIMEOUT:
                     raise
                 time.sleep(0.5)
 
     def stop(self) -> None:
+        """End all processes."""
         supervisor.stop(self.processes.values())

@@ -1,4 +1,7 @@
-"""What a Flower federation needs on disk: the app, certificates, keys, configuration, and the commands that start it. Runs none of it."""
+"""Deploys a Flower federation: writes app, certificates, keys, configuration and start commands.
+
+Starts none of it.
+"""
 
 import base64
 import datetime
@@ -37,7 +40,7 @@ federation = ""
 clients = 1
 timeout = 600.0
 """
-CODE = '''"""The app that Flower carries to everyone: what it does is in the package unalike, which everyone has installed."""
+CODE = '''"""The app that Flower sends to all SuperNodes; its code is in the package unalike."""
 
 from unalike.cross_silo.flower import client, server
 
@@ -48,7 +51,16 @@ __all__ = ["client", "server"]
 def prepare(
     engine: str, scenario: str, out: Path, address: str, settings: list[str] | None = None
 ) -> list[str]:
-    """Deploy a scenario's federation, with a copy of the scenario for the clients that are played."""
+    """Deploy a scenario's federation, with a copy of the scenario for clients that are built here.
+
+    Args:
+        engine: must be "flower".
+        scenario: a shipped scenario or a file.
+        out: the folder to write.
+        address: HOST:PORT at which clients reach the server.
+        settings: `key=value` changes of the scenario.
+    Returns: paths of files to read.
+    """
     from unalike.scenarios import load
 
     if engine != "flower":
@@ -56,18 +68,25 @@ def prepare(
             unknown_name("engine to deploy", engine, ["flower"])
             + " For FLARE, its administrator provisions startup kits."
         )
-    made, method = load(scenario, None, settings, engine=engine)
-    config = made.model_dump(mode="json") | {
-        "algorithm": {"name": made.algorithm.name, **vars(method)}
+    loaded, method = load(scenario, None, settings, engine=engine)
+    config = loaded.model_dump(mode="json") | {
+        "algorithm": {"name": loaded.algorithm.name, **vars(method)}
     }
-    told = deploy(out, client_ids(config), out.resolve() / "scenario.yaml", address)
+    written = deploy(out, client_ids(config), out.resolve() / "scenario.yaml", address)
     (out / "scenario.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    return told
+    return written
 
 
 def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[str]:
-    """Write the folder; returns what there is to read. `ids` are clients played on this machine, from the scenario in `config`; where
-    there are none, organisations bring their own key and client.yaml."""
+    """Write the folder of a deployment.
+
+    Args:
+        to: the folder, new or empty.
+        ids: clients built on this machine from the scenario in `config`. Where there are none,
+            organisations bring their own key and client.yaml.
+        address: HOST:PORT at which clients reach the server.
+    Returns: paths of files to read.
+    """
     to = to.resolve()
     if to.exists() and any(to.iterdir()):
         raise UserError(f"{to} is not empty; choose another folder for the deployment")
@@ -77,62 +96,60 @@ def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[
             f"the SuperLink's address is HOST:PORT, as clients reach it, got {address!r}"
         )
     check_flower(address)
-    for folder in ("app", "certificates", "keys", "flwr", "clients"):
-        (to / folder).mkdir(parents=True, exist_ok=True)
+    for name in ("app", "certificates", "keys", "flwr", "clients"):
+        (to / name).mkdir(parents=True, exist_ok=True)
     (to / "app" / "pyproject.toml").write_text(APP)
     (to / "app" / "unalike_app.py").write_text(CODE)
     sign(to)
     certify(to / "certificates", host)
     ca = to / "certificates" / "ca.pem"
-    inner, *own_ports = ports(1 + len(ids))
+    superlink_port, *node_ports = free_ports(1 + len(ids))
     (to / "flwr" / "config.toml").write_text(
         '[superlink]\ndefault = "unalike"\n\n[superlink.unalike]\n'
-        f'address = "127.0.0.1:{inner}"\nroot-certificates = "{ca}"\n'
+        f'address = "127.0.0.1:{superlink_port}"\nroot-certificates = "{ca}"\n'
     )
-    listens = host if _loopback(host) else "0.0.0.0"
-    told = {
-        "superlink": [
-            "python",
-            "-m",
-            "unalike.cross_silo.gate",
-            str(to),
-            f"{listens}:{port}",
-            "flower-superlink",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(inner),
-            "--ssl-ca-certfile",
-            str(ca),
-            "--ssl-certfile",
-            str(to / "certificates" / "server.pem"),
-            "--ssl-keyfile",
-            str(to / "certificates" / "server.key"),
-            "--enable-supernode-auth",
-            "--database",
-            str(to / "superlink.db"),
-            "--disable-runtime-dependency-installation",
-        ]
-    }
+    listens = host if _is_loopback(host) else "0.0.0.0"
+    known = {"superlink": superlink_command(to, f"{listens}:{port}", superlink_port)}
     trusted = to / "certificates" / "trusted.yaml"
-    for id, own in zip(ids, own_ports, strict=True):
-        make_key(to / "keys" / id)
+    for id, node_port in zip(ids, node_ports, strict=True):
+        key = to / "keys" / id
+        make_key(key)
         file = to / "clients" / id / "client.yaml"
         file.parent.mkdir()
         file.write_text(json.dumps({"scenario": str(config), "client": id}))
-        told[id] = supernode(
-            address, [str(ca), str(trusted), str(to / "keys" / id)], str(file), own
-        )
-    (to / "commands.json").write_text(json.dumps(told, indent=1))
-    (to / "README.md").write_text(readme(to, told, ids, address))
+        known[id] = supernode(address, [str(ca), str(trusted), str(key)], str(file), node_port)
+    (to / "commands.json").write_text(json.dumps(known, indent=1))
+    (to / "README.md").write_text(readme(to, known, ids, address))
     return [str(to / "README.md"), str(to / "app"), str(to / "commands.json")]
+
+
+def superlink_command(to: Path, address: str, port: int) -> list[str]:
+    """The command of the gate at `address` and the SuperLink behind it, on a port of loopback."""
+    certificates = to / "certificates"
+    gate = ["python", "-m", "unalike.cross_silo.gate", str(to), address]
+    tls = ["--ssl-ca-certfile", str(certificates / "ca.pem")]
+    tls += ["--ssl-certfile", str(certificates / "server.pem")]
+    tls += ["--ssl-keyfile", str(certificates / "server.key")]
+    return [
+        *gate,
+        "flower-superlink",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *tls,
+        "--enable-supernode-auth",
+        "--database",
+        str(to / "superlink.db"),
+        "--disable-runtime-dependency-installation",
+    ]
 
 
 def check_flower(address: str) -> None:
     """Refuse to deploy with a Flower that cannot keep strangers out of a federation.
 
-    Its Fleet API must be there over HTTP, for the gate to pass on, and its SuperNodes must check who
-    signed an app.
+    Its Fleet API must be served over HTTP, for the gate to pass on, and its SuperNodes must check
+    who signed an app.
     """
     problem = ""
     try:
@@ -168,20 +185,22 @@ def build_app(to: Path) -> bytes:
 def sign(to: Path) -> None:
     """Sign the app, for SuperNodes that are started with --trusted-entities.
 
-    certificates/trusted.yaml has the public key. The private one is kept nowhere: whoever takes over
-    the server cannot sign another app. The signature, in certificates/app.json, is what Flower's
+    certificates/trusted.yaml has the public key. The private one is kept nowhere: whoever takes
+    over the server cannot sign another app. The signature, in certificates/app.json, is what Flower's
     SuperLink would say of an app from its hub; the gate says it of this one.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519
     from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 
-    key, name, now = ed25519.Ed25519PrivateKey.generate(), f"fpk_{uuid.uuid4()}", int(time.time())
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = f"fpk_{uuid.uuid4()}"
+    now = int(time.time())
     digest = hashlib.sha256(build_app(to))
     signature = key.sign(create_message_to_sign(digest.digest(), now))
     verification = {"signature": base64.urlsafe_b64encode(signature).decode(), "signed_at": now}
-    # "valid_license" is how SuperNodes are told that signatures come with apps here; Flower's SuperLink
-    # says it of every app with signatures
+    # "valid_license" tells SuperNodes that apps come with signatures here; Flower's SuperLink says
+    # it of every app with signatures
     verifications = {name: json.dumps(verification), "valid_license": "Valid"}
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -199,9 +218,9 @@ def check_app(to: Path) -> None:
     signed = json.loads(path.read_text())["sha256"] if path.exists() else None
     if signed != hashlib.sha256(build_app(to)).hexdigest():
         raise UserError(
-            f"the app in {to / 'app'} is not the one that was signed when it was deployed (it was changed, or "
-            "by another version of unalike or Flower), so no client would run it: deploy the federation again "
-            "and send each client the new ca.pem and trusted.yaml"
+            f"the app in {to / 'app'} is not the one that was signed when it was deployed (it was "
+            "changed, or deployed by another version of unalike or Flower), so no client would run "
+            "it: deploy the federation again and send each client the new ca.pem and trusted.yaml"
         )
 
 
@@ -228,46 +247,49 @@ def supernode(address: str, files: list[str], client: str, port: int) -> list[st
 
 
 def commands(place: Path) -> dict[str, list[str]]:
+    """Commands of a deployment, by name: "superlink", and those of clients built here."""
     return json.loads((place / "commands.json").read_text())
 
 
-def readme(to: Path, told: dict[str, list[str]], ids: list[str], address: str) -> str:
-    """The exact commands, in order."""
-    home = f"export FLWR_HOME={to / 'flwr'} FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
-    block = lambda *lines: "```\n" + "\n".join(lines) + "\n```\n"
-    register = [
-        f"flwr supernode register {to / 'keys' / id}.pub unalike --name {id}"
-        for id in ids or ["NAME"]
-    ]
-    theirs = supernode(address, ["ca.pem", "trusted.yaml", "NAME"], "/path/to/client.yaml", 9094)
-    nodes = [shlex.join(told[id]) for id in ids] or [shlex.join(theirs)]
-    certificates = to / "certificates"
-    own = (
-        ""
-        if ids
-        else (
-            "Each organisation makes a key, `ssh-keygen -t ecdsa -b 384 -N '' -f NAME`, keeps NAME and sends you "
-            f"NAME.pub for {to / 'keys'}; you send it {certificates / 'ca.pem'} and {certificates / 'trusted.yaml'}. "
-            "NAME is the `id` in its client.yaml. Use a way on which nobody can exchange these files.\n\n"
+def readme(to: Path, known: dict[str, list[str]], ids: list[str], address: str) -> str:
+    """README.md of a deployment: the exact commands, in order."""
+    quiet = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1"
+    home = f"export FLWR_HOME={to / 'flwr'} {quiet}"
+    keys, certificates = to / "keys", to / "certificates"
+    names = ids or ["NAME"]
+    register = [f"flwr supernode register {keys / id}.pub unalike --name {id}" for id in names]
+    nodes = [shlex.join(known[id]) for id in ids]
+    exchange = ""
+    if not ids:
+        files = ["ca.pem", "trusted.yaml", "NAME"]
+        nodes = [shlex.join(supernode(address, files, "/path/to/client.yaml", 9094))]
+        exchange = (
+            "Each organisation makes a key, `ssh-keygen -t ecdsa -b 384 -N '' -f NAME`, keeps NAME "
+            f"and sends you NAME.pub for {keys}; you send it {certificates / 'ca.pem'} and "
+            f"{certificates / 'trusted.yaml'}. NAME is the `id` in its client.yaml. Use a way on "
+            "which nobody can exchange these files.\n\n"
         )
-    )
-    who = (
-        f"The key {to / 'keys'}/NAME.pub and no other is the client NAME. For a new key, put it there instead "
-        "of the old one, and register it.\n\n"
-    )
-    run = f"unalike run {to / 'scenario.yaml'} --engine flower --set engine.app={to} --set engine.clients={len(ids) or 'COUNT'}"
-    closed = (
-        "This starts the SuperLink, on loopback, and the gate in front of it, which lets SuperNodes with a "
-        "known key through and nobody else. Apps are submitted and keys registered on this machine only: "
-        "whoever may log in here can do both.\n\n"
+    run = (
+        f"unalike run {to / 'scenario.yaml'} --engine flower --set engine.app={to} "
+        f"--set engine.clients={len(ids) or 'COUNT'}"
     )
     return (
         f"# A Flower federation at {address}\n\nOn the server:\n"
-        f"{block(home, shlex.join(told['superlink']))}\n{closed}{own}{who}"
-        f"Then, in another shell there, who may come:\n{block(home, *register)}\n"
-        f"At each client:\n{block('export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1', *nodes)}\n"
-        f"When they are there, on the server:\n{block(home, run)}"
+        f"{_block(home, shlex.join(known['superlink']))}\n"
+        "This starts the SuperLink, on loopback, and the gate in front of it, which lets "
+        "SuperNodes with a known key through and nobody else. Apps are submitted and keys "
+        "registered on this machine only: whoever may log in here can do both.\n\n"
+        f"{exchange}"
+        f"The key {keys}/NAME.pub and no other is the client NAME. For a new key, put it there "
+        "instead of the old one, and register it.\n\n"
+        f"Then, in another shell there, register who may take part:\n{_block(home, *register)}\n"
+        f"At each client:\n{_block(f'export {quiet}', *nodes)}\n"
+        f"When they are online, on the server:\n{_block(home, run)}"
     )
+
+
+def _block(*lines: str) -> str:
+    return "```\n" + "\n".join(lines) + "\n```\n"
 
 
 def certify(to: Path, host: str) -> None:
@@ -278,28 +300,27 @@ def certify(to: Path, host: str) -> None:
     from cryptography.x509.oid import NameOID
 
     now = datetime.datetime.now(datetime.UTC)
-    named = lambda name: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    authority, own = (
-        ec.generate_private_key(ec.SECP384R1()),
-        ec.generate_private_key(ec.SECP384R1()),
-    )
+    authority = ec.generate_private_key(ec.SECP384R1())
+    own = ec.generate_private_key(ec.SECP384R1())
 
-    def signed(
+    def common_name(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    def certificate(
         subject: str, public: ec.EllipticCurvePublicKey, ca: bool
     ) -> x509.CertificateBuilder:
+        issuer_key = authority.public_key()
         return (
             x509.CertificateBuilder()
-            .subject_name(named(subject))
-            .issuer_name(named("unalike"))
+            .subject_name(common_name(subject))
+            .issuer_name(common_name("unalike"))
             .public_key(public)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
             .not_valid_after(now + datetime.timedelta(days=365))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), False)
         )
 
     try:
@@ -318,20 +339,20 @@ def certify(to: Path, host: str) -> None:
         decipher_only=False,
     )
     root = (
-        signed("unalike", authority.public_key(), True)
+        certificate("unalike", authority.public_key(), True)
         .add_extension(signs, True)
         .sign(authority, hashes.SHA384())
     )
     inner = x509.IPAddress(ip_address("127.0.0.1"))  # where the SuperLink is, behind the gate
     known = x509.SubjectAlternativeName([name] if name == inner else [name, inner])
     server = (
-        signed(host, own.public_key(), False)
+        certificate(host, own.public_key(), False)
         .add_extension(known, False)
         .sign(authority, hashes.SHA384())
     )
     (to / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
     (to / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    secret(
+    write_secret(
         to / "server.key",
         own.private_bytes(
             serialization.Encoding.PEM,
@@ -347,7 +368,7 @@ def make_key(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     own = ec.generate_private_key(ec.SECP384R1())
-    secret(
+    write_secret(
         path,
         own.private_bytes(
             serialization.Encoding.PEM,
@@ -362,23 +383,24 @@ def make_key(path: Path) -> None:
     )
 
 
-def secret(path: Path, data: bytes) -> None:
+def write_secret(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read."""
     path.touch(mode=0o600)
     path.write_bytes(data)
 
 
-def ports(count: int) -> list[int]:
-    """Free ones on loopback."""
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    found = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return found
+def free_ports(count: int) -> list[int]:
+    """Free ports on loopback, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    for probe in sockets:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
+    return ports
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -6,8 +6,9 @@ SuperLink listens on loopback, and the gate passes on the Fleet API only, only f
 sign with a key from the folder `keys` of the deployment. It adds the signature that `deploy` made
 to the app, which SuperNodes that were started with --trusted-entities check.
 
-Usage: python -m unalike.cross_silo.gate FOLDER HOST:PORT COMMAND...; COMMAND starts the SuperLink, which
-ends with the gate, and the gate with it.
+Usage: python -m unalike.cross_silo.gate FOLDER HOST:PORT COMMAND...
+
+COMMAND starts the SuperLink, which ends with the gate, and the gate with it.
 """
 
 import base64
@@ -57,9 +58,9 @@ PATHS = frozenset(
         "confirm-message-received",
     )
 )
-LARGEST = 4 << 20  # bytes of a list of replies; what is in them goes as objects
-PATIENCE = 120.0  # seconds the SuperLink may take for an answer
-PASSED = ("accept", "content-type", "content-length")
+MAX_LIST_BYTES = 4 << 20  # of a list of replies; what is in them is sent as objects
+SUPERLINK_TIMEOUT = 120.0  # seconds the SuperLink may take for an answer
+PASSED_HEADERS = ("accept", "content-type", "content-length")
 
 
 def public_keys(folder: Path) -> dict[str, bytes]:
@@ -112,7 +113,7 @@ class Gate:
         trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
         limits = httpx.Limits(max_connections=None)
         self.client = httpx.AsyncClient(
-            verify=trust, timeout=PATIENCE, limits=limits, trust_env=False
+            verify=trust, timeout=SUPERLINK_TIMEOUT, limits=limits, trust_env=False
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -131,8 +132,7 @@ class Gate:
                 "this SuperNode's key is none of those that were let into the federation "
                 "under a name, or its clock is wrong",
             )
-        names = [name for name in request.headers if name in PASSED or name.startswith("flwr-")]
-        headers = {name: request.headers[name] for name in names}
+        headers = passed_headers(request.headers)
         try:
             content: Any = request.stream()
             if path == FLEET + "push-messages":
@@ -142,31 +142,35 @@ class Gate:
                     return refuse(
                         400, "these replies are not those of the SuperNode that sends them"
                     )
-            asked = self.client.build_request(
+            forwarded = self.client.build_request(
                 "POST",
                 self.superlink + path,
                 content=content,
                 headers={**headers, "accept-encoding": "identity"},
             )
-            heard = await self.client.send(asked, stream=True)
+            answer = await self.client.send(forwarded, stream=True)
         except ClientDisconnect:
             return Response(status_code=400)
         except httpx.HTTPError as error:
             return refuse(503, f"the SuperLink cannot be reached: {type(error).__name__}")
-        kept = {
-            name: value
-            for name, value in heard.headers.items()
-            if name in PASSED or name.startswith("flwr-")
-        }
-        if path == FLEET + "get-fab" and heard.status_code == 200:
-            reply = GetFabResponse.FromString(await heard.aread())
-            await heard.aclose()
+        headers = passed_headers(answer.headers)
+        if path == FLEET + "get-fab" and answer.status_code == 200:
+            reply = GetFabResponse.FromString(await answer.aread())
+            await answer.aclose()
             reply.fab.verifications.update(self.verifications)
-            kept.pop("content-length", None)
-            return Response(reply.SerializeToString(), headers=kept)
-        return StreamingResponse(
-            heard.aiter_raw(), heard.status_code, kept, background=BackgroundTask(heard.aclose)
-        )
+            headers.pop("content-length", None)
+            return Response(reply.SerializeToString(), headers=headers)
+        close = BackgroundTask(answer.aclose)
+        return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, background=close)
+
+
+def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that the gate passes on: a few of HTTP's, and Flower's own."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name in PASSED_HEADERS or name.startswith("flwr-")
+    }
 
 
 async def read(request: Request) -> bytes:
@@ -174,19 +178,19 @@ async def read(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > LARGEST:
+        if len(body) > MAX_LIST_BYTES:
             return b""
     return bytes(body)
 
 
 def is_own(body: bytes) -> bool:
-    """Whether replies come from the SuperNode that sends them. The SuperLink looks at the sender only."""
+    """Whether replies come from the SuperNode that sends them; the SuperLink does not check that."""
     try:
-        asked = PushMessagesRequest.FromString(body)
+        request = PushMessagesRequest.FromString(body)
     except DecodeError:
         return False
-    sources = {message.metadata.src_node_id for message in asked.messages_list}
-    return sources == {asked.node.node_id}
+    sources = {message.metadata.src_node_id for message in request.messages_list}
+    return sources == {request.node.node_id}
 
 
 def refuse(status: int, why: str) -> Response:

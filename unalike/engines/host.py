@@ -272,13 +272,13 @@ class Host:
             self.runtimes.move_to_end(client)
             return self.runtimes[client]
         runtime = self.build(self.clients[client])
-        state = self.store.newest(client)
+        state = self.store.read_latest(client)
         if state is not None:
             last = state.pop("answered", None)
             if last is not None:
                 self.answered[client] = (last["number"], last["reply"])
             runtime.restore(state)
-        if self.store.unsettled(client):
+        if self.store.has_current(client):
             # Spilled here, or released elsewhere, in the middle of a round.
             self.changed.add(client)
             self.spilled.discard(client)
@@ -298,7 +298,7 @@ class Host:
     def _spill(self, client: str, runtime: ClientRuntime) -> None:
         state = runtime.state()
         if state is not None:
-            self.store.keep(client, {**state, "answered": self._last(client)})
+            self.store.write_current(client, {**state, "answered": self._last(client)})
             self.spilled.add(client)
         else:
             self.changed.discard(client)

@@ -65,7 +65,7 @@ class LocalEngine:
         devices = {str(client.device) for client in clients}
         self.device = None if len(devices) == 1 else "cpu"
         # one snapshot more than the server keeps, which is saved after the clients
-        self.store = Store(folder, keeps=3)
+        self.store = Store(folder, snapshots=3)
         self.client_infos: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
         # Messages that no reply was computed to, with their size.
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}

@@ -32,7 +32,7 @@ from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_info, 
 from unalike.engines.store import Store
 
 START_TIMEOUT = 300.0  # seconds until an actor must be up, its clients where they were
-# Deaths of an actor without an answer in between after which the client it was busy with has failed.
+# Deaths of an actor, without an answer in between, until the client it was busy with has failed.
 MAX_DEATHS = 3
 Positive = Annotated[float, Field(gt=0)]
 DEFAULTS = EngineSettings()
@@ -82,7 +82,7 @@ class RayEngine(RealTimeEngine):
         self.folder = Path(folder).resolve()
         self.token = secrets.token_hex(8)
         # one snapshot more than the server keeps, which is saved after the clients
-        self.store = Store(self.folder, keeps=3)
+        self.store = Store(self.folder, snapshots=3)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         token_path(self.folder).write_text(self.token)
         fit = count_actors(self.ray.cluster_resources(), actors, cpus, gpus)

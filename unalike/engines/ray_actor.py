@@ -108,7 +108,7 @@ class FencedStore(Store):
     """
 
     def __init__(self, folder: Path, token: str):
-        super().__init__(folder, keeps=3)
+        super().__init__(folder, snapshots=3)
         self.token = token
 
     def check_token(self) -> None:
@@ -123,10 +123,10 @@ class FencedStore(Store):
         if token != self.token:
             raise EngineError("another server has taken this run over")
 
-    def keep(self, name: str, state: Any) -> None:
-        """Write the current state of a client (`Store.keep`)."""
+    def write_current(self, name: str, state: Any) -> None:
+        """Write a client's state in the middle of a round (`Store.write_current`)."""
         self.check_token()
-        super().keep(name, state)
+        super().write_current(name, state)
 
     def snapshot(self, name: str, state: Any | None, round: int) -> None:
         """Write the state of a client at the end of a round (`Store.snapshot`)."""

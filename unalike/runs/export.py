@@ -189,7 +189,7 @@ def _restore(folder: Folder, program: ClientProgram) -> ClientProgram:
     """
     id = program.client.id
     results = folder.results
-    state = Store(folder.clients).newest(id)
+    state = Store(folder.clients).read_latest(id)
     expected_hash = None
     if results is None:
         names = program.model.state_dict().keys()

@@ -51,7 +51,7 @@ class Folder:
         self.clients = self.path / "checkpoints" / "clients"
         self.ledger = self.path / "ledger.csv"
         # Three versions, as of clients: it is saved before the server.
-        self.archive = Store(self.path / "checkpoints" / "archive", keeps=3)
+        self.archive = Store(self.path / "checkpoints" / "archive", snapshots=3)
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> "Folder":
@@ -179,7 +179,7 @@ class Folder:
             try:
                 state = load(path)
                 finished = state["federation"]["finished"]
-                Store(self.clients).check(finished)
+                Store(self.clients).check_readable(finished)
             except CheckpointError as error:
                 damages.append(str(error))
                 continue
