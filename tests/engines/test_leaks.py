@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypa
     asked = Asked(described_by(tmp_path / "clinic", reads, id="a"), resident=resident)
     asked.hello()
     asked.begin()
-    monkeypatch.setattr(Store, "snapshot" if resident else "keep", full)
+    monkeypatch.setattr(Store, "snapshot" if resident else "write_current", full)
     reply = asked.call("receive", parameters=asked.call("begin")["body"])
     reply = asked.request("save", round=1) if resident else reply
     stays_at_home(asked, reply, capsys.readouterr().err)

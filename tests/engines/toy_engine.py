@@ -5,7 +5,7 @@ docs/engines.md shows it as the example of how to add one.
 
 from unalike.base.message import encode
 from unalike.core.engine import Arrival, EngineSettings
-from unalike.engines.host import Host
+from unalike.engines.host import Host, SimulatedAnswer, counted_bytes
 from unalike.engines.realtime import RealTimeEngine, parse_reply
 from unalike.engines.store import Store
 
@@ -32,8 +32,9 @@ class ToyEngine(RealTimeEngine):
         for client, message in messages.items():
             data = encode(message, self.limit)
             answer = self.host.answer(client, data, self.limit)
-            reply = parse_reply(answer, message["number"], self.limit)
-            self.arrivals[message["number"]] = Arrival(client, self.now, len(answer), reply)
+            reply = parse_reply(answer, message["number"], self.limit, SimulatedAnswer)
+            size = counted_bytes(reply, len(answer))
+            self.arrivals[message["number"]] = Arrival(client, self.now, size, reply)
             sizes[client] = len(data)
         return sizes
 
