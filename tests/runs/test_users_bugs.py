@@ -63,10 +63,53 @@ def test_a_recognised_mistake_is_one_sentence(toys):
     assert not hasattr(error.value, "__notes__")
 
 
+class BrokenAtOneClient(BrokenLoss):
+    class Program(BrokenLoss.Program):
+        def loss(self, x, y):
+            return super().loss(x, y) if self.client.id == "c" else self.task_loss(x, y)
+
+
+def test_a_bug_at_every_client_ends_the_run_with_file_and_line(tmp_path, toys):
+    with pytest.raises(unalike.QuorumError) as error:
+        unalike.run(BrokenLoss(), toys.clients(), training=ONCE, out=tmp_path)
+    location = f"{__file__}, line {line_of('# bug in loss')}, in loss"
+    assert f"a, b, c: NameError: name 'wieght' is not defined ({location})" in str(error.value)
+
+
+def test_a_bug_at_one_client_is_in_results_table_and_events_with_file_and_line(
+    tmp_path, toys, capsys
+):
+    clients = toys.clients()
+    result = unalike.run(BrokenAtOneClient(), clients, training=ONCE, out=tmp_path, alone=False)
+    location = f"{__file__}, line {line_of('# bug in loss')}, in loss"
+    (entry,) = result["failures"]
+    assert (entry["client"], entry["round"], entry["location"]) == ("c", 1, location)
+    assert result.failures[0].reason == f"NameError: name 'wieght' is not defined ({location})"
+    (event,) = events(tmp_path, "failure")
+    assert event["traceback"].startswith("Traceback") and "in loss" in event["traceback"]
+    result.show()
+    assert location.replace(" ", "") in "".join(capsys.readouterr().out.split())
+
+
+def test_a_bug_in_the_local_baseline_is_recorded_with_its_traceback(tmp_path, toys):
+    class BrokenAlone(FedAvg):
+        class Program(FedAvg.Program):
+            def train(self, epoch=None):
+                return super().train(epochs=epoch)  # no such argument
+
+            train.operation = "changes"
+
+    unalike.run(BrokenAlone(), toys.clients(), training=ONCE, out=tmp_path)
+    failures = events(tmp_path, "failure")
+    assert {event["client"] for event in failures} == {"a", "b", "c"}
+    assert f"line {line_of('# no such argument')}, in train" in failures[0]["traceback"]
+
+
 @pytest.mark.parametrize("alone", [True, False])
-def test_debug_raises_the_exception_where_it_happened(tmp_path, toys, alone):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_debug_raises_the_exception_where_it_happened(tmp_path, toys, alone, workers):
     with pytest.raises(NameError, match="wieght") as error:
-        options = {"training": ONCE, "out": tmp_path / "run", "alone": alone}
+        options = {"training": ONCE, "out": tmp_path / "run", "alone": alone, "workers": workers}
         unalike.run(BrokenLoss(), toys.clients(), debug=True, **options)
     assert error.traceback[-1].lineno + 1 == line_of("# bug in loss")
     with pytest.raises(NameError, match="scaled"):

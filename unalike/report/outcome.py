@@ -232,9 +232,12 @@ def describe_failures(failures: list[dict]) -> list[str]:
     """
     rounds: dict[tuple[str, ...], list] = {}
     for failure in lasting_failures(failures):
-        fields = [failure.get(part) for part in ("client", "operation", "reason")]
-        key = tuple(str(field or "unknown") for field in fields)
-        rounds.setdefault(key, []).append(failure.get("round"))
+        client, operation, reason = (
+            str(failure.get(part) or "unknown") for part in ("client", "operation", "reason")
+        )
+        if failure.get("location"):  # of a bug: file, line and function
+            reason = f"{reason} ({failure['location']})"
+        rounds.setdefault((client, operation, reason), []).append(failure.get("round"))
     return [
         f"{client} failed at {operation} in {_describe_rounds(when)}: {reason}"
         for (client, operation, reason), when in rounds.items()

@@ -13,7 +13,7 @@ import torch
 
 from unalike.base.errors import Problem, Problems, UserError, describe_error
 from unalike.base.randomness import scope
-from unalike.base.tracebacks import format_traceback, is_debugging, user_location
+from unalike.base.tracebacks import format_traceback, is_bug, is_debugging, user_location
 from unalike.core.algorithm import Algorithm, ClientProgram
 from unalike.core.client import Client, ClientInfo
 from unalike.core.privacy import Privacy, uncounted
@@ -296,7 +296,7 @@ def dry_run(algorithm: Algorithm, clients: list[Client], training: Training, see
         except Exception as error:
             if is_debugging():
                 raise
-            location = user_location(error)
+            location = user_location(error) if is_bug(error) else None
             sentence = describe_error(error) if location is None else _describe_bug(error, location)
             # Clients that differ only in their data fail alike: reported once.
             if (kind[0], sentence) not in reported:

@@ -10,6 +10,7 @@ import torch
 
 from unalike.base.ledger import Ledger
 from unalike.base.message import MAX_BYTES
+from unalike.base.tracebacks import is_debugging
 from unalike.core.engine import Engine, EngineSettings, Watch
 from unalike.core.evaluation import finish_tasks
 from unalike.core.federation import Federation, QuorumError
@@ -141,7 +142,10 @@ class Run:
             max_message_bytes=plan.federation.message_bytes or MAX_BYTES,
             tick=plan.federation.tick,
         )
-        return self.engine_class(plan.clients, build, folder, settings, **plan.engine_options)
+        options = dict(plan.engine_options)
+        if is_debugging() and "workers" in options:
+            options["workers"] = 0  # an exception in another process would not arrive here
+        return self.engine_class(plan.clients, build, folder, settings, **options)
 
     def federation(self, engine: Engine) -> Federation:
         """The server's view of the clients behind an engine."""

@@ -202,8 +202,11 @@ class Result(dict[str, Any]):
 
     @property
     def failures(self) -> list[Failure]:
-        """What went wrong at clients, in the order it happened."""
-        return [Failure(**entry) for entry in self["failures"]]
+        """What went wrong at clients, in the order it happened; of a bug with file and line.
+
+        Tracebacks are in the run's events.jsonl.
+        """
+        return [_read_failure(entry) for entry in self["failures"]]
 
     @property
     def visits(self) -> dict[str, int] | None:
@@ -380,13 +383,27 @@ def _client_entry(
 
 
 def _failure_entry(failure: Failure) -> dict[str, Any]:
-    return {
+    entry = {
         "client": failure.client,
         "round": failure.round,
         "operation": failure.operation,
         "reason": failure.reason,
         "lasting": failure.lasting,
     }
+    if failure.location:  # of a bug: file, line and function
+        entry["location"] = failure.location
+    return entry
+
+
+def _read_failure(entry: Mapping[str, Any]) -> Failure:
+    location = entry.get("location")
+    return Failure(
+        client=entry["client"],
+        operation=entry["operation"],
+        round=entry["round"],
+        reason=f"{entry['reason']} ({location})" if location else entry["reason"],
+        lasting=entry["lasting"],
+    )
 
 
 def gain(
