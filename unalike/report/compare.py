@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def compare(paths: Iterable[str | Path]) -> dict:
     if len(runs) < 2:
         raise UserError(f"A comparison needs two runs or more, got {len(runs)}.")
     _check_comparable(runs)
-    common = [client for client in runs[0].clients if all(_has_value(run, client) for run in runs)]
+    common = _common_clients(runs)
     if not common:
         raise UserError(
             "These runs have no client in common that ended with a value, so nothing can be "
@@ -115,6 +116,14 @@ def _check_comparable(runs: list[Run]) -> None:
         if run.scenario != runs[0].scenario:
             names = f"{runs[0].path} is {runs[0].scenario}, {run.path} is {run.scenario}"
             raise UserError(f"Only runs of one scenario can be compared: {names}.")
+
+
+def _common_clients(runs: list[Run]) -> list[str]:
+    """Return the clients that have a value in every run."""
+    common = list(runs[0].clients)
+    for run in runs:
+        common = [client for client in common if _has_value(run, client)]
+    return common
 
 
 def _differing_settings(runs: list[Run]) -> list[dict]:
@@ -201,8 +210,7 @@ def _summarise_group(label: str, fields: dict, seeds: dict[Any, Run], common: li
         "delta": _average(results, lambda own: own.get("delta")),
         "value": interval([_mean_value(run, common) for run in runs]),
         "federation": {
-            name: interval([own[name] for own in federation if name in own])
-            for name in federation[0]
+            name: _average(federation, methodcaller("get", name)) for name in federation[0]
         },
         "losers": _average(results, _count_degraded),
         "bytes": {
@@ -210,9 +218,13 @@ def _summarise_group(label: str, fields: dict, seeds: dict[Any, Run], common: li
             "down": _average(traffic, lambda own: own.get("down")),
         },
         "seconds": _average(results, lambda own: own.get("seconds")),
-        "clients": {client: interval([_value(run, client) for run in runs]) for client in common},
+        "clients": {client: _average_value(runs, client) for client in common},
         "lost": _count_losses(results, common),
     }
+
+
+def _average_value(runs: list[Run], client: str) -> dict:
+    return interval([_value(run, client) for run in runs])
 
 
 def _count_losses(results: list[dict], clients: list[str]) -> dict[str, int]:

@@ -229,7 +229,7 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
             value = format_metric(_last(ends[client]), history.unit(run, client))
             last.append(f"{client} {value}")
     description = (
-        f"A small line plot for each client: its value{_in_percent(unit)} over the rounds. "
+        f"A small line plot for each client: its value{_in_percent(unit)}, over the rounds. "
         f"Federated they end at: {join_names(last, 8)}."
     )
     return ReportFigure("Over the rounds", caption, to_svg(figure, "courses", description), legend)

@@ -20,7 +20,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def find_task(name: str) -> type[Task]:
-    """Return the class of a task by name; the defaults of `Task` for one that is not in the list."""
+    """Return the class of a task by name, or `Task` with its defaults if it is not in the list."""
     return TASKS.get(name, Task)
 
 

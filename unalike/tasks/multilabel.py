@@ -1,15 +1,15 @@
-"""Any number of labels at once, some of them perhaps unknown. Knows nothing of where the samples come from."""
+"""Multi-label classification: a sample has any number of labels, some perhaps unknown."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
-from unalike.tasks.task import Labels, Task
+from unalike.tasks.task import Task
 
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": binary_cross_entropy,
@@ -18,17 +18,16 @@ CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-Criterion = Literal["bce", "focal", "asymmetric"]
-
-
 @dataclass(frozen=True)
 class MultiLabel(Task):
-    """Output (B, labels) logits, labels (B, labels) floats: 1 present, 0 absent, NaN or -1 unknown.
+    """Output (B, labels) logits; labels (B, labels) floats: 1 present, 0 absent, NaN or -1 unknown.
 
-    `criterion` is what training minimises; metrics do not depend on it.
+    Args:
+        labels: names of the labels, or their number.
+        criterion: what training minimises; metrics do not depend on it.
     """
 
-    criterion: Criterion = "bce"
+    criterion: Literal["bce", "focal", "asymmetric"] = "bce"
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
@@ -42,23 +41,20 @@ class MultiLabel(Task):
     classifies: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
 
-    if TYPE_CHECKING:  # labels may be a number; they are stored as names
-
-        def __init__(self, labels: Labels, criterion: Criterion = "bce") -> None: ...
-
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.criterion not in CRITERIA:
             raise ValueError(
-                f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, got {self.criterion!r}"
+                f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, "
+                f"got {self.criterion!r}"
             )
 
     def costs(self, output: Tensor, y: Tensor) -> Tensor:
-        """What each entry costs, like `y`; 0 where the label is unknown."""
+        """Return the criterion of each entry, like `y`; 0 where the label is unknown."""
         return CRITERIA[self.criterion](output, y)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """The criterion, mean over the known entries; 0 where none is known.
+        """Return the criterion, mean over known entries; 0 if none is known.
 
         >>> round(MultiLabel(2).loss(torch.zeros(1, 2), torch.tensor([[1.0, -1.0]])).item(), 3)
         0.693
@@ -83,10 +79,10 @@ class MultiLabel(Task):
             raise ValueError(f"multilabel labels have shape (n, {labels}), got {tuple(y.shape)}")
         if not y.is_floating_point():
             raise ValueError(f"multilabel labels are floats (torch.float32), got {y.dtype}")
-        wrong = y[~((y == 0) | (y == 1) | (y == -1) | y.isnan())]
-        if len(wrong):
+        invalid = y[~((y == 0) | (y == 1) | (y == -1) | y.isnan())]
+        if len(invalid):
             raise ValueError(
-                f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(wrong[0]):g}"
+                f"a multilabel label is 1, 0, or -1 or NaN where unknown, got {float(invalid[0]):g}"
             )
 
     def unmeasured(self, y: Tensor) -> str | None:
@@ -94,67 +90,85 @@ class MultiLabel(Task):
 
 
 class MultiLabelMeter:
-    """Keeps score and truth of every sample; a label counts as given above probability 0.5, unknown labels count nowhere.
+    """Collects scores and labels; a label is predicted above probability 0.5.
 
-    Means over labels leave out those where they are undefined: macro_f1 labels neither present nor given, mAP, CF1 and its parts labels
-    never present, macro_auc labels that are not both present and absent; `undefined_classes` counts these last. CF1 is the harmonic mean
-    of the labels' mean precision and mean recall. OF1 is micro_f1 by the name of the multi-label literature. exact is the share of
-    samples with every known label right; log_loss is the sum over a sample's labels, mean over samples.
+    Unknown labels count nowhere. Means over labels leave out those where they are undefined:
+    `macro_f1` labels neither present nor predicted; `mAP` and `CF1` labels never present;
+    `macro_auc` labels that are not both present and absent, which `undefined_classes` counts.
+    `CF1` is the harmonic mean of the labels' mean precision and mean recall, `OF1` another name
+    of micro_f1 in the multi-label literature, `exact` the share of samples with every known label
+    right. `log_loss` is the sum over a sample's labels, mean over samples.
     """
 
-    def __init__(self):
-        self.scores, self.truth, self.nll = [], [], 0.0
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []
+        self.truth: list[Tensor] = []
+        self.log_loss = 0.0  # sum over samples and labels
 
     def add(self, output: Tensor, y: Tensor) -> None:
         output = output.detach()
         self.scores.append(output.cpu().double())
         self.truth.append(y.cpu().double())
-        self.nll += binary_cross_entropy(output.double(), y.to(output.device)).sum().item()
+        self.log_loss += binary_cross_entropy(output.double(), y.to(output.device)).sum().item()
 
     def result(self) -> dict[str, float]:
         from sklearn.metrics import average_precision_score, roc_auc_score
 
         if not any((y >= 0).any() for y in self.truth):
             raise ValueError("nothing to measure: the meter was given no labelled sample")
-        scores, truth = torch.cat(self.scores).numpy(), torch.cat(self.truth).numpy()
-        known, guess = truth >= 0, scores > 0
-        there, given, hits = (
-            (which & known).sum(0) for which in (truth == 1, guess, (truth == 1) & guess)
-        )  # (labels,) each
-        known_of = [(truth[known[:, k], k], scores[known[:, k], k]) for k in range(truth.shape[1])]
+        scores = torch.cat(self.scores).numpy()
+        truth = torch.cat(self.truth).numpy()
+        known = truth >= 0
+        predicted = scores > 0
+        present = truth == 1
+        precision: list[float] = []
+        recall: list[float] = []
+        f1: list[float] = []
+        average_precision: list[float] = []
+        auc: list[float] = []
+        for label in range(truth.shape[1]):
+            rows = known[:, label]
+            positives = present[rows, label].sum()
+            guesses = predicted[rows, label].sum()
+            hits = (present & predicted)[rows, label].sum()
+            if positives + guesses:
+                f1.append(2 * hits / (positives + guesses))
+            if positives:
+                precision.append(hits / max(guesses, 1))
+                recall.append(hits / positives)
+                ranked = average_precision_score(truth[rows, label], scores[rows, label])
+                average_precision.append(ranked)
+            if 0 < positives < rows.sum():
+                auc.append(roc_auc_score(truth[rows, label], scores[rows, label]))
         labelled = known.any(1)
-        right = ((guess == truth) | ~known).all(1)[labelled]
-        ranked = [average_precision_score(y, s) for (y, s), count in zip(known_of, there) if count]
-        parted = [
-            roc_auc_score(y, s) for (y, s), count in zip(known_of, there) if 0 < count < len(y)
-        ]
-        f1 = [2 * hit / (t + g) for hit, t, g in zip(hits, there, given) if t + g]
-        precision = [hit / max(g, 1) for hit, t, g in zip(hits, there, given) if t]
-        recall = [hit / t for hit, t in zip(hits, there) if t]
-        micro_f1 = 2 * hits.sum() / max(there.sum() + given.sum(), 1)
-        return {
-            name: 100 * float(value)
-            for name, value in {
-                "micro_f1": micro_f1,
-                "macro_f1": mean(f1),
-                "OF1": micro_f1,
-                "CF1": 2
-                * mean(precision)
-                * mean(recall)
-                / max(mean(precision) + mean(recall), 1e-12),
-                "mAP": mean(ranked),
-                "micro_auc": roc_auc_score(truth[known], scores[known])
-                if 0 < there.sum() < known.sum()
-                else float("nan"),
-                "macro_auc": mean(parted),
-                "exact": right.mean(),
-            }.items()
-        } | {
-            "undefined_classes": float(truth.shape[1] - len(parted)),
-            "log_loss": self.nll / int(labelled.sum()),
+        exact = ((predicted == truth) | ~known).all(1)[labelled].mean()
+        positives = (present & known).sum()
+        guesses = (predicted & known).sum()
+        micro_f1 = 2 * (present & predicted & known).sum() / max(positives + guesses, 1)
+        micro_auc = float("nan")
+        if 0 < positives < known.sum():
+            micro_auc = roc_auc_score(truth[known], scores[known])
+        shares = {
+            "micro_f1": micro_f1,
+            "macro_f1": mean(f1),
+            "OF1": micro_f1,
+            "CF1": harmonic_mean(mean(precision), mean(recall)),
+            "mAP": mean(average_precision),
+            "micro_auc": micro_auc,
+            "macro_auc": mean(auc),
+            "exact": exact,
         }
+        metrics = {name: 100 * float(share) for name, share in shares.items()}
+        metrics["undefined_classes"] = float(truth.shape[1] - len(auc))
+        metrics["log_loss"] = self.log_loss / int(labelled.sum())
+        return metrics
 
 
 def mean(values: list[float]) -> float:
-    """NaN where there are none."""
+    """Return the mean, NaN of no values."""
     return sum(values) / len(values) if values else float("nan")
+
+
+def harmonic_mean(one: float, other: float) -> float:
+    """Return the harmonic mean; 0 if both are."""
+    return 2 * one * other / max(one + other, 1e-12)

@@ -1,21 +1,29 @@
-"""Which text goes with which image, and the other way round. Knows nothing of where the pairs come from or how they are encoded."""
+"""Retrieval: find the text that belongs to an image, and the image that belongs to a text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.tasks.task import Labels, Task, check_whole
+from unalike.tasks.task import Task, check_whole
 
-DEPTHS = (1, 5, 10)
-NOBODY = -1e4  # instead of a logit: not a wrong answer
+RECALL_DEPTHS = (1, 5, 10)
+EXCLUDED = -1e4  # logit of a pair that is neither a positive nor a negative
+CHUNK = 1024  # queries compared at once
 
 
 @dataclass(frozen=True)
 class Retrieval(Task):
-    """Output (B, 2, d): a vector for each of two kinds, as named by `labels`; labels (B,) whole numbers, equal for pairs of one thing."""
+    """Output (B, 2, d), one vector for each half of a pair; labels (B,) integers.
+
+    Pairs with equal labels show the same thing, e.g. one image with several captions.
+
+    Args:
+        labels: names of the two halves.
+        temperature: of the contrastive loss.
+    """
 
     labels: tuple[str, ...] = ("image", "text")
     temperature: float = 0.07
@@ -24,42 +32,35 @@ class Retrieval(Task):
     metric: ClassVar[str] = "recall"
     paired: ClassVar[bool] = True
 
-    if TYPE_CHECKING:  # labels may be a number; they are stored as names
-
-        def __init__(
-            self, labels: Labels = ("image", "text"), temperature: float = 0.07
-        ) -> None: ...
-
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.labels) != 2 or not self.temperature > 0:
             raise ValueError(
-                f"retrieval goes between two kinds at a temperature above 0, got {self.labels} at {self.temperature}"
+                "retrieval goes between two kinds at a temperature above 0, "
+                f"got {self.labels} at {self.temperature}"
             )
 
     def head(self, width: int) -> nn.Module:
         return nn.Identity()
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Each should find its partner among those of the other kind, both ways (Radford 2021); what is the same thing is no wrong answer.
+        """Return the symmetric InfoNCE loss of CLIP; pairs of the same thing are no negatives.
+
+        Reference: Radford et al. 2021, https://arxiv.org/abs/2103.00020
 
         >>> pairs = torch.eye(3)[:, None].expand(3, 2, 3)
         >>> round(Retrieval().loss(pairs, torch.arange(3)).item(), 3)
         0.0
         """
-        one, other = normalize(output, dim=-1).unbind(1)
+        first, second = normalize(output, dim=-1).unbind(1)
         same = (y[:, None] == y) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-        likeness = (one @ other.mT / self.temperature).masked_fill(same, NOBODY)
-        return (
-            -(
-                likeness.log_softmax(-1).diagonal().mean()
-                + likeness.mT.log_softmax(-1).diagonal().mean()
-            )
-            / 2
-        )
+        logits = (first @ second.mT / self.temperature).masked_fill(same, EXCLUDED)
+        forward = logits.log_softmax(-1).diagonal().mean()
+        backward = logits.mT.log_softmax(-1).diagonal().mean()
+        return -(forward + backward) / 2
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
-        """Squared distance of the directions."""
+        """Return the squared distance of the normalised vectors."""
         return (normalize(output, dim=-1) - normalize(teacher, dim=-1)).square().sum(-1).mean()
 
     def meter(self) -> "RetrievalMeter":
@@ -70,58 +71,70 @@ class Retrieval(Task):
 
 
 class RetrievalMeter:
-    """Keeps both vectors of every pair. Of a thing with several texts its image is asked for once, and finds it with any of them.
+    """Collects both vectors of every pair.
 
-    `i2t_R@k`: share of the first kind whose partner is among its k nearest of the second, from all that were added; `recall` is the mean
-    of all six, `rank` the mean of both median ranks.
+    `i2t_R@k` is the share of images with a text of theirs among the k nearest of all texts,
+    `t2i_R@k` the same for texts; `recall` is the mean of all six, `rank` the mean of both median
+    ranks. An image with several texts is one query, and any of them is right.
     """
 
     def __init__(self, labels: tuple[str, ...]):
-        self.ways = (f"{labels[0][0]}2{labels[1][0]}", f"{labels[1][0]}2{labels[0][0]}")
+        first, second = (label[0] for label in labels)
+        self.directions = (f"{first}2{second}", f"{second}2{first}")
         self.vectors: list[Tensor] = []
-        self.things: list[Tensor] = []
+        self.labels: list[Tensor] = []
 
     def add(self, output: Tensor, y: Tensor) -> None:
         self.vectors.append(normalize(output.detach().float(), dim=-1).cpu())
-        self.things.append(y.cpu())
+        self.labels.append(y.cpu())
 
     def result(self) -> dict[str, float]:
-        if not sum(map(len, self.things)):
+        if not sum(map(len, self.labels)):
             raise ValueError("nothing to measure: the meter was given no pair")
         images, texts = torch.cat(self.vectors).unbind(1)
-        things = torch.cat(self.things)
-        numbers, first = unique_first(things)
-        found: dict[str, float] = {}
-        medians = []
-        both = (
-            best_ranks(images[first], numbers, texts, things),
-            best_ranks(texts, things, images[first], numbers),
+        labels = torch.cat(self.labels)
+        image_labels, first = unique_first(labels)
+        images = images[first]
+        ranks_by_direction = (
+            best_ranks(images, image_labels, texts, labels),
+            best_ranks(texts, labels, images, image_labels),
         )
-        for way, ranks in zip(self.ways, both, strict=True):
-            found |= {f"{way}_R@{k}": 100 * float((ranks < k).double().mean()) for k in DEPTHS}
+        recalls: dict[str, float] = {}
+        medians = []
+        for direction, ranks in zip(self.directions, ranks_by_direction, strict=True):
+            for depth in RECALL_DEPTHS:
+                share = (ranks < depth).double().mean()
+                recalls[f"{direction}_R@{depth}"] = 100 * float(share)
             medians.append(float(ranks.median()) + 1)
-        return {"recall": sum(found.values()) / len(found)} | found | {"rank": sum(medians) / 2}
+        mean_recall = sum(recalls.values()) / len(recalls)
+        return {"recall": mean_recall, **recalls, "rank": sum(medians) / 2}
 
 
-def unique_first(things: Tensor) -> tuple[Tensor, Tensor]:
-    """The different numbers there are, and the first place of each."""
-    numbers, at = things.unique(return_inverse=True)
-    first = torch.full((len(numbers),), len(things)).scatter_reduce(
-        0, at, torch.arange(len(things)), "amin"
-    )
-    return numbers, first
+def unique_first(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different labels, and the index of the first row with each."""
+    unique, inverse = labels.unique(return_inverse=True)
+    rows = torch.arange(len(labels))
+    first = torch.full((len(unique),), len(labels)).scatter_reduce(0, inverse, rows, "amin")
+    return unique, first
 
 
-def best_ranks(queries: Tensor, asked: Tensor, among: Tensor, answers: Tensor) -> Tensor:
-    """How many wrong answers come before the best right one, for each query; of a tie half.
+def best_ranks(
+    queries: Tensor, query_labels: Tensor, answers: Tensor, answer_labels: Tensor
+) -> Tensor:
+    """Return how many wrong answers are nearer to each query than its nearest right one.
 
-    >>> best_ranks(torch.eye(2), torch.tensor([0, 1]), torch.tensor([[0.0, 1.0], [0.1, 0.9]]), torch.tensor([0, 1]))
+    Ties count half. Queries (n, d) and answers (m, d) are normalised.
+
+    >>> answers = torch.tensor([[0.0, 1.0], [0.1, 0.9]])
+    >>> best_ranks(torch.eye(2), torch.tensor([0, 1]), answers, torch.tensor([0, 1]))
     tensor([1., 1.])
     """
     ranks = []
-    for few, its in zip(queries.split(1024), asked.split(1024), strict=True):
-        likeness, right = few @ among.mT, its[:, None] == answers
-        best = likeness.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
-        wrong = likeness.masked_fill(right, -torch.inf)
-        ranks.append((wrong > best).sum(1) + (wrong == best).sum(1) / 2)
+    chunks = zip(queries.split(CHUNK), query_labels.split(CHUNK), strict=True)
+    for chunk, labels in chunks:
+        similarity = chunk @ answers.mT
+        correct = labels[:, None] == answer_labels
+        nearest = similarity.masked_fill(~correct, -torch.inf).amax(1, keepdim=True)
+        incorrect = similarity.masked_fill(correct, -torch.inf)
+        ranks.append((incorrect > nearest).sum(1) + (incorrect == nearest).sum(1) / 2)
     return torch.cat(ranks)

@@ -1,20 +1,24 @@
-"""One label for every pixel. Knows nothing of where the images come from."""
+"""Semantic segmentation: one class for every pixel."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unalike.tasks.task import Labels, Task, check_whole
+from unalike.tasks.task import Task, check_whole
 
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Output (B, classes, h, w) logits, labels (B, H, W) whole numbers, `ignore` where unknown.
+    """Output (B, classes, h, w) logits; labels (B, H, W) integers, `ignore` where unknown.
 
-    Where the sizes differ, loss and meter stretch the output to the labels.
+    If the sizes differ, loss and meter resize the output to the labels.
+
+    Args:
+        labels: names of the classes, or their number.
+        ignore: the label of unknown pixels.
     """
 
     ignore: int = 255
@@ -24,34 +28,33 @@ class Segmentation(Task):
     classifies: ClassVar[bool] = True
     dense: ClassVar[bool] = True
 
-    if TYPE_CHECKING:  # labels may be a number; they are stored as names
-
-        def __init__(self, labels: Labels, ignore: int = 255) -> None: ...
-
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if 0 <= self.ignore < len(self.labels):
             raise ValueError(
-                f"segmentation ignores label {self.ignore}, which is class {self.labels[self.ignore]!r}: choose one "
-                f"outside 0 to {len(self.labels) - 1}"
+                f"segmentation ignores label {self.ignore}, which is class "
+                f"{self.labels[self.ignore]!r}: choose one outside 0 to {len(self.labels) - 1}"
             )
 
     def head(self, width: int, size: tuple[int, int] | None = None) -> nn.Module:
-        """From a feature map (B, width, h, w) to (B, classes, h, w), or to (B, classes, *size) where a size is given."""
+        """Build a head from a feature map (B, width, h, w) to (B, classes, h, w).
+
+        Args:
+            size: resize the output to (B, classes, *size).
+        """
         layers = [nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, len(self.labels), 1)]
         if size is not None:
             layers.append(nn.Upsample(size=tuple(size), mode="bilinear", align_corners=False))
         return nn.Sequential(*layers)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy, mean over the known pixels; 0 where none is known."""
-        total = F.cross_entropy(
-            stretch(output, y), y.long(), ignore_index=self.ignore, reduction="sum"
-        )
+        """Return the cross entropy, mean over known pixels; 0 if none is known."""
+        logits = resize_to(output, y)
+        total = F.cross_entropy(logits, y.long(), ignore_index=self.ignore, reduction="sum")
         return total / (y != self.ignore).sum().clamp(min=1)
 
     def imitate(self, output: Tensor, teacher: Tensor) -> Tensor:
-        return -(teacher.softmax(1) * stretch(output, teacher).log_softmax(1)).sum(1).mean()
+        return -(teacher.softmax(1) * resize_to(output, teacher).log_softmax(1)).sum(1).mean()
 
     @property
     def unknown_label(self) -> int:
@@ -70,56 +73,57 @@ class Segmentation(Task):
     def check(self, y: Tensor) -> None:
         check_whole(y, self.name, ("n", "h", "w"))
         classes = len(self.labels)
-        wrong = y[((y < 0) | (y >= classes)) & (y != self.ignore)]
-        if len(wrong):
+        outside = y[((y < 0) | (y >= classes)) & (y != self.ignore)]
+        if len(outside):
             raise ValueError(
-                f"pixel label {int(wrong[0])} does not fit {classes} classes: labels run from 0 to {classes - 1}, "
-                f"and {self.ignore} where unknown"
+                f"pixel label {int(outside[0])} does not fit {classes} classes: "
+                f"labels run from 0 to {classes - 1}, and {self.ignore} where unknown"
             )
 
     def unmeasured(self, y: Tensor) -> str | None:
         return None if bool((y != self.ignore).any()) else "no pixel of them is labelled"
 
 
-def stretch(output: Tensor, like: Tensor) -> Tensor:
-    """The output (B, classes, h, w) at the height and width of `like`, bilinearly."""
-    if output.shape[-2:] == like.shape[-2:]:
+def resize_to(output: Tensor, target: Tensor) -> Tensor:
+    """Return an output (B, classes, h, w) at the height and width of `target`, bilinearly."""
+    if output.shape[-2:] == target.shape[-2:]:
         return output
-    return F.interpolate(output, size=like.shape[-2:], mode="bilinear", align_corners=False)
+    return F.interpolate(output, size=target.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class SegmentationMeter:
-    """Keeps one confusion matrix, truth by guess. miou is the mean over classes seen in either; log_loss is per pixel."""
+    """Accumulates a confusion matrix.
+
+    `miou` is the mean over classes that occur in labels or predictions; `log_loss` is per pixel.
+    """
 
     def __init__(self, classes: int, ignore: int):
-        self.classes, self.ignore = classes, ignore
-        self.confusion, self.nll = torch.zeros(classes, classes, dtype=torch.int64), 0.0
+        self.classes = classes
+        self.ignore = ignore
+        self.confusion = torch.zeros(classes, classes, dtype=torch.int64)  # truth by prediction
+        self.log_loss = 0.0  # sum over pixels
 
     def add(self, output: Tensor, y: Tensor) -> None:
         from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-        output, y = (
-            stretch(output.detach().to(torch.promote_types(output.dtype, torch.float32)), y),
-            y.long(),
-        )
-        guess = output.max(1).indices  # faster than argmax
+        y = y.long()
+        at_least_float32 = torch.promote_types(output.dtype, torch.float32)
+        output = resize_to(output.detach().to(at_least_float32), y)
+        predicted = output.max(1).indices  # faster than argmax
         self.confusion += multiclass_confusion_matrix(
-            guess, y, self.classes, ignore_index=self.ignore, validate_args=False
+            predicted, y, self.classes, ignore_index=self.ignore, validate_args=False
         ).cpu()
-        self.nll += (
-            F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none")
-            .sum(dtype=torch.float64)
-            .item()
-        )
+        losses = F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none")
+        self.log_loss += losses.sum(dtype=torch.float64).item()
 
     def result(self) -> dict[str, float]:
         pixels = self.confusion.sum().item()
         if not pixels:
             raise ValueError("nothing to measure: the meter was given no labelled pixel")
-        right = self.confusion.diagonal().double()
-        union = self.confusion.sum(0) + self.confusion.sum(1) - right
+        correct = self.confusion.diagonal().double()
+        union = self.confusion.sum(0) + self.confusion.sum(1) - correct
         return {
-            "miou": 100 * (right / union)[union > 0].mean().item(),
-            "pixel_accuracy": 100 * right.sum().item() / pixels,
-            "log_loss": self.nll / pixels,
+            "miou": 100 * (correct / union)[union > 0].mean().item(),
+            "pixel_accuracy": 100 * correct.sum().item() / pixels,
+            "log_loss": self.log_loss / pixels,
         }

@@ -115,7 +115,7 @@ class Task:
     # Model and losses
 
     def head(self, width: int) -> nn.Module:
-        """Build a head from features (B, width) to the output: two linear layers, as in FedMuscle."""
+        """Build a head from features (B, width) to the output: two layers, as in FedMuscle."""
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, len(self.labels)))
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
