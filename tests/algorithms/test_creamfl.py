@@ -1,4 +1,4 @@
-"""CreamFL: clients that see, read or do both, a server with a model of its own; its formulas by hand, resume, and what it refuses."""
+"""CreamFL: clients with images, texts or both and a model at the server; formulas by hand, resume."""
 
 from dataclasses import replace
 from functools import partial
@@ -85,7 +85,7 @@ def run(folder, contrast="cream", rounds=2, resume=False, watch=None, server=Tru
     )
 
 
-def test_the_server_has_a_model_of_its_own_and_learns_from_clients(tmp_path):
+def test_the_servers_model_learns_from_clients(tmp_path):
     found = {
         contrast: run(tmp_path / contrast, contrast) for contrast in ("none", "cream", "muscle")
     }
@@ -111,8 +111,8 @@ def test_the_server_has_a_model_of_its_own_and_learns_from_clients(tmp_path):
 
 
 @pytest.mark.parametrize("contrast", ["cream", "muscle"])
-def test_walks_never_look_at_values(contrast):
-    """So that a GPU can record them: tensors without values are enough, where texts are cut to a length."""
+def test_losses_on_the_public_set_can_be_captured_in_cuda_graphs(contrast):
+    """They work on tensors without values, where texts are cut to a fixed length."""
     _, own = federation()
     model = partial(
         build_encoder, "pair", SHAPE, {**PAIR, "text": {**PAIR["text"], "length": 3}, "width": 8}
@@ -154,7 +154,7 @@ def test_the_servers_model_survives_a_crash(contrast, tmp_path):
     assert cut["server"] == whole["server"] and cut["clients"] == whole["clients"]
 
 
-def test_of_each_row_those_count_who_find_it():
+def test_the_ensemble_weights_clients_by_how_well_they_identify_a_row():
     one, other = (
         torch.eye(3).double(),
         torch.eye(3).double()[[1, 0, 2]],
@@ -168,7 +168,7 @@ def test_of_each_row_those_count_who_find_it():
     assert torch.allclose(ensemble([one, other], None), (one + other) / 2)
 
 
-def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
+def test_clients_send_representations_of_the_kinds_they_have(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     clients, own = federation()
     told = [
@@ -177,7 +177,7 @@ def test_who_sees_tells_of_images_and_who_reads_of_texts(toys):
     assert told == [{"image"}, {"text"}, {"image", "text"}, {"image", "text"}]
 
 
-def test_clients_draw_near_to_what_is_known(toys):
+def test_clients_move_towards_the_known_representations(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6, public_lr=0.05, passes=20)
     for contrast in ("cream", "muscle"):
         method.contrast = contrast
@@ -195,7 +195,7 @@ def test_clients_draw_near_to_what_is_known(toys):
         assert all(b > a + 0.1 for a, b in zip(far, near, strict=True)), contrast
 
 
-def test_bad_input(tmp_path):
+def test_input_that_does_not_fit_is_refused(tmp_path):
     clients, _ = federation()
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     image, _, _ = rows(8, 3)
@@ -213,7 +213,7 @@ def test_bad_input(tmp_path):
         unalike.run(method, clients, server="large", out=tmp_path / "c")
 
 
-def test_the_shipped_scenario_has_clients_that_see_and_clients_with_pairs(tmp_path):
+def test_the_shipped_scenario_has_clients_with_images_and_with_pairs(tmp_path):
     from unalike.runs import run_scenario
     from unalike.scenarios import load
 

@@ -1,4 +1,4 @@
-"""Rivals of FedMuscle: what each tells, votes, averages and minimises, by hand; and all of them with tasks and samples of every kind."""
+"""Baselines of FedMuscle: votes, means and losses by hand, and runs with tasks of every kind."""
 
 import math
 from functools import partial
@@ -26,7 +26,7 @@ from unalike.methods.public_predictions import (
 from unalike.models import build_encoder
 from unalike.scenarios.validate import validate_algorithm
 
-RIVALS = ["fedhenn", "feddf", "cofed", "fedrcl", "sage", "simclr", "pseudolabel"]
+BASELINES = ["fedhenn", "feddf", "cofed", "fedrcl", "sage", "simclr", "pseudolabel"]
 IMAGE, TEXT = (1, 8, 8), (6,)
 
 
@@ -34,8 +34,11 @@ def draw(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def unlike(rows=12, public=20):
-    """Five clients: two classify images, one has several labels, one labels every pixel, one reads; row i of its public set is a text."""
+def diverse_clients(rows=12, public=20):
+    """Five clients: two classify images, the others have multi-label images, masks and texts.
+
+    Row i of the public set is an image, and a text for the client with texts.
+    """
     images, words = draw(rows, *IMAGE), draw(rows, *TEXT).mul(3).long().abs()
     seen, read = draw(public, *IMAGE), draw(public, *TEXT).mul(3).long().abs()
     y = torch.arange(rows)
@@ -93,25 +96,27 @@ def unlike(rows=12, public=20):
     ]
 
 
-def side_of(method, client, toys, **changed):
+def program_of(method, client, toys, **changed):
     made = toys.method(method, **changed)
     return made.Program(client, made, toys.training(), 0)
 
 
 @pytest.mark.parametrize(
     "name, fields",
-    [*((name, {}) for name in (*RIVALS, "fedmuscle")), ("fedmuscle", {"distill_public": "all"})],
+    [*((name, {}) for name in (*BASELINES, "fedmuscle")), ("fedmuscle", {"distill_public": "all"})],
 )
-def test_unlike_tasks_labels_models_and_samples(name, fields, toys, tmp_path):
+def test_baselines_run_with_different_tasks_labels_models_and_modalities(
+    name, fields, toys, tmp_path
+):
     results = toys.execute(
-        tmp_path / "run", toys.method(name, **fields), unlike(), rounds=3, alone=True
+        tmp_path / "run", toys.method(name, **fields), diverse_clients(), rounds=3, alone=True
     )
     assert not results["failures"] and all(
         entry["gain"] is not None for entry in results["clients"].values()
     )
 
 
-def test_nobody_leaves_with_what_the_public_set_taught_last(toys, tmp_path):
+def test_the_last_round_has_no_public_part(toys, tmp_path):
     """One round: as alone; of two, the first has a public part."""
     for name in ("feddf", "sage", "simclr", "pseudolabel"):
         for rounds in (1, 2):
@@ -134,7 +139,7 @@ def infos(**labels):
     )
 
 
-def test_a_label_is_what_all_of_a_kind_call_so():
+def test_labels_are_matched_by_name_within_a_task():
     fed = infos(
         a=("classification", ("cat", "dog")),
         b=("classification", ("dog", "owl")),
@@ -156,9 +161,10 @@ def test_a_label_is_what_all_of_a_kind_call_so():
     ]
 
 
-def test_dense_opinions_are_told_in_cells(toys):
+def test_dense_predictions_are_pooled_before_they_are_sent(toys):
     dense, flat = (
-        side_of("feddf", client, toys).opinion() for client in (unlike()[3], unlike()[0])
+        program_of("feddf", client, toys).opinion()
+        for client in (diverse_clients()[3], diverse_clients()[0])
     )
     assert dense.shape == (20, 2, CELLS, CELLS) and flat.shape == (20, 3)
     assert dense.mean(1).abs().max() < 1e-12 and flat.mean(1).abs().max() < 1e-12
@@ -167,8 +173,8 @@ def test_dense_opinions_are_told_in_cells(toys):
 # FedHeNN
 
 
-def test_fedhenn_is_held_near_the_mean_kernel(toys):
-    program = side_of("fedhenn", toys.client("a"), toys, eta=0.5)
+def test_fedhenn_adds_the_distance_to_the_mean_kernel(toys):
+    program = program_of("fedhenn", toys.client("a"), toys, eta=0.5)
     program.round, kernel = 4, draw(8, 8).double()
     rows = public_batch(program, public_batches(program, 0)[0])
     z = program.model.represent(rows)
@@ -186,7 +192,7 @@ def test_fedhenn_is_held_near_the_mean_kernel(toys):
     assert torch.allclose(found[0], by_hand)
 
 
-def test_cka_knows_no_scale_and_no_shift():
+def test_cka_is_invariant_to_scale_and_shift():
     z = draw(6, 3).double()
     kernel = z @ z.mT
     assert float(cka(kernel, 7 * kernel)) == pytest.approx(1) and float(
@@ -200,7 +206,7 @@ def test_cka_knows_no_scale_and_no_shift():
 # FedDF
 
 
-def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
+def test_feddf_averages_identical_architectures_and_distils_among_common_labels(toys, tmp_path):
     method = toys.method("feddf")
     other = toys.client(
         "d", task=Classification(["p", "q", "r", "s"])
@@ -242,12 +248,12 @@ def test_feddf_averages_those_alike_in_all_and_teaches_the_rest(toys, tmp_path):
 
 
 def voted(toys, client, logits):
-    program = side_of("cofed", client, toys)
+    program = program_of("cofed", client, toys)
     return program.votes_from(logits)
 
 
-def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
-    ann, cid = unlike()[0], unlike()[2]
+def test_cofed_votes_where_the_best_guess_is_clearly_ahead(toys):
+    ann, cid = diverse_clients()[0], diverse_clients()[2]
     logits = torch.tensor([[0.6, 0.2, 0.2], [0.5, 0.3, 0.2]]).log()
     assert voted(toys, ann, logits).tolist() == [[1, 0, 0], [0, 0, 0]]
     assert voted(toys, cid, torch.tensor([[0.7, 0.6], [0.3, 0.1]]).logit()).tolist() == [
@@ -256,7 +262,7 @@ def test_cofed_speaks_where_a_guess_is_clearly_ahead(toys):
     ]
 
 
-def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
+def test_cofed_counts_votes_of_clients_that_have_the_label(toys, monkeypatch):
     method, got = toys.method("cofed"), {}
     votes = {
         "a": [[1, 0], [0, 1], [1, 0]],
@@ -275,8 +281,8 @@ def test_cofed_counts_votes_of_a_labels_owners(toys, monkeypatch):
 
 
 def test_cofed_trains_on_rows_with_one_class_and_all_classes_equally_often(toys, monkeypatch):
-    ann, got = unlike()[0], {}
-    program = side_of("cofed", ann, toys)
+    ann, got = diverse_clients()[0], {}
+    program = program_of("cofed", ann, toys)
     monkeypatch.setattr(
         cofed, "train_on_public", lambda program, loss, inputs, rows: got.update(rows=rows)
     )
@@ -293,14 +299,14 @@ def test_cofed_trains_on_rows_with_one_class_and_all_classes_equally_often(toys,
 # SAGE
 
 
-def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
-    program = side_of("sage", unlike()[0], toys, threshold=0.9)
+def test_sage_mixes_two_pseudo_labels_by_confidence(toys):
+    program = program_of("sage", diverse_clients()[0], toys, threshold=0.9)
     own = torch.tensor([[0.95, 0.05, 0.0], [0.5, 0.5, 0.0], [0.6, 0.4, 0.0]]).double()
     all_ = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.95, 0.05], [0.2, 0.8, 0.0]]).double()
     target, kept = program.target(own, all_)
     assert target[0].tolist() == pytest.approx([0.5, 0.5, 0])  # 0.05 apart: half and half
     assert target[1].tolist() == [0, 1, 0] and kept.tolist() == [True, True, False]
-    several = side_of("sage", unlike()[2], toys, threshold=0.9)
+    several = program_of("sage", diverse_clients()[2], toys, threshold=0.9)
     target, kept = several.target(torch.tensor([[0.95, 0.5]]), torch.tensor([[0.05, 0.02]]))
     assert target[0].tolist() == [1, 0] and kept.all()
 
@@ -308,9 +314,9 @@ def test_sage_mixes_two_labels_by_how_sure_they_are(toys):
 # pseudo-labelling
 
 
-def test_the_surest_of_each_guess_are_trusted(toys):
+def test_pseudolabel_uses_the_surest_labels_of_each_kind(toys):
     sure = torch.tensor([[0.99, 0.6], [0.98, 0.9], [0.97, 0.7]])
-    program = side_of("pseudolabel", unlike()[2], toys)
+    program = program_of("pseudolabel", diverse_clients()[2], toys)
     kinds = program.label_kinds(torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]))
     assert select_surest(sure, kinds, 0.5).tolist() == [[True, False], [True, True], [False, True]]
     y, rows = mask_unknown(
@@ -319,12 +325,12 @@ def test_the_surest_of_each_guess_are_trusted(toys):
         torch.tensor([[True, False], [False, False], [True, True]]),
     )
     assert y.tolist() == [[1, -1], [-1, -1], [1, 1]] and rows.tolist() == [0, 2]
-    dense = side_of("pseudolabel", unlike()[3], toys)
+    dense = program_of("pseudolabel", diverse_clients()[3], toys)
     y, _ = mask_unknown(dense.client.task, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2) > 0)
     assert y.unique().tolist() == [255]
 
 
-def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
+def test_pseudolabel_share_grows_to_all_before_the_last_round(toys):
     method = ALGORITHMS["pseudolabel"]()
     assert [method.share_in(round, 6) for round in range(1, 6)] == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -334,8 +340,8 @@ def test_trust_grows_from_the_first_round_to_all_before_the_last(toys):
 # SimCLR, FedRCL
 
 
-def test_simclr_moves_the_encoder_and_not_the_head(toys):
-    program = side_of("simclr", toys.client("a"), toys)
+def test_simclr_trains_the_encoder_and_not_the_head(toys):
+    program = program_of("simclr", toys.client("a"), toys)
     before = {name: tensor.clone() for name, tensor in program.model.state_dict().items()}
     ClientRuntime(program).perform("contrast", 1, 0, {})
     moved = {
@@ -344,14 +350,14 @@ def test_simclr_moves_the_encoder_and_not_the_head(toys):
         if not torch.equal(tensor, before[name])
     }
     assert moved == {"encoder", "compared"}
-    alone = side_of("local", toys.client("a"), toys).model.state_dict()
+    alone = program_of("local", toys.client("a"), toys).model.state_dict()
     assert all(
         torch.equal(before[name], tensor) for name, tensor in alone.items()
     )  # begins where everyone begins alone
 
 
 def test_fedrcl_contrasts_at_several_depths(toys):
-    program = side_of(
+    program = program_of(
         "fedrcl",
         toys.client("a", model=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(10)))),
         toys,

@@ -1,4 +1,4 @@
-"""A joint space for representations: who finds it, who comes later, what it is worth, and local epochs that stay near it."""
+"""Shared initialisation of projections, and local epochs with a slower backbone."""
 
 from functools import wraps
 
@@ -21,7 +21,7 @@ from unalike.methods.shared_subspace import (
 from unalike.methods.slow_backbone import SLOW_BACKBONE
 from unalike.scenarios.validate import validate_algorithm
 
-from .test_public_baselines import unlike
+from .test_public_baselines import diverse_clients
 
 
 def joint(toys, **fields):
@@ -29,8 +29,8 @@ def joint(toys, **fields):
 
 
 @pytest.mark.parametrize("rows, features", [(40, 7), (7, 40), (5, 5)])
-def test_principal_components_are_those_of_the_singular_values(rows, features):
-    """Uncorrelated, by falling variance, as good a picture of the rows as their number allows; zeros where there are no more."""
+def test_principal_components_equal_those_of_the_singular_value_decomposition(rows, features):
+    """Columns beyond the rank are 0, and signs do not depend on the order of features."""
     x = torch.randn(
         rows, features, generator=stream(0, "rows"), dtype=torch.float64
     ) * torch.arange(1, features + 1)
@@ -47,8 +47,8 @@ def test_principal_components_are_those_of_the_singular_values(rows, features):
     ), "nor is the order of features"
 
 
-def test_who_looks_from_different_sides_meets(toys, tmp_path):
-    """Encoders that give the same features, turned and stretched, have the same representations after it, and had not before."""
+def test_rotated_encoders_have_the_same_representations_after_the_fit(toys, tmp_path):
+    """Encoders whose features differ by a rotation and a scale."""
 
     class Turned(nn.Module):
         width = 6
@@ -82,7 +82,7 @@ def test_who_looks_from_different_sides_meets(toys, tmp_path):
     )
 
 
-def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
+def test_later_clients_fit_to_the_existing_subspace(toys, tmp_path):
     method = joint(toys)
     fed = toys.federation(tmp_path / "run", method, toys.clients())
     fed.start_round(1)
@@ -103,8 +103,8 @@ def test_who_comes_later_fits_the_space_that_is_there(toys, tmp_path):
     assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
 
 
-def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch):
-    """Even where it is the only one who is asked; and who drops out of a round is not asked in it."""
+def test_a_client_that_cannot_fit_is_left_out_of_the_round(toys, tmp_path, monkeypatch):
+    """Also where it is the only one called; clients that dropped out are not called."""
     fed = toys.federation(tmp_path / "run", method := joint(toys), toys.clients())
     fed.start_round(1)
     fed.sampled = ["a", "b"]
@@ -133,7 +133,7 @@ def test_who_cannot_fit_is_left_out_and_ends_nothing(toys, tmp_path, monkeypatch
     assert fit_shared_subspace(gone, method.width) == {} and "joint" not in gone.state
 
 
-def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch):
+def test_without_any_outline_there_is_no_subspace_yet(toys, tmp_path, monkeypatch):
     fed = toys.federation(
         tmp_path / "run", joint(toys), toys.clients(), federation=FederationConfig(quorum=0)
     )
@@ -143,7 +143,7 @@ def test_where_nobody_can_tell_there_is_no_space_yet(toys, tmp_path, monkeypatch
         assert fit_shared_subspace(fed, 4) == {} and "joint" not in fed.state
 
 
-def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
+def test_a_client_refuses_a_subspace_of_another_shape(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", joint(toys), toys.clients())
     fed.start_round(1)
     fed.call("kind_of")
@@ -157,7 +157,7 @@ def test_a_client_takes_only_a_space_of_its_public_rows(toys, tmp_path):
 
 
 @pytest.mark.parametrize("local, moves", [(0.0, False), (0.1, True), (1.0, True)])
-def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, toys, tmp_path):
+def test_local_epochs_train_the_backbone_at_its_own_learning_rate(local, moves, toys, tmp_path):
     """The head learns all the same; alone everybody moves as ever."""
     fed = toys.federation(
         tmp_path / "run",
@@ -185,8 +185,8 @@ def test_local_epochs_move_the_representation_as_fast_as_they_may(local, moves, 
     assert gone("encoder.") > slow
 
 
-def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path):
-    """Of batch norm, with dropout beside it; and alignment finds the encoder as it was, training."""
+def test_batch_statistics_stay_with_a_frozen_backbone(toys, tmp_path):
+    """Those of batch norm, with dropout beside it; the encoder is in training mode afterwards."""
     fed = toys.federation(
         tmp_path / "run",
         toys.method("fedmuscle", backbone_lr_scale=0.0),
@@ -205,14 +205,14 @@ def test_statistics_of_batches_stay_where_the_representation_does(toys, tmp_path
     assert program.model.encoder.training
 
 
-def test_clients_that_are_nothing_alike_fit_shared_subspace(toys, tmp_path):
-    """Images, numbers and masks; a dense task by the mean of its map. Where it has no map a sentence says so."""
+def test_clients_with_different_modalities_and_tasks_fit_one_subspace(toys, tmp_path):
+    """The map of a dense task is averaged; an encoder without a map is refused."""
     fed = toys.federation(
-        tmp_path / "run", method := joint(toys, backbone_lr_scale=0.0), unlike(), rounds=1
+        tmp_path / "run", method := joint(toys, backbone_lr_scale=0.0), diverse_clients(), rounds=1
     )
     toys.serve(fed, method)
     program = next(program for program in fed.engine.host.programs.values() if program.model.dense)
-    assert len(fed.state["met"]) == len(unlike()) and program.public_features().shape == (
+    assert len(fed.state["met"]) == len(diverse_clients()) and program.public_features().shape == (
         len(public_samples(program)),
         program.model.projection.in_features,
     )
@@ -221,7 +221,7 @@ def test_clients_that_are_nothing_alike_fit_shared_subspace(toys, tmp_path):
         program.public_features()
 
 
-def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
+def test_fold_replicas_are_fitted_like_their_client(toys, tmp_path, monkeypatch):
     """The space knows no labels, so that the safeguard may judge who met the others."""
     seen = []
     fit = FedMuscle.Program.fit
@@ -243,8 +243,8 @@ def test_shadows_begin_where_their_client_does(toys, tmp_path, monkeypatch):
     assert {its["kept"] for its in told["clients"].values()} <= {"alone", "together"}
 
 
-def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, tmp_path):
-    """Another model, one outline of the public rows more up and one space down; an interrupted run ends at the same bits."""
+def test_shared_init_and_slow_backbone_in_a_whole_run_that_resumes(toys, tmp_path):
+    """An interrupted run ends at the same bits; the exchange adds to the bytes of both ways."""
 
     def interrupted(event, **facts):
         if event == "round" and facts["round"] == 2:
@@ -271,7 +271,7 @@ def test_what_the_space_and_gentle_epochs_do_in_a_whole_run_that_resumes(toys, t
     assert alone[0] == alone[1] and None not in alone[0], "alone nobody meets anybody"
 
 
-def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
+def test_distillation_has_a_learning_rate_of_its_own(toys, tmp_path):
     fed = toys.federation(
         tmp_path / "run",
         toys.method("fedmuscle", distill_lr=0.02, align_lr=0.01),
@@ -289,7 +289,7 @@ def test_opinions_have_a_rate_of_their_own(toys, tmp_path):
     assert program.algorithm.public_optimizer(program, "public").param_groups[0]["lr"] == 0.01
 
 
-def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
+def test_an_outline_is_one_privacy_release_a_row(toys, tmp_path):
     rows = lambda how: toys.execute(
         tmp_path / how,
         toys.method("fedmuscle", projection_init=how, projection="always"),
@@ -309,7 +309,7 @@ def test_with_privacy_an_outline_is_a_release_a_row(toys, tmp_path):
         ({"distill_lr": 0}, "must be above 0"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_runs(fields, sentence, toys, tmp_path):
+def test_fields_that_do_not_fit_are_refused_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
         method = validate_algorithm(toys.method("fedmuscle", **fields))
         toys.execute(tmp_path / "run", method, toys.clients())

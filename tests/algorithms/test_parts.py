@@ -1,0 +1,209 @@
+"""Parts of FedMuscle in whole runs: resume, safeguard and privacy."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from unalike import Classification, FederationConfig
+from unalike.algorithms import FedMuscle
+from unalike.core.privacy import Privacy
+from unalike.methods.group_averaging import GroupAveragingProgram
+from unalike.report.outcome import describe_judged, kept_model
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"average_heads": "round"},
+        {"average_heads": "epoch"},
+        {"distill_public": "all"},
+        {"average_heads": "epoch", "mask_absent_classes": True},
+        {"average_heads": "round", "distill_public": "all"},
+    ],
+)
+def test_parts_change_the_result_and_an_interrupted_run_ends_at_the_same_bits(
+    fields, toys, tmp_path
+):
+
+    def interrupted(event, **facts):
+        if event == "round" and facts["round"] == 2:
+            raise KeyboardInterrupt
+
+    few = lambda id, of, **about: toys.client(
+        id, train=((x := toys.blobs(20, ord(id)))[0], of[x[1] % len(of)]), **about
+    )
+    make = lambda: [
+        few("a", torch.tensor([0, 1])),
+        few("b", torch.tensor([1, 2, 3]), model=toys.noisy),
+        toys.client("c"),
+    ]
+    shared = lambda: toys.method("fedmuscle", **fields)
+    whole = toys.execute(tmp_path / "whole", shared(), make())
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())
+    with pytest.raises(KeyboardInterrupt):
+        toys.execute(tmp_path / "cut", shared(), make(), watch=interrupted)
+    cut = toys.execute(tmp_path / "cut", shared(), make(), workers=2)
+    assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
+    assert whole["bytes"]["up"] > own["bytes"]["up"]
+    assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "what, how", [("average_heads", "round"), ("average_heads", "epoch"), ("distill_public", "all")]
+)
+def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels(
+    what, how, toys, tmp_path, monkeypatch
+):
+    """A fold replica would learn from the mean what its client learnt from the labels it is tested
+    on. So it is dropped after the first round. A run that is interrupted before clients decide ends
+    the same."""
+
+    def interrupted(event, **facts):
+        if event == "stage" and "decides" in facts["text"]:
+            raise KeyboardInterrupt
+
+    trained = Counter()
+    learn = GroupAveragingProgram.learn
+
+    def counted(self, *given, **named):
+        told = learn(self, *given, **named)
+        trained[self.client.id, len(self.client.train), self.round] += 1
+        return told
+
+    make = lambda: [
+        toys.client("a"),
+        toys.client("b", model=toys.noisy),
+        toys.client("c", task=Classification(tuple("wxyz"))),
+    ]
+    shared = lambda: toys.method("fedmuscle", **{what: how})
+    monkeypatch.setattr(GroupAveragingProgram, "learn", counted)
+    told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
+    whole, rows = told["clients"], len(make()[0].train)
+    assert all(
+        whole[c]["kept"] == "together"
+        and whole[c]["judged"] == {}
+        and whole[c]["safeguarded"] == whole[c]["value"]
+        for c in "ab"
+    )
+    assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
+    assert {round for c, held, round in trained if c == "a" and held < rows} == {1}
+    assert {round for c, held, round in trained if c == "c" and held < rows} == {1, 2, 3}
+    assert [kept_model(whole[c]) for c in "abc"] == [
+        "unjudged",
+        "unjudged",
+        {"alone": "local", "together": "federated"}[whole["c"]["kept"]],
+    ]
+    assert describe_judged(told) == ", 1 of 3 clients judged"
+    with pytest.raises(KeyboardInterrupt):
+        toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
+    assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)
+    assert all(its["judged"] for its in own["clients"].values()) and describe_judged(own) == ""
+
+
+@pytest.mark.parametrize("sync", ["batch", "epoch"])
+def test_clients_evaluated_by_the_safeguard_are_no_peers_if_enough_others_remain(
+    sync, toys, tmp_path
+):
+    """What peers learnt of them would bring their labels back to their own fold replicas."""
+
+    def run(name, labels, **fields):
+        unlike = toys.client("d", task=Classification(tuple("wxyz")))
+        x, y = unlike.train.rows(torch.arange(len(unlike.train)))
+        clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
+        told = toys.execute(
+            tmp_path / name,
+            toys.method("fedmuscle", average_heads="round", sync=sync, **fields),
+            clients,
+            safeguard=True,
+        )
+        assert [bool(told["clients"][c]["judged"]) for c in "abcd"] == [False, False, False, True]
+        return {c: state for c, state in toys.states(tmp_path / name).items() if c != "d"}
+
+    assert toys.apart(run("one", 0, peers=2), run("other", 1, peers=2)) == 0
+    assert toys.apart(run("few", 0, peers=3), run("few others", 1, peers=3)) > 1e-6
+
+
+def test_an_evaluated_client_that_fails_leaves_the_others(toys, tmp_path, breaks):
+    """Clients with different operations are called together: the only one with its operation needs
+    no quorum of its own."""
+    breaks("align_to_peers", "d")
+    clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
+    told = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", average_heads="round", peers=2),
+        clients,
+        safeguard=True,
+    )
+    assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [
+        ("d", "align_to_peers", 2)
+    ]
+    assert told["rounds"] == 3 and [
+        c for c in "abcd" if told["clients"][c].get("value") is not None
+    ] == list("abc")
+
+
+def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp_path, monkeypatch):
+    """It has no fold replicas any more, whichever clients are sampled with it."""
+    heard = Counter()
+    message = FedMuscle.peer_message
+
+    def counted(self, fed, views, client, peers):
+        heard[client] += 1
+        assert "d" not in peers
+        return message(self, fed, views, client, peers)
+
+    monkeypatch.setattr(FedMuscle, "peer_message", counted)
+    clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
+    drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
+    monkeypatch.setattr(FederationConfig, "sample", lambda self, clients, seed, round: drawn[round])
+    toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", average_heads="round", peers=2),
+        clients,
+        safeguard=True,
+    )
+    assert heard.keys() == {"d"}
+
+
+def test_clients_without_fold_replicas_get_gradients_with_the_safeguard_too(toys, tmp_path):
+    shared = lambda: toys.method("fedmuscle", average_heads="round")
+    plain, guarded = (
+        toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it)
+        for it in (False, True)
+    )
+    assert plain["bytes"]["down"] <= guarded["bytes"]["down"] < 1.1 * plain["bytes"]["down"]
+    assert toys.apart(toys.states(tmp_path / "False"), toys.states(tmp_path / "True")) == 0
+
+
+@pytest.mark.parametrize("keep", ["local", "aligned"])
+@pytest.mark.parametrize("what", [{"average_heads": "round"}, {"distill_public": "all"}])
+def test_what_does_not_enter_the_final_model_does_not_prevent_the_safeguard(
+    what, keep, toys, tmp_path
+):
+    """With one round the local final model is from before anything was averaged or distilled."""
+    made = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", **what, final_model=keep),
+        toys.clients(),
+        safeguard=True,
+        rounds=1,
+    )
+    assert {bool(its["judged"]) for its in made["clients"].values()} == {keep == "local"}
+
+
+@pytest.mark.parametrize(
+    "what, more", [({"average_heads": "round"}, 1), ({"distill_public": "all"}, 24)]
+)
+def test_an_averaged_head_is_one_privacy_release_a_round_and_logits_one_a_row(
+    what, more, toys, tmp_path
+):
+    told = toys.execute(
+        tmp_path / "run",
+        toys.method("fedmuscle", **what),
+        toys.clients(),
+        privacy=Privacy(noise=1.0),
+    )
+    assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + more)
