@@ -60,3 +60,13 @@ def test_no_layer_but_the_algorithms_names_a_method():
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
         assert not strings & methods, f"{path} names {strings & methods}"
+
+
+def test_the_core_names_no_single_task():
+    """What one task needs is in its own file: the core imports the base class and the list."""
+    allowed = {"unalike.tasks", "unalike.tasks.task"}
+    names = {"find_task", "TASKS", "Task", "UNKNOWN"}
+    for path in (ROOT / "core").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unalike.tasks"):
+                assert node.module in allowed and {a.name for a in node.names} <= names, path

@@ -1,4 +1,7 @@
-"""The tasks a client may have, one file each. Knows nothing of clients or methods."""
+"""The tasks a client may have, one file each.
+
+A new task is a subclass of `Task` in a file of its own, and a line in `TASKS`.
+"""
 
 from unalike.tasks.classification import Classification
 from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores
@@ -20,8 +23,19 @@ TASKS: dict[str, type[Task]] = {
 
 
 def find_task(name: str) -> type[Task]:
-    """Return the class of a task by name, or `Task` with its defaults if it is not in the list."""
-    return TASKS.get(name, Task)
+    """Return the class of a task by name, e.g. for its part at the server.
+
+    Also of a user's own task, if its module has been imported. Otherwise `Task` itself, whose
+    defaults are those of a task that is learnt from labels.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    classes = [Task]
+    for task in classes:  # grows on the way: subclasses of subclasses too
+        if getattr(task, "name", None) == name:
+            return task
+        classes += task.__subclasses__()
+    return Task
 
 
 __all__ = [
