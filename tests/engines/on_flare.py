@@ -1,4 +1,4 @@
-"""What happens in a real FLARE federation on loopback, told in FOLDER/told.json. A program of its own: test_flare.py runs it.
+"""Steps with a real FLARE federation on loopback; writes FOLDER/report.json. Run by test_flare.py.
 
 Usage: python on_flare.py FOLDER STEP...
 """
@@ -40,16 +40,16 @@ def sites(here):
 
 
 def wait(ended, seconds=LIMIT):
-    begun = time.monotonic()
+    start = time.monotonic()
     while (why := ended()) is None:
-        if time.monotonic() - begun > seconds:
+        if time.monotonic() - start > seconds:
             raise TimeoutError(f"the job did not end within {seconds:g} s")
         time.sleep(0.3)
     return why
 
 
 def methods(folder):
-    """Every method here and on FLARE, and one with privacy, in one job: same parameters, same ledger, same releases."""
+    """Every method, and one with privacy, here and on FLARE in one job: the same end?"""
     cases = {
         **{name: (name, {}) for name in REAL},
         "private": ("fedavg", {"privacy": Privacy(noise=0.5)}),
@@ -72,29 +72,29 @@ def methods(folder):
                 )
             )
         )
-        told = {"ended": why, "read": [id for id in here.ids if read(session._connect(), id)]}
+        report = {"ended": why, "read": [id for id in here.ids if read(session._connect(), id)]}
     finally:
         session.close()
     for case, run in runs.items():
         problem, results = run.read_json("problem.json"), run.results
         if problem or results is None:
-            told[case] = {"problem": problem and problem["problem"]}
+            report[case] = {"problem": problem and problem["problem"]}
             continue
-        told[case] = {
+        report[case] = {
             **organisations.same(run.path, folder / case / "here", sites(here)),
             "spent": [local[case].get("privacy"), results.get("privacy")],
         }
-    return told
+    return report
 
 
 def killed(folder):
-    """A client's process killed in the middle of a round: the job is submitted again, the end is the same, and soon."""
+    """Kill a client's process in the middle of a round; the job is submitted again."""
     here = federation(folder, seconds=0.02)
     run = organisations.prepared(folder / "away", "fedmuscle", rounds=3)
-    struck, told = [], []
+    struck, report = [], []
 
     def strike():
-        while not any(event == "round" for event, _ in told):
+        while not any(event == "round" for event, _ in report):
             time.sleep(0.05)
         time.sleep(0.3)
         for pid in kits.job_processes(here.kits / "a"):
@@ -106,25 +106,26 @@ def killed(folder):
     try:
         job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)
         results = flare.run_jobs(
-            run, lambda event, **facts: told.append((event, time.time())), session, job
+            run, lambda event, **facts: report.append((event, time.time())), session, job
         )
     finally:
         session.close()
     clients = [organisations.make({}, id, seconds=1e-9) for id in "abc"]
     toys.execute(folder / "here", toys.method("fedmuscle"), clients, rounds=3)
-    on = [at for event, at in told if event == "resume"]
+    on = [at for event, at in report if event == "resume"]
     return {
         **organisations.same(run.path, folder / "here", sites(here)),
         "struck": len(struck),
         "rounds": results["rounds"],
         "seconds": on[0] - struck[0] if on and struck else None,
-        "left": left(folder, here),
+        "left": leftover_processes(folder, here),
     }
 
 
 def storm(folder, rounds=140, kills=50):
-    """Processes killed at random until there were so many deaths, a line of `kills` each: of jobs and FLARE's own, of clients and of the
-    server. The test kills this program too, which goes on where it was."""
+    """Kill processes at random until there were `kills` deaths, each a line of the file `kills`:
+    of jobs and FLARE's own, of clients and of the server. The test kills this program, too, which
+    continues where it was."""
     here = federation(folder, seconds=0.02)
     run = (
         Folder(folder / "away")
@@ -141,21 +142,21 @@ def storm(folder, rounds=140, kills=50):
             since = 0 if rounds_seen[0] else since
             if since > 1:
                 continue
-            who = random.choices(
+            victim = random.choices(
                 ["client", "server", "site of a client", "site of the server"], [34, 8, 4, 4]
             )[0]
-            name = "localhost" if who.endswith("server") else random.choice(here.ids)
+            name = "localhost" if victim.endswith("server") else random.choice(here.ids)
             flares = (
                 supervisor.descendants(here.processes[name].pid)[:1]
                 if name in here.processes
                 else []
             )
-            pids = flares if who.startswith("site") else kits.job_processes(here.kits / name)
+            pids = flares if victim.startswith("site") else kits.job_processes(here.kits / name)
             if pids:
                 os.kill(pids[0], signal.SIGKILL)
                 since, rounds_seen[0] = since + 1, 0
                 with deaths.open("a") as file:
-                    file.write(f"kill {who}\n")
+                    file.write(f"kill {victim}\n")
 
     def watch(event, **facts):
         rounds_seen[0] += event == "round"
@@ -184,7 +185,7 @@ def storm(folder, rounds=140, kills=50):
         "rounds": results["rounds"],
         "killed": Counter(killed),
         "restarts": (run.path / "events.jsonl").read_text().count('"event": "restart"'),
-        "left": left(folder, here),
+        "left": leftover_processes(folder, here),
     }
 
 
@@ -202,15 +203,15 @@ def loosen(kit, authorization=False, guards=False):
 
 
 def attack(place, custom):
-    """A job that runs its own code at every site, or names a class that is installed there and not ours."""
+    """Write a job with code of its own, or with an installed class that is not ours."""
     flare.Job(PROGRAM, {"folders": [], "timeout": 1.0}, 1).write(place)
     config = place / "app" / "config" / "config_fed_client.json"
-    told = json.loads(config.read_text())
-    told["executors"][0]["executor"] = {
+    report = json.loads(config.read_text())
+    report["executors"][0]["executor"] = {
         "path": "attack.Attack" if custom else "organisations.Attack",
         "args": {},
     }
-    config.write_text(json.dumps(told))
+    config.write_text(json.dumps(report))
     if custom:
         (place / "app" / "custom").mkdir()
         (place / "app" / "custom" / "attack.py").write_text("from organisations import Attack")
@@ -232,38 +233,41 @@ def over(session, number):
 
 
 def administrator(folder):
-    """The administrator of a network attacks its sites, with a server that allows everything. Site a has our authorization
-    and no guards, b has the guards alone, and c neither: there the attacks succeed. Then our run, with all three."""
+    """The administrator attacks the sites, with a server that allows everything.
+
+    Site a has our authorization and no guards, b only the guards, c neither, so that the attacks
+    are seen to work there. Then our run, with all three.
+    """
     here = federation(folder)
     loosen(here.kits / "localhost", authorization=True)
     loosen(here.kits / "a", guards=True)
     loosen(here.kits / "b", authorization=True)
     loosen(here.kits / "c", authorization=True, guards=True)
     session = flare.Session(here)
-    told = {}
+    report = {}
     try:
         here.start()
         known = session._connect()
         while len(known.get_connected_client_list()) < 3:
             time.sleep(0.3)
-        told["read"] = [id for id in here.ids if read(known, id)]
+        report["read"] = [id for id in here.ids if read(known, id)]
         for kind in ("custom", "installed"):
             attack(folder / kind, custom=kind == "custom")
             number = known.submit_job(str(folder / kind))
             wait(lambda number=number: over(known, number), 60.0)
-            told[kind] = [id for id in here.ids if (here.kits / id / "attacked").exists()]
-            for id in told[kind]:
+            report[kind] = [id for id in here.ids if (here.kits / id / "attacked").exists()]
+            for id in report[kind]:
                 (here.kits / id / "attacked").unlink()
         run = organisations.prepared(folder / "away", "fedavg")
         wait(session.submit(flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 3)))
     finally:
         session.close()
     organisations.here(folder / "here", "fedavg")
-    return {**told, **organisations.same(run.path, folder / "here", sites(here))}
+    return {**report, **organisations.same(run.path, folder / "here", sites(here))}
 
 
 def stranger(folder):
-    """A site with certificates of another authority, and one that was never provisioned, are not let in."""
+    """Start a site with certificates of another authority; lists the sites that are let in."""
     here = federation(folder, ids="a")
     other = kits.LocalFlareFederation(folder / "other", ["b"], folder)
     session = flare.Session(here)
@@ -272,15 +276,15 @@ def stranger(folder):
         session._connect()
         address = json.loads((here.kits / "a" / "startup" / "fed_client.json").read_text())
         forged = other.kits / "b" / "startup" / "fed_client.json"
-        told = json.loads(forged.read_text())
-        told["servers"] = address["servers"]
-        forged.write_text(json.dumps(told))
+        report = json.loads(forged.read_text())
+        report["servers"] = address["servers"]
+        forged.write_text(json.dumps(report))
         process = kits.start_process(
             kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out"
         )
-        begun = time.monotonic()
+        start = time.monotonic()
         names = set()
-        while time.monotonic() - begun < 15.0:
+        while time.monotonic() - start < 15.0:
             names |= {client.name for client in session._connect().get_connected_client_list()}
             time.sleep(1.0)
         supervisor.stop([process])
@@ -289,7 +293,7 @@ def stranger(folder):
     return {"names": sorted(names)}
 
 
-def left(folder, here):
+def leftover_processes(folder, here):
     """Processes that outlived their federation, nursed ones too."""
     time.sleep(1.5)
     nursed = [

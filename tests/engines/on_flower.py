@@ -1,4 +1,4 @@
-"""What happens in a real Flower federation on loopback, told in FOLDER/told.json. A program of its own: test_flower.py runs it.
+"""Steps with a real Flower federation on loopback, for test_flower.py; writes FOLDER/report.json.
 
 Usage: python on_flower.py FOLDER STEP...
 """
@@ -75,17 +75,22 @@ def main(grid, context):
     )
     engine.load(0, 0.0, [])
     engine.send({"a": {"operation": "train", "number": 1, "round": 1, "turn": 0, "body": {}}})
-    (heard,) = engine.receive({1})
+    (arrival,) = engine.receive({1})
     line.close()
-    told = {"cards": list(infos), "refused": refused, "reply": heard.reply, "size": heard.size}
-    (Path(context.run_config["folder"]) / "partial").write_text(json.dumps(told))
+    report = {
+        "cards": list(infos),
+        "refused": refused,
+        "reply": arrival.reply,
+        "size": arrival.size,
+    }
+    (Path(context.run_config["folder"]) / "partial").write_text(json.dumps(report))
     (Path(context.run_config["folder"]) / "partial").rename(
         Path(context.run_config["folder"]) / "line.json"
     )
 
 
 def smallest(folder):
-    """One operation of one client, over TLS, with its key, in processes that Flower starts: an exchange takes seconds."""
+    """One operation of one client, over TLS and with its key, in processes that Flower starts."""
 
     def do(here):
         config = f'folder="{folder}" federation="{here.place}"'
@@ -97,9 +102,9 @@ def smallest(folder):
             "--run-config",
             config,
         )
-        begun = time.monotonic()
+        start = time.monotonic()
         while not (folder / "line.json").exists():
-            assert time.monotonic() - begun < 240, "nothing came back"
+            assert time.monotonic() - start < 240, "nothing came back"
             time.sleep(0.3)
         return json.loads((folder / "line.json").read_text())
 
@@ -107,13 +112,13 @@ def smallest(folder):
         deploy.CODE.replace("import client, server", "import client")
         + "\nfrom on_flower import server\n"
     )
-    told = within(folder, do, ids="a", code=code)
+    report = within(folder, do, ids="a", code=code)
     by_hand = build_runtime(toys.client("a"), toys.method("local"), toys.training(), 0)
     reply = {"number": 1, "body": by_hand.perform("train", 1, 0, {}), "work": by_hand.take_work()}
     return {
-        **told,
-        "same": told["reply"] == reply,
-        "right_size": told["size"] == encoded_size(reply),
+        **report,
+        "same": report["reply"] == reply,
+        "right_size": report["size"] == encoded_size(reply),
         "kept": (
             folder
             / "flower"
@@ -146,12 +151,12 @@ def methods(folder):
 
 
 def killed(folder):
-    """A SuperNode killed between rounds and started again: the run goes on, and the end is the same."""
-    struck, told = [], []
+    """Kill a SuperNode between rounds and start it again: the run goes on, with the same end."""
+    struck, report = [], []
 
     def do(here):
         def strike():
-            while not any(event == "round" for event, _ in told):
+            while not any(event == "round" for event, _ in report):
                 time.sleep(0.2)
             supervisor.stop([here.processes["a"]])
             struck.append(time.time())
@@ -162,15 +167,15 @@ def killed(folder):
             folder,
             here,
             "fedavg",
-            watch=lambda event, **facts: told.append((event, time.time())),
+            watch=lambda event, **facts: report.append((event, time.time())),
             rounds=3,
         )
 
-    found = within(folder, do)
+    outcome = within(folder, do)
     on = [
-        at for event, at in told if event in ("note", "evaluation") and struck and at > struck[0]
+        at for event, at in report if event in ("note", "evaluation") and struck and at > struck[0]
     ]  # everyone was heard
-    return {**found, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
+    return {**outcome, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
 
 
 OWNED = '''"""An app that leaves a file wherever it runs."""
@@ -190,8 +195,10 @@ owned = lambda where: (Path("{folder}") / f"owned-{{where}}-{{os.getpid()}}").to
 def main(grid, context):
     owned("server")
     nodes = [node.node_id for node in grid.get_nodes()]
-    replies = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes], timeout=60.0)
-    (Path("{folder}") / "replies").write_text(" ".join(sorted(str(r.error.code) if r.has_error() else "ran" for r in replies)))
+    messages = [Message(RecordDict(), node, "query") for node in nodes]
+    replies = grid.send_and_receive(messages, timeout=60.0)
+    codes = sorted(str(r.error.code) if r.has_error() else "ran" for r in replies)
+    (Path("{folder}") / "replies").write_text(" ".join(codes))
 
 
 @client.query()
@@ -225,9 +232,12 @@ def request(here, path, method="POST"):
 
 
 def intruder(folder):
-    """Somebody who has the address, ca.pem and a key of her own, during an honest run; then her app from the server's machine."""
+    """An attacker with the address, ca.pem and a key of her own, during an honest run.
 
-    def outside(here, home, told):
+    Then her app is submitted from the server's machine.
+    """
+
+    def outside(here, home, report):
         known = deploy.commands(here.place)["a"]
         address, ca = known[known.index("--superlink") + 1], here.place / "certificates" / "ca.pem"
         here.address = address.rpartition(":")[::2]
@@ -240,8 +250,8 @@ def intruder(folder):
         (home / "app" / "pyproject.toml").write_text(deploy.APP)
         (home / "app" / "unalike_app.py").write_text(OWNED.format(folder=folder))
         deploy.make_key(home / "mallory")
-        told["run"] = tried(home, "run", str(home / "app"), "unalike")
-        told["register"] = tried(
+        report["run"] = tried(home, "run", str(home / "app"), "unalike")
+        report["register"] = tried(
             home,
             "supernode",
             "register",
@@ -250,12 +260,12 @@ def intruder(folder):
             "--name",
             "a",
         )
-        told["statuses"] = sorted(
+        report["statuses"] = sorted(
             {request(here, path) for path in TRICKS}
             | {request(here, "/v1/fleet/pull-messages", "GET")}
         )
-        told["without_key"] = request(here, "/v1/fleet/pull-messages")
-        told["joined"] = joined(here, home)
+        report["without_key"] = request(here, "/v1/fleet/pull-messages")
+        report["joined"] = joined(here, home)
         # registered under a's name by somebody at the server, she is still not a
         flower.run_flwr(
             here.place,
@@ -266,7 +276,7 @@ def intruder(folder):
             "--name",
             "a",
         )
-        told["joined_as_a"] = joined(here, home)
+        report["joined_as_a"] = joined(here, home)
 
     def joined(here, home):
         """Whether her SuperNode was let in; it ends by itself where not, and says why."""
@@ -303,19 +313,19 @@ def intruder(folder):
             return str(error).splitlines()[-1]
 
     def do(here):
-        told = {}
-        thread = threading.Thread(target=outside, args=(here, folder / "mallory", told))
+        report = {}
+        thread = threading.Thread(target=outside, args=(here, folder / "mallory", report))
         thread.start()
-        told |= carried(folder, here, "fedavg")
+        report |= carried(folder, here, "fedavg")
         thread.join()
-        told["owned"] = [path.name for path in folder.glob("owned-*")]
+        report["owned"] = [path.name for path in folder.glob("owned-*")]
         flower.run_flwr(here.place, "run", str(folder / "mallory" / "app"), "unalike")
-        begun = time.monotonic()
+        start = time.monotonic()
         while not (folder / "replies").exists():
-            assert time.monotonic() - begun < 120, "her app did not end"
+            assert time.monotonic() - start < 120, "her app did not end"
             time.sleep(0.3)
         return {
-            **told,
+            **report,
             "replies": (folder / "replies").read_text(),
             "at_clients": len(list(folder.glob("owned-client-*"))),
         }

@@ -1,4 +1,4 @@
-"""What happens on a real Ray cluster, told in FOLDER/told.json. A program of its own: test_ray.py runs it where only loopback is up.
+"""Steps with a real Ray cluster; writes FOLDER/report.json. Run by test_ray.py on loopback only.
 
 Usage: python on_ray.py FOLDER STEP...
 """
@@ -33,14 +33,14 @@ torch.set_num_threads(1)
 SAME = ("clients", "bytes", "failures", "metrics", "rounds")
 
 
-def there(name):
+def toys_of(name):
     """Toys for a method."""
     return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
 
 
 @dataclass
 class Slow(FedMuscle):
-    """Takes its time, so that something can happen meanwhile; a round has many calls, and each changes a client."""
+    """Sleeps in each operation. A round has many calls, and each changes a client."""
 
     peers: int = 2
     width: int = 8
@@ -65,12 +65,12 @@ def pids(engine):
 
 
 def strike(seconds, how, count=1, pause=0.0):
-    """After so many seconds, from when an engine is ready, signal the first actor's process; tells when."""
+    """Signal the first actor's process so many seconds after the engine is ready; returns when."""
     struck = []
     load = RayEngine.load
 
-    def loaded(engine, *given):
-        load(engine, *given)
+    def loaded(engine, *arguments):
+        load(engine, *arguments)
 
         def later():
             for i in range(count):
@@ -92,13 +92,16 @@ def strike(seconds, how, count=1, pause=0.0):
 
 
 def events(folder, kind=None):
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    return [event for event in told if kind in (None, event["event"])]
+    report = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in report if kind in (None, event["event"])]
 
 
 def methods(folder):
-    """Every method here and on Ray, and one with privacy: same parameters, same ledger, same releases. Asynchronous ones hear their clients
-    on Ray in the order they did here. Two at a time there, since most of it is waiting for actors to start."""
+    """Every method, and one with privacy, here and on Ray: the same end?
+
+    Asynchronous methods replay the order of arrivals that they had here. Two at a time, since most
+    of it is waiting for actors to start.
+    """
     cases = {
         **{name: (name, {}) for name in REAL},
         "private": ("fedavg", {"privacy": Privacy(noise=0.5)}),
@@ -106,7 +109,7 @@ def methods(folder):
 
     def go(case, place, **options):
         name, more = cases[case]
-        toy = there(name)
+        toy = toys_of(name)
         return toy.execute(
             folder / case / place, toy.method(name), toy.clients(), rounds=2, **more, **options
         )
@@ -135,7 +138,7 @@ def methods(folder):
 
 def order(folder):
     """An asynchronous run on Ray, in whatever order; replayed here."""
-    toy = there("afmcc")
+    toy = toys_of("afmcc")
     toy.execute(folder / "ray", toy.method("afmcc"), toy.clients(), rounds=3, engine="ray")
     toy.execute(
         folder / "here", toy.method("afmcc"), toy.clients(), rounds=3, replay=folder / "ray"
@@ -179,7 +182,7 @@ def relieved(folder):
 
 
 def frozen(folder):
-    """An actor stopped: the client it was busy with is answered for in time, the other goes on, and both are where they were."""
+    """Freeze an actor: its client fails in time, the other goes on, and both keep their state."""
     local, training = toys.method("local"), toys.training()
     message = lambda number, operation: {
         "operation": operation,
@@ -197,24 +200,24 @@ def frozen(folder):
     try:
         engine.load(0, 0.0, [])
         engine.send({"a": message(1, "train"), "b": message(2, "train")})
-        heard = set()
-        while len(heard) < 2:
-            heard |= {a.client for a in engine.receive({1, 2}) if "body" in a.reply}
+        answered = set()
+        while len(answered) < 2:
+            answered |= {a.client for a in engine.receive({1, 2}) if "body" in a.reply}
         engine.timeout = 4.0
         os.kill(pids(engine)[0], signal.SIGSTOP)
-        begun = time.monotonic()
+        start = time.monotonic()
         engine.send({"a": message(3, "describe"), "b": message(4, "describe")})
         replies = {}
         while len(replies) < 2:
             replies |= {a.client: a.reply for a in engine.receive({3, 4})}
-        took = time.monotonic() - begun
+        took = time.monotonic() - start
         engine.timeout = 60.0
         engine.send({"a": message(5, "describe")})
         (again,) = engine.receive({5})
         by_hand = build_runtime(toys.clients(1)[0], local, training, 0)
         by_hand.perform("train", 1, 0, {})
         return {
-            "heard": len(heard),
+            "heard": len(answered),
             "failure": replies["a"].get("failure"),
             "other": "body" in replies["b"],
             "took": took,
@@ -228,15 +231,15 @@ def rubbish(folder):
     """A client that answers with what is no message is named and left out."""
 
     class Strange(Host):
-        def answer(self, client, *given):
-            reply = super().answer(client, *given)
+        def answer(self, client, *arguments):
+            reply = super().answer(client, *arguments)
             return bytearray(b"rubbish" * 40) if client == "b" else reply
 
     class Bad(ray_engine.ClientActor):
         def take_clients(self, contents):
-            told = super().take_clients(contents)
+            report = super().take_clients(contents)
             self.host.__class__ = Strange
-            return told
+            return report
 
     good, ray_engine.ClientActor = ray_engine.ClientActor, Bad
     try:
@@ -254,12 +257,12 @@ def rubbish(folder):
 
 
 def storm(folder, rounds=60, kills=50):
-    """Actors killed at random until, with the server, there were so many deaths, a line of `kills` each. The test kills the server."""
+    """Kill actors at random until there were `kills` deaths; the test kills the server."""
     folder.mkdir(exist_ok=True)
     deaths, load = folder / "kills", RayEngine.load
 
-    def loaded(engine, *given):
-        load(engine, *given)
+    def loaded(engine, *arguments):
+        load(engine, *arguments)
         with deaths.open("a") as file:
             file.write("up\n")
         threading.Thread(target=later, args=(engine,), daemon=True).start()
@@ -285,15 +288,18 @@ def storm(folder, rounds=60, kills=50):
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=rounds)
     return {
         "same": {key: whole[key] for key in SAME} == {key: cut[key] for key in SAME},
-        **{who: deaths.read_text().count(f"kill {who[:6]}") for who in ("clients", "server")},
+        **{
+            victim: deaths.read_text().count(f"kill {victim[:6]}")
+            for victim in ("clients", "server")
+        },
     }
 
 
 def severed(folder):
-    """Two machines: the server's, and one that the network is cut off from in the middle of the run, for a while or for good."""
+    """Two machines, and the network between them is cut in the middle of the run."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    told = {}
+    report = {}
     whole = toys.execute(folder / "whole", Slow(seconds=0.0), toys.clients(3), rounds=20)
     sh = lambda words, **how: subprocess.run(words.split(), check=True, capture_output=True, **how)
     ray = [
@@ -304,13 +310,14 @@ def severed(folder):
         "--block",
         "--disable-usage-stats",
     ]
-    there = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
+    toys_of = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
     time.sleep(0.5)
-    inside = f"nsenter -t {there.pid} -n "
-    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"  # addresses are on lo: a cut leaves each machine its own
+    inside = f"nsenter -t {toys_of.pid} -n "
+    # addresses are on lo: a cut leaves each machine its own
+    route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"
     for words in (
         "ip link add here type veth peer name there",
-        f"ip link set there netns {there.pid}",
+        f"ip link set there netns {toys_of.pid}",
         "ip addr add 10.77.0.1/32 dev lo",
         "ip link set here up",
         route,
@@ -374,13 +381,13 @@ def severed(folder):
             ).remote()  # there is room here for two actors of three
             cluster.get(filler.__ray_ready__.remote())
 
-            def loaded(engine, *given, cut_for=cut_for, load=load, name=name, filler=filler):
-                load(engine, *given)
+            def loaded(engine, *arguments, cut_for=cut_for, load=load, name=name, filler=filler):
+                load(engine, *arguments)
                 used = {engine.ray.get(actor.hello)[1] for actor in engine.actors}
 
                 def later():
                     time.sleep(4.0)
-                    told[name] = {"nodes": len(used), "at": time.time()}
+                    report[name] = {"nodes": len(used), "at": time.time()}
                     cluster.kill(filler)
                     sh("ip link set here down")
                     if cut_for:
@@ -405,18 +412,18 @@ def severed(folder):
                 )
             finally:
                 RayEngine.load = load
-            cut_at = told[name].pop("at")
+            cut_at = report[name].pop("at")
             after = [cut_at, *(at for at in calls if at > cut_at)]
-            told[name] |= {
+            report[name] |= {
                 "same": {key: whole[key] for key in SAME} == {key: run[key] for key in SAME},
                 "longest": max((b - a for a, b in pairwise(after)), default=0),
             }
     finally:
         cluster.shutdown()  # or this program ends with the cluster
-        for process in [*nodes, there]:
+        for process in [*nodes, toys_of]:
             process.terminate()
             process.wait(30)
-    return told
+    return report
 
 
 def server(folder):

@@ -1,4 +1,4 @@
-"""Toy organisations for tests of engines between them: the factory their client.yaml names, and runs as folders."""
+"""Toy organisations for tests of cross-silo engines: a factory of clients, and runs in folders."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import conftest as toys
 import torch
-from real import noted
+from real import note_faults
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
@@ -23,7 +23,7 @@ from unalike.runs.run_folder import Folder
 PLACE = Path(__file__).parent
 
 
-def there(name):
+def toys_of(name):
     """Toys for a method."""
     return SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
 
@@ -52,7 +52,7 @@ def make(run, id, seconds=0.0, alike=False, least=None):
     torch.set_num_threads(1)
     if seconds:
         return toys.client(id, model=lambda: Slow(seconds))
-    clients = there(run["algorithm"]).clients(3)
+    clients = toys_of(run["algorithm"]).clients(3)
     if least:
         clients = [
             replace(client, privacy=Privacy(noise=least, entropy="secret")) for client in clients
@@ -93,7 +93,7 @@ def prepared(folder, name, rounds=2, privacy=None, replay=None, alone=False, **c
 
 def here(folder, name, rounds=2, count=3, **options):
     """The same run in this process."""
-    toy = there(name)
+    toy = toys_of(name)
     changed = {
         key: options.pop(key) for key in list(options) if key not in ("privacy", "replay", "engine")
     }
@@ -103,7 +103,7 @@ def here(folder, name, rounds=2, count=3, **options):
 
 
 def same(away, local, sites):
-    """Whether two runs left the same parameters and the same ledger; `sites` are the clients' folders in the first."""
+    """Compare a remote run, whose clients' folders are `sites`, with a local one."""
     run = json.loads((away / "run.json").read_text())["run"]
     states = {
         id: parameters
@@ -133,7 +133,7 @@ def begin(folder, *steps, program="on_flare.py"):
     )
 
 
-def told(folder, *steps, program="on_flare.py", seconds=400):
+def run_steps(folder, *steps, program="on_flare.py", seconds=400):
     """What it tells; it has so long, and what it started goes with it."""
     process = begin(folder, *steps, program=program)
     try:
@@ -143,6 +143,6 @@ def told(folder, *steps, program="on_flare.py", seconds=400):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert process.returncode == 0, problems[-3000:]
-    found = json.loads((folder / "told.json").read_text())
-    noted(program.removeprefix("on_").removesuffix(".py"), found)
-    return found
+    report = json.loads((folder / "report.json").read_text())
+    note_faults(program.removeprefix("on_").removesuffix(".py"), report)
+    return report

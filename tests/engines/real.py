@@ -1,6 +1,6 @@
-"""What programs that try real engines share: which methods go through them, and how they are begun and tell what they saw.
+"""Shared by the programs that try real engines (on_ray.py, on_flare.py, on_flower.py).
 
-All methods take minutes, so without UNALIKE_FAULTS those that stand for the rest.
+All methods take minutes: without UNALIKE_FAULTS only a few that stand for the rest.
 """
 
 import json
@@ -19,8 +19,8 @@ REAL = (
 )
 
 
-def noted(engine, told):
-    """What was seen in `make test-faults`, in results/faults.json, by engine and step: numbers and whether all was as it should be."""
+def note_faults(engine, report):
+    """Add what `make test-faults` measured to results/faults.json, by engine and step."""
     if not os.environ.get("UNALIKE_FAULTS"):
         return
     path = Path(__file__).parents[2] / "results" / "faults.json"
@@ -31,7 +31,7 @@ def noted(engine, told):
         "load": round(os.getloadavg()[1], 1),
     }
     plain = lambda fact: round(fact, 2) if isinstance(fact, float) else fact
-    for step, facts in told.items():
+    for step, facts in report.items():
         known.setdefault(engine, {})[step] = when | {
             key: plain(fact) for key, fact in facts.items()
         }
@@ -39,10 +39,16 @@ def noted(engine, told):
 
 
 def steps(named):
-    """`python PROGRAM FOLDER STEP...`: each step in a folder of its own, where one that was killed goes on; what they told is in told.json,
-    also if a later one fails."""
-    where, told = Path(sys.argv[1]), {}
+    """The main function: `python PROGRAM FOLDER STEP...`.
+
+    Each step has a folder of its own, where one that was killed continues. What steps return is in
+    FOLDER/report.json, also if a later one fails.
+    """
+    where, report = Path(sys.argv[1]), {}
     for step in sys.argv[2:]:
-        begun = time.time()
-        told[step] = {**named[step](where / step), "seconds_in_all": round(time.time() - begun, 1)}
-        (where / "told.json").write_text(json.dumps(told))
+        start = time.time()
+        report[step] = {
+            **named[step](where / step),
+            "seconds_in_all": round(time.time() - start, 1),
+        }
+        (where / "report.json").write_text(json.dumps(report))

@@ -1,4 +1,4 @@
-"""In a real FLARE federation every method ends as it does here, over mutual TLS, and a client that dies does no harm.
+"""In a real FLARE federation every method ends as it does locally, also where a client dies.
 
 All of it happens in one program, on_flare.py, which ends with the processes it started.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import organisations
 import pytest
-from organisations import told
+from organisations import run_steps
 from real import REAL
 
 from unalike.base.errors import UserError
@@ -26,36 +26,41 @@ faults = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    return told(tmp_path_factory.mktemp("flare"), "methods")["methods"]
+def outcomes(tmp_path_factory):
+    return run_steps(tmp_path_factory.mktemp("flare"), "methods")["methods"]
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
-    there = seen[name]
-    assert "problem" not in there, there
-    assert there["apart"] <= 1e-9 and there["same_ledger"]
+def test_every_method_ends_the_same_with_the_same_ledger(name, outcomes):
+    outcome = outcomes[name]
+    assert "problem" not in outcome, outcome
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
-def test_logs_of_sites_are_not_read(seen):
-    assert seen["read"] == []
+def test_logs_of_sites_are_not_read(outcomes):
+    assert outcomes["read"] == []
 
 
-def test_privacy_goes_with_the_terms(seen):
-    there = seen["private"]
+def test_privacy_goes_with_the_terms(outcomes):
+    outcome = outcomes["private"]
     assert (
-        there["apart"] <= 1e-9 and there["same_ledger"] and there["spent"][0] == there["spent"][1]
+        outcome["apart"] <= 1e-9
+        and outcome["same_ledger"]
+        and outcome["spent"][0] == outcome["spent"][1]
     )
 
 
 @faults
 def test_a_client_killed_in_the_middle_of_a_round_changes_nothing(tmp_path):
-    there = told(tmp_path, "killed")["killed"]
+    outcome = run_steps(tmp_path, "killed")["killed"]
     assert (
-        there["struck"] and there["rounds"] == 3 and there["apart"] <= 1e-9 and there["same_ledger"]
+        outcome["struck"]
+        and outcome["rounds"] == 3
+        and outcome["apart"] <= 1e-9
+        and outcome["same_ledger"]
     )
-    assert 0 < there["seconds"] < 90, "20 s is the bar on a machine that has nothing else to do"
-    assert not there["left"], "processes outlived the federation"
+    assert 0 < outcome["seconds"] < 90, "20 s is the bar on a machine that has nothing else to do"
+    assert not outcome["left"], "processes outlived the federation"
 
 
 @faults
@@ -73,33 +78,33 @@ def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
         process.communicate()
         with deaths.open("a") as file:
             file.write("kill program\n")
-    there = told(tmp_path, "storm", seconds=3600)["storm"]
-    assert sum(there["killed"].values()) >= 50 and there["killed"]["program"] == 5
-    assert there["rounds"] == 140 and there["apart"] <= 1e-9 and there["same_ledger"]
-    assert not there["left"], "processes outlived the federation"
+    outcome = run_steps(tmp_path, "storm", seconds=3600)["storm"]
+    assert sum(outcome["killed"].values()) >= 50 and outcome["killed"]["program"] == 5
+    assert outcome["rounds"] == 140 and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
+    assert not outcome["left"], "processes outlived the federation"
 
 
 @faults
 def test_an_administrator_cannot_run_code_or_read_logs_at_a_site(tmp_path):
-    """Site a keeps to its authorization, b has guards, and c is as FLARE leaves it, so that the attacks are seen to work."""
-    there = told(tmp_path, "administrator")["administrator"]
-    assert there["read"] == there["custom"] == there["installed"] == ["c"]
-    assert there["apart"] <= 1e-9 and there["same_ledger"], "our run"
+    """Site a has our authorization, b our guards; c has neither, and there the attacks succeed."""
+    outcome = run_steps(tmp_path, "administrator")["administrator"]
+    assert outcome["read"] == outcome["custom"] == outcome["installed"] == ["c"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"], "our run"
 
 
 @faults
 def test_a_stranger_is_not_let_in(tmp_path):
-    assert told(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
+    assert run_steps(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
 
 
 class Proxy:
     """A site that is there, or is not any more, and then FLARE waits."""
 
     def __init__(self, name):
-        self.name, self.gone, self.asked = name, threading.Event(), []
+        self.name, self.gone, self.calls = name, threading.Event(), []
 
     def call_func(self, option, name, args, kwargs):
-        self.asked.append(name)
+        self.calls.append(name)
         if self.gone.wait(0.3 if name == "answer" else 0.0):
             time.sleep(option.timeout)
             raise TimeoutError
@@ -109,34 +114,36 @@ class Proxy:
 def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     from unalike.cross_silo.flare import FlareTransport
 
-    long, left = Proxy("long"), Proxy("left")
-    line = FlareTransport([long, left], lambda: False, reach=0.2)
-    left.gone.set()
-    answers = [line.request(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")]
-    begun = time.monotonic()
+    long, gone_site = Proxy("long"), Proxy("left")
+    transport = FlareTransport([long, gone_site], lambda: False, reach=0.2)
+    gone_site.gone.set()
+    answers = [
+        transport.request(name, "call", b"", "run", "clients", 2.0) for name in ("long", "left")
+    ]
+    start = time.monotonic()
     assert (
         "could not be reached for 0.2 s: it left" in str(answers[1].exception(5))
-        and time.monotonic() - begun < 1.5
+        and time.monotonic() - start < 1.5
     )
-    assert line.request("left", "save", b"", "run", "clients", 2.0).done(), (
+    assert transport.request("left", "save", b"", "run", "clients", 2.0).done(), (
         "it is not waited for again"
     )
-    assert answers[0].result(5) == b"answered" and "ping" in long.asked
+    assert answers[0].result(5) == b"answered" and "ping" in long.calls
 
 
 def test_an_answer_that_was_taken_is_not_kept():
     """It may have 200 MB, and so may that of everyone else."""
     from unalike.cross_silo.flare import FlareTransport
 
-    line = FlareTransport([Proxy("a")], lambda: False, reach=0.06)
-    answer = line.request("a", "call", b"", "run", "clients", 2.0)
+    transport = FlareTransport([Proxy("a")], lambda: False, reach=0.06)
+    answer = transport.request("a", "call", b"", "run", "clients", 2.0)
     assert answer.result(5) == b"answered"
-    kept = weakref.ref(answer)
+    reference = weakref.ref(answer)
     del answer
     until = time.monotonic() + 2
-    while kept() is not None and time.monotonic() < until:
+    while reference() is not None and time.monotonic() < until:
         time.sleep(0.01)
-    assert kept() is None
+    assert reference() is None
 
 
 def test_a_startup_kit_that_is_none_is_told(tmp_path):
@@ -241,11 +248,11 @@ def test_a_site_deletes_jobs_that_are_not_ours(tmp_path):
     assert "has no file custom/code.py" in check(str(app))[0]
     more.unlink()
     config = app / "config" / "config_fed_client.json"
-    ours = json.loads(config.read_text())
+    default = json.loads(config.read_text())
     config.write_text(
         json.dumps(
-            ours
-            | {"components": [*ours["components"], {"id": "b", "path": "os.system", "args": {}}]}
+            default
+            | {"components": [*default["components"], {"id": "b", "path": "os.system", "args": {}}]}
         )
     )
     assert "is of another" in check(str(app))[0]
@@ -270,23 +277,23 @@ def test_join_replaces_an_authorization_that_allows_more_and_says_so(
     monkeypatch.setattr("unalike.scenarios.client_config.load_client", lambda file: None)
     kit = here.kits / "a"
     path = kit / "local" / "authorization.json"
-    ours = path.read_text()
+    default = path.read_text()
     joined(kit, monkeypatch)
-    assert path.read_text() == ours and not capsys.readouterr().err, (
+    assert path.read_text() == default and not capsys.readouterr().err, (
         "its own file is not worth a word"
     )
     loose = json.dumps({"format_version": "1.0", "permissions": {"project_admin": "any"}})
     for text in (
         loose,
-        ours.replace('"byoc": "none"', '"byoc": "o:network"'),
-        ours.replace('"member"', '"guest"'),
+        default.replace('"byoc": "none"', '"byoc": "o:network"'),
+        default.replace('"member"', '"guest"'),
         "not JSON",
     ):
         path.write_text(text)
         joined(kit, monkeypatch)
         assert "allowed others more than unalike's jobs and was replaced" in capsys.readouterr().err
         assert (
-            path.read_text() == ours
+            path.read_text() == default
             and path.with_name("authorization.json.replaced").read_text() == text
         )
     strict = json.dumps(
@@ -394,7 +401,7 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
 
 
 def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
-    """A round is told before it is saved: struck then, the run would begin anew, and nothing was measured."""
+    """A round is logged before it is saved: a kill in between would measure a new start."""
     from unalike.cli.benchmarks import benchmark_module
 
     bench = benchmark_module("engines")
@@ -404,7 +411,7 @@ def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeyp
     monkeypatch.setattr(
         bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n"))
     )
-    told = [
+    lines = [
         '{"event": "round", "round": 1}\n',
         '{"event": "note", "round": 2, "values": {"a": 1}',
         "}\n",
@@ -412,7 +419,7 @@ def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeyp
 
     def ended():  # looked at before each look at the events
         with events.open("a") as file:
-            file.write(told.pop(0))
+            file.write(lines.pop(0))
 
     bench.strike(tmp_path, struck, ended)
     assert killed == [2] and len(struck) == 1

@@ -1,4 +1,4 @@
-"""In a real Flower federation, with TLS and keys, a run ends as it does here; what is deployed says how to start it."""
+"""In a real Flower federation, with TLS and keys, a run ends as it does locally."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import stat
 from types import SimpleNamespace
 
 import pytest
-from organisations import told
+from organisations import run_steps
 
 from unalike.base.errors import UserError
 
@@ -18,47 +18,47 @@ faults = pytest.mark.skipif(
 
 
 def flower(folder, *steps):
-    return told(
+    return run_steps(
         folder, *steps, program="on_flower.py", seconds=1800
     )  # an exchange takes seconds, on a busy machine a dozen
 
 
 def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
-    there = flower(tmp_path, "smallest")["smallest"]
-    assert there["cards"] == ["a"] and not there["refused"]
-    assert there["same"] and there["right_size"] and there["kept"]
+    outcome = flower(tmp_path, "smallest")["smallest"]
+    assert outcome["cards"] == ["a"] and not outcome["refused"]
+    assert outcome["same"] and outcome["right_size"] and outcome["kept"]
 
 
 @faults
 def test_a_whole_run_ends_the_same_with_the_same_ledger(tmp_path):
-    there = flower(tmp_path, "whole")["whole"]
-    assert there["apart"] <= 1e-9 and there["same_ledger"]
+    outcome = flower(tmp_path, "whole")["whole"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 @faults
 @pytest.mark.parametrize("step", ["methods"])
 def test_three_methods_that_stand_for_the_rest(step, tmp_path):
-    there = flower(tmp_path, step)[step]
+    outcome = flower(tmp_path, step)[step]
     for name in ("fedavg", "afmcc", "fedmuscle"):
-        assert there[name]["apart"] <= 1e-9 and there[name]["same_ledger"], name
+        assert outcome[name]["apart"] <= 1e-9 and outcome[name]["same_ledger"], name
 
 
 @faults
 def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
-    there = flower(tmp_path, "killed")["killed"]
-    assert there["struck"] == 1 and there["apart"] <= 1e-9 and there["same_ledger"]
-    assert there["seconds"] < 180, "60 s is the bar on a machine that has nothing else to do"
+    outcome = flower(tmp_path, "killed")["killed"]
+    assert outcome["struck"] == 1 and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
+    assert outcome["seconds"] < 180, "60 s is the bar on a machine that has nothing else to do"
 
 
 @faults
 def test_an_intruder_runs_nothing_and_is_nobody_and_the_honest_run_ends(tmp_path):
-    """She has the address, ca.pem and a key of her own. A fast look at the same is in test_gate.py."""
-    there = flower(tmp_path, "intruder")["intruder"]
-    assert there["run"] == there["register"] == "[code: 404] only SuperNodes are served here"
-    assert there["statuses"] == [404] and there["without_key"] == 400
-    assert there["joined"] is there["joined_as_a"] is False
-    assert there["owned"] == [] and there["apart"] <= 1e-9 and there["same_ledger"]
-    assert there["replies"] == "7 7" and there["at_clients"] == 0, (
+    """She has the address, ca.pem and a key of her own; test_gate.py has faster tests of it."""
+    outcome = flower(tmp_path, "intruder")["intruder"]
+    assert outcome["run"] == outcome["register"] == "[code: 404] only SuperNodes are served here"
+    assert outcome["statuses"] == [404] and outcome["without_key"] == 400
+    assert outcome["joined"] is outcome["joined_as_a"] is False
+    assert outcome["owned"] == [] and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
+    assert outcome["replies"] == "7 7" and outcome["at_clients"] == 0, (
         "sent from the server's machine, her app is not signed: code 7"
     )
 
@@ -67,18 +67,18 @@ def test_what_is_deployed(tmp_path):
     from unalike.cross_silo.flower_deploy import commands, prepare
 
     prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
-    told = commands(tmp_path / "made")
-    assert list(told) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
-    assert "--enable-supernode-auth" in told["superlink"] and not any(
-        "--insecure" in command for command in told.values()
+    known = commands(tmp_path / "made")
+    assert list(known) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
+    assert "--enable-supernode-auth" in known["superlink"] and not any(
+        "--insecure" in command for command in known.values()
     )
-    assert told["superlink"][told["superlink"].index("--host") + 1] == "127.0.0.1"
+    assert known["superlink"][known["superlink"].index("--host") + 1] == "127.0.0.1"
     trusted = str(tmp_path / "made" / "certificates" / "trusted.yaml")
     assert all(
-        told[id][told[id].index("--trusted-entities") + 1] == trusted for id in list(told)[1:]
+        known[id][known[id].index("--trusted-entities") + 1] == trusted for id in list(known)[1:]
     )
     readme = (tmp_path / "made" / "README.md").read_text()
-    assert all(shlex.join(command) in readme for command in told.values())
+    assert all(shlex.join(command) in readme for command in known.values())
     assert stat.S_IMODE((tmp_path / "made" / "keys" / "ada").stat().st_mode) == 0o600
     assert (
         json.loads((tmp_path / "made" / "clients" / "ada" / "client.yaml").read_text())["client"]
@@ -103,7 +103,10 @@ def test_fedmuscle_exchanges_by_epoch_unless_told_otherwise():
 
 
 class Grid:
-    """A Grid that holds what was pushed, and answers when told to. Each SuperNode has the key of its name, or one of its own in `keys`."""
+    """A fake Grid: holds what was pushed until `reply` is called.
+
+    Each SuperNode has the key of its name, or another one in `keys`.
+    """
 
     def __init__(self, names):
         self.names, self.pushed, self.replies, self.came, self.keys = (
@@ -131,12 +134,12 @@ class Grid:
         return numbers
 
     def pull_messages(self, numbers):
-        found = [r for r in self.replies if r.metadata.reply_to_message_id in numbers]
-        self.replies = [r for r in self.replies if r not in found]
-        for r in found:
+        pulled = [r for r in self.replies if r.metadata.reply_to_message_id in numbers]
+        self.replies = [r for r in self.replies if r not in pulled]
+        for r in pulled:
             if isinstance(r.content, Exception):
                 raise r.content
-        return found
+        return pulled
 
     def reply(self, number, data=None, error="it died", content=None):
         content = {"reply": {"data": data}} if content is None else content
@@ -156,8 +159,8 @@ def key(name):
 
 
 @pytest.fixture
-def line(monkeypatch):
-    """A line to SuperNodes with these numbers and names. Of ada, ben and eve a key is in the folder."""
+def open_transport(monkeypatch):
+    """Opens a transport to SuperNodes, {id: name}; keys of ada, ben and eve are in the folder."""
     from unalike.cross_silo import flower
 
     def begin(names, least=None, **keys):
@@ -176,28 +179,28 @@ def line(monkeypatch):
 def until(true, seconds=10.0):
     import time
 
-    begun = time.monotonic()
+    start = time.monotonic()
     while not true():
-        assert time.monotonic() - begun < seconds
+        assert time.monotonic() - start < seconds
         time.sleep(0.02)
 
 
-def test_a_supernode_is_who_its_key_was_registered_for(line):
-    _, there = line(
+def test_a_supernode_is_who_its_key_was_registered_for(open_transport):
+    _, transport = open_transport(
         {1: "ada", 2: "", 3: "ben", 4: "mallory", 5: "ada"},
         least=2,
         node5=b"another, registered later under her name",
     )
-    assert there.names() == ["1", "3"]
+    assert transport.names() == ["1", "3"]
     with pytest.raises(ValueError, match='SuperNode of ada says it is "ben"'):
-        there.admit("1", "ben")
-    there.admit("3", "ben")
+        transport.admit("1", "ben")
+    transport.admit("3", "ben")
     with pytest.raises(ValueError, match='two SuperNodes say they are "ben"'):
-        there.admit("3", "ben")
-    there.close()
+        transport.admit("3", "ben")
+    transport.close()
 
 
-def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypatch):
+def test_a_reply_without_its_record_is_its_clients_failure_alone(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
@@ -205,11 +208,11 @@ def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypat
         "Message",
         lambda content, node, kind, ttl: SimpleNamespace(content=content, node=node),
     )
-    grid, there = line({1: "ada", 2: "ben", 3: "eve"})
+    grid, transport = open_transport({1: "ada", 2: "ben", 3: "eve"})
     for node, name in grid.names.items():
-        there.admit(str(node), name)
+        transport.admit(str(node), name)
     answers = {
-        name: there.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")
+        name: transport.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")
     }
     until(lambda: len(grid.pushed) == 2)
     grid.reply("m0", content={"something": {"else": 1}})
@@ -219,81 +222,85 @@ def test_a_reply_without_its_record_is_its_clients_failure_alone(line, monkeypat
         and answers["ben"].result(10) == b"y"
     )
     for i, content in enumerate(({"reply": {}}, {"reply": {"data": "no bytes"}}, {"reply": 3}), 2):
-        failed = there.request("ada", "call", b"x", "r", "clients", 60.0)
+        failed = transport.request("ada", "call", b"x", "r", "clients", 60.0)
         until(lambda i=i: f"m{i}" in grid.pushed)
         grid.reply(f"m{i}", content=content)
         assert 'no record "reply"' in str(failed.exception(10))
-    unreadable = there.request("ada", "call", b"x", "r", "clients", 60.0)
+    unreadable = transport.request("ada", "call", b"x", "r", "clients", 60.0)
     for number in ("m5", "m6", "m7"):
         until(lambda number=number: number in grid.pushed)
         grid.reply(number, content=ValueError("no message at all"))
     assert "its reply cannot be read: no message at all" in str(unreadable.exception(10))
-    there.check()
-    there.close()
+    transport.check()
+    transport.close()
 
 
-def test_a_superlink_that_is_gone_is_told(line, monkeypatch):
+def test_a_superlink_that_is_gone_is_told(open_transport, monkeypatch):
     from unalike.cross_silo import flower
     from unalike.engines.process import EngineError
 
     monkeypatch.setattr(
         flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
     )
-    grid, there = line({1: "ada"})
-    there.admit("1", "ada")
-    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
+    grid, transport = open_transport({1: "ada"})
+    transport.admit("1", "ada")
+    answer = transport.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     gone = ConnectionError("nobody there")
     monkeypatch.setattr(grid, "get_nodes", lambda: (_ for _ in ()).throw(gone))
     grid.reply("m0", content=gone)
-    until(lambda: there.broken is not None)
+    until(lambda: transport.broken is not None)
     with pytest.raises(EngineError, match="cannot be reached: nobody there"):
-        there.check()
+        transport.check()
     assert not answer.done()
 
 
-def test_a_supernode_that_is_gone_is_not_waited_for(line, monkeypatch):
+def test_a_supernode_that_is_gone_is_not_waited_for(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
         flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
     )
     monkeypatch.setattr(flower, "REACH", 1.0)
-    grid, there = line({1: "ada", 2: "ben"})
+    grid, transport = open_transport({1: "ada", 2: "ben"})
     for node, name in list(grid.names.items()):
-        there.admit(str(node), name)
+        transport.admit(str(node), name)
     del grid.names[1]
-    answers = [there.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")]
+    answers = [
+        transport.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")
+    ]
     assert (
-        "its SuperNode is not there any more" in str(answers[0].exception(15))
+        "its SuperNode is not transport any more" in str(answers[0].exception(15))
         and not answers[1].done()
     )
-    there.close()
+    transport.close()
 
 
 def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(
-    line, monkeypatch
+    open_transport, monkeypatch
 ):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
         flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
     )
-    grid, there = line({1: "ada"})
-    there.admit("1", "ada")
-    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
+    grid, transport = open_transport({1: "ada"})
+    transport.admit("1", "ada")
+    answer = transport.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     del grid.names[1]
     grid.reply("m0", error="Node Unavailable")
-    until(lambda: there.unsent)
+    until(lambda: transport.unsent)
     grid.names[1] = "ada"
     until(lambda: "m1" in grid.pushed)
     grid.reply("m1", b"y")
     assert answer.result(10) == b"y"
-    there.close()
+    transport.close()
 
 
-def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(line, monkeypatch):
+def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(
+    open_transport, monkeypatch
+):
     """The SuperLink still takes the dead one for online; its key is no longer in the folder."""
     from unalike.cross_silo import flower
 
@@ -303,9 +310,9 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
         "Message",
         lambda content, node, kind, ttl: to.append(node) or SimpleNamespace(content=content),
     )
-    grid, there = line({1: "ada", 2: "ben"})
-    there.admit("1", "ada")
-    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
+    grid, transport = open_transport({1: "ada", 2: "ben"})
+    transport.admit("1", "ada")
+    answer = transport.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     grid.keys[1] = b"the key that ada had before"
     grid.came |= {3: "until", 4: "until"}
@@ -313,7 +320,7 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     until(lambda: "m1" in grid.pushed)
     grid.reply("m1", b"y")
     assert answer.result(10) == b"y" and to == [1, 3]
-    there.close()
+    transport.close()
     assert sorted(flower.FlowerTransport(grid, 3, None).names()) == ["2", "3", "4"], (
         "a server that is started again knows the new one only"
     )
@@ -333,7 +340,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
     monkeypatch.setattr(
         flower.subprocess,
         "Popen",
-        lambda *given, **named: SimpleNamespace(poll=lambda: dead.get("code")),
+        lambda *arguments, **named: SimpleNamespace(poll=lambda: dead.get("code")),
     )
     here, dead = flower.LocalFlowerFederation(tmp_path / "made", ["ada"]), {}
     here.start()
@@ -343,15 +350,15 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
     assert len(set(registered)) == len(registered) == 2
 
 
-def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(line, monkeypatch):
+def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
         flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
     )  # needs a run
-    grid, there = line({1: "ada"})
-    there.admit("1", "ada")
-    answer = there.request("ada", "call", b"x", "r", "clients", 60.0)
+    grid, transport = open_transport({1: "ada"})
+    transport.admit("1", "ada")
+    answer = transport.request("ada", "call", b"x", "r", "clients", 60.0)
     until(lambda: "m0" in grid.pushed)
     grid.reply("m0")  # its process died
     until(lambda: "m1" in grid.pushed)
@@ -361,9 +368,9 @@ def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(line, monkey
     assert answer.result(10) == b"y" and {
         m.content["ask"]["data"] for m in grid.pushed.values()
     } == {b"x"}
-    failed = there.request("ada", "call", b"z", "r", "clients", 60.0)
+    failed = transport.request("ada", "call", b"z", "r", "clients", 60.0)
     for number in ("m3", "m4", "m5"):
         until(lambda number=number: number in grid.pushed)
         grid.reply(number)
     assert "its process failed 3 times over this: it died" in str(failed.exception(10))
-    there.close()
+    transport.close()

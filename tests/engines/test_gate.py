@@ -52,17 +52,19 @@ def federation(tmp_path):
 @pytest.fixture
 def gate(federation):
     """The gate before a SuperLink that answers "yes"; `heard` is what it was asked."""
-    made = gates.Gate(federation, "https://127.0.0.1:1")
-    made.heard = []
+    gate = gates.Gate(federation, "https://127.0.0.1:1")
+    gate.requests = []
 
     async def answer(request):
-        made.heard.append((request.url.raw_path.decode(), await request.aread(), request.headers))
+        gate.requests.append(
+            (request.url.raw_path.decode(), await request.aread(), request.headers)
+        )
         return httpx.Response(
             200, stream=httpx.ByteStream(b"yes"), headers={"flwr-note": "kept", "server": "dropped"}
         )
 
-    made.client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    return made
+    gate.client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return gate
 
 
 def test_a_member_gets_through_to_the_fleet_api(gate, federation):
@@ -79,7 +81,7 @@ def test_a_member_gets_through_to_the_fleet_api(gate, federation):
             "kept",
         )
         assert "server" not in reply.headers
-        where, what, headers = gate.heard[-1]
+        where, what, headers = gate.requests[-1]
         assert (
             (where, what) == (path, b"asked")
             and "cookie" not in headers
@@ -106,7 +108,7 @@ def test_nobody_gets_to_another_api(gate, federation):
             reply.status_code == 404 and reply.json()["detail"] == "only SuperNodes are served here"
         ), path
     assert outside.get(PULL, headers=signed(federation / "keys" / "ada")).status_code == 404
-    assert not gate.heard
+    assert not gate.requests
 
 
 def test_who_has_no_members_key_is_refused(gate, federation):
@@ -128,7 +130,7 @@ def test_who_has_no_members_key_is_refused(gate, federation):
     ):
         reply = outside.post(PULL, headers=headers)
         assert reply.status_code == 400 and "key is none of those" in reply.json()["detail"]
-    assert not gate.heard
+    assert not gate.requests
 
 
 def test_a_name_has_one_key_the_one_in_the_folder(gate, federation):
@@ -152,8 +154,8 @@ def test_replies_of_another_are_refused(gate, federation):
             "/v1/fleet/push-messages", content=body, headers=signed(ada)
         ).status_code
 
-    assert [push(2), push(1, 2), push()] == [400] * 3 and not gate.heard
-    assert push(1) == 200 and PushMessagesRequest.FromString(gate.heard[0][1]).node.node_id == 1
+    assert [push(2), push(1, 2), push()] == [400] * 3 and not gate.requests
+    assert push(1) == 200 and PushMessagesRequest.FromString(gate.requests[0][1]).node.node_id == 1
     for rubbish in (b"\xff\xff", b"x" * (gates.MAX_LIST_BYTES + 1)):
         assert (
             outside.post(
@@ -169,12 +171,12 @@ def test_supernodes_run_the_app_that_was_deployed_and_no_other(gate, federation)
     app = deploy.build_app(federation)
     runs = {}
     for content in (app, app + b"more"):
-        given = GetFabResponse(
+        served = GetFabResponse(
             fab=Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
         ).SerializeToString()
         gate.client = httpx.AsyncClient(
             transport=httpx.MockTransport(
-                lambda request, given=given: httpx.Response(200, content=given)
+                lambda request, served=served: httpx.Response(200, content=served)
             )
         )
         reply = TestClient(gate).post(

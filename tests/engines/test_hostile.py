@@ -1,4 +1,7 @@
-"""Malformed and hostile messages: none crashes a server or a client, and none is let in. Whole under UNALIKE_FAULTS=1."""
+"""Malformed and hostile messages: none crashes a server or a client, and none is accepted.
+
+All of them with UNALIKE_FAULTS=1.
+"""
 
 import copy
 import math
@@ -51,7 +54,7 @@ RUBBISH = [
 
 
 def spoilt(value, draw):
-    """The value with something wrong in it: another shape, dtype, name or kind, something missing, too much or not finite."""
+    """The value with one error: another shape, dtype, name or type, a missing or extra field, NaN."""
     if isinstance(value, dict) and value and draw.random() < 0.8:
         value, key = dict(value), draw.choice(sorted(value))
         how = draw.randrange(8)
@@ -111,7 +114,7 @@ def scrambled(data, draw):
 
 
 def at_the_door(toys, name, folder, privacy=None):
-    """A server of a method that has heard each operation once: message sent, reply, sizes of its axes."""
+    """A method's server and, of each operation, one message, its reply and sizes of its axes."""
     plan = RunPlan(toys.method(name), toys.clients(), toys.training(rounds=1), privacy=privacy)
     run = Run(plan)
     engine = run.build_engine(folder / "clients", privacy=privacy)
@@ -124,11 +127,11 @@ def at_the_door(toys, name, folder, privacy=None):
         privacy=privacy,
         count_releases=run.releases.count if privacy else None,
     )
-    heard, open_ = {}, fed.accept
+    replies, open_ = {}, fed.accept
 
     def listen(arrival, past=None, sizes=None):
         sent = fed.in_flight[arrival.reply["number"]]
-        heard.setdefault(sent.operation, (sent, copy.deepcopy(arrival.reply), sizes))
+        replies.setdefault(sent.operation, (sent, copy.deepcopy(arrival.reply), sizes))
         return open_(arrival, past, sizes)
 
     fed.accept = listen
@@ -136,17 +139,17 @@ def at_the_door(toys, name, folder, privacy=None):
         fed.evaluate()
     plan.algorithm.finish(fed)
     fed.accept = open_
-    return fed, list(heard.values())
+    return fed, list(replies.values())
 
 
 @pytest.fixture(scope="module")
 def doors(toys, tmp_path_factory):
-    some = ALGORITHMS if MANY else ("fedavg", "heterofl", "fedmuscle", "afmcc")
-    there = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
+    names = ALGORITHMS if MANY else ("fedavg", "heterofl", "fedmuscle", "afmcc")
+    method_toys = lambda name: SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name])))
     noisy = [(name, Privacy(noise=0.1)) for name in ("fedavg", "fedmuscle")]
     return [
-        at_the_door(there(name), name, tmp_path_factory.mktemp("door"), how)
-        for name, how in [*((n, None) for n in some), *noisy]
+        at_the_door(method_toys(name), name, tmp_path_factory.mktemp("door"), how)
+        for name, how in [*((n, None) for n in names), *noisy]
     ]
 
 
@@ -155,8 +158,8 @@ def doors(toys, tmp_path_factory):
 def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
     """As bytes or as a value; what is let in has the form of an honest reply, and is finite."""
     draw = random.Random(seed)
-    fed, heard = draw.choice(doors)
-    sent, honest, sizes = draw.choice(heard)
+    fed, replies = draw.choice(doors)
+    sent, honest, sizes = draw.choice(replies)
     reply = (
         {**honest, "body": spoilt(honest["body"], draw)}
         if draw.random() < 0.7
@@ -185,12 +188,12 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
         "appraise",
         "explain",
     ):
-        found, wanted = (
+        value, wanted = (
             tensor_spec(got),
             tensor_spec(honest["body"]),
         )  # of the others the program looks on: names are the client's to say
         assert (
-            {**wanted, **(found or {})} if isinstance(wanted, dict) else found
+            {**wanted, **(value or {})} if isinstance(wanted, dict) else value
         ) == wanted  # a part may be left out
 
 
@@ -200,13 +203,13 @@ def test_no_request_touches_a_client_that_is_not_what_the_operation_declares(doo
     draw = random.Random(seed)
     host, honest, before = requests
     message = draw.choice(honest)
-    told = (
+    content = (
         spoilt(message, draw)
         if draw.random() < 0.5
         else {**message, "body": spoilt(message["body"], draw)}
     )
     try:
-        data = bytes(encode(told)) if draw.random() < 0.7 else scrambled(encode(message), draw)
+        data = bytes(encode(content)) if draw.random() < 0.7 else scrambled(encode(message), draw)
     except MessageError:
         return
     reply = decode(host.answer("a", data, 2**20))
@@ -252,16 +255,16 @@ def requests(toys, tmp_path_factory):
 @given(seed=seeds)
 def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, name, seed):
     """It ends, or says who is missing; whoever was let in has learnt something finite."""
-    there, draw = (
+    method_toys, draw = (
         SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))),
         random.Random(seed),
     )
-    handle, asked, at = Host.handle, Counter(), draw.randrange(6)
+    handle, counts, at = Host.handle, Counter(), draw.randrange(6)
 
     def spoils(self, client, message):
         reply = handle(self, client, message)
-        asked[client] += 1
-        if client == "b" and asked["b"] > at and "body" in reply:
+        counts[client] += 1
+        if client == "b" and counts["b"] > at and "body" in reply:
             reply = {**reply, "body": spoilt(reply["body"], draw)}
         return reply
 
@@ -269,10 +272,10 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
         patch.setattr(Host, "handle", spoils)
         patch.setattr(Host, "_groups", lambda self, messages: [])
         try:
-            results = there.execute(
+            results = method_toys.execute(
                 tmp_path_factory.mktemp("run") / "run",
-                there.method(name),
-                there.clients(),
+                method_toys.method(name),
+                method_toys.clients(),
                 rounds=2,
             )
         except QuorumError as short:
@@ -293,7 +296,7 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
 )
 def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
     """`c` is the largest."""
-    some = lambda: [
+    names = lambda: [
         toys.client("a"),
         toys.client("b"),
         toys.client("c", model=lambda: torch.nn.Linear(6, 300)),
@@ -301,7 +304,7 @@ def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
     results = toys.execute(
         tmp_path / "run",
         toys.method("fedavg"),
-        some(),
+        names(),
         rounds=2,
         federation=FederationConfig(**quota),
     )
@@ -341,7 +344,10 @@ def test_who_says_nothing_where_privacy_lets_it_speak_is_named(
     toys, tmp_path, name, operation, monkeypatch
 ):
     """With privacy a client may keep back what is not declared to leave, and nothing else."""
-    there, handle = SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))), Host.handle
+    method_toys, handle = (
+        SimpleNamespace(**(vars(toys) | toys.toys_for(ALGORITHMS[name]))),
+        Host.handle,
+    )
 
     def silent(self, client, message):
         reply = handle(self, client, message)
@@ -353,7 +359,11 @@ def test_who_says_nothing_where_privacy_lets_it_speak_is_named(
 
     monkeypatch.setattr(Host, "handle", silent)
     monkeypatch.setattr(Host, "_groups", lambda self, messages: [])
-    results = there.execute(
-        tmp_path / "run", there.method(name), there.clients(), rounds=1, privacy=Privacy(noise=0.5)
+    results = method_toys.execute(
+        tmp_path / "run",
+        method_toys.method(name),
+        method_toys.clients(),
+        rounds=1,
+        privacy=Privacy(noise=0.5),
     )
     assert [(f["client"], f["operation"]) for f in results["failures"]] == [("b", operation)]

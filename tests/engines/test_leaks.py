@@ -1,4 +1,4 @@
-"""What leaves a site when something fails there: nothing of its data or files, and with privacy not even that it failed."""
+"""What leaves a client that fails: no data and no file names; with privacy not even the failure."""
 
 import json
 import re
@@ -45,15 +45,15 @@ def plan(privacy=None, **training):
     }
 
 
-class Asked:
-    """A site, and a server that asks it whatever it likes; `left` is every byte that left the site."""
+class EndpointProbe:
+    """Sends a client whatever requests a test likes; `sent_bytes` is everything it answered."""
 
     def __init__(self, file, name="a", **options):
-        self.site, self.number, self.left = ClientEndpoint(file, name, **options), 0, []
+        self.site, self.number, self.sent_bytes = ClientEndpoint(file, name, **options), 0, []
 
     def request(self, do, **what):
         reply = self.site.answer(do, encode(what), "run")
-        self.left.append(reply)
+        self.sent_bytes.append(reply)
         return decode(reply)
 
     def hello(self):
@@ -89,7 +89,7 @@ def counted(run, id, counts):
 
 
 def losses_overflow(first, label, least):
-    """Parameters with which the losses of class `label` sum up to infinity in float32 if there are at least so many samples of it."""
+    """Parameters whose loss overflows if there are at least so many samples of `label`."""
     sent = {name: torch.zeros_like(tensor) for name, tensor in first.items()}
     bias = sent[list(sent)[-1]]  # of the last layer
     bias[label] = -3.4e38 / (least - 0.5) if least > 1 else -3e38
@@ -99,21 +99,21 @@ def losses_overflow(first, label, least):
 
 
 def seen_by_server(folder, counts, most=31, **training):
-    """For each class and each number of samples, what a server sees of the answer to such parameters: its form, or the failure."""
-    asked = Asked(described_by(folder, counted, id="a", counts=list(counts)))
+    """By class and number of samples, what a server observes: the reply's form, or a failure."""
+    probe = EndpointProbe(described_by(folder, counted, id="a", counts=list(counts)))
     assert (
-        "card" in asked.hello()
-        and asked.begin(
+        "card" in probe.hello()
+        and probe.begin(
             privacy=SECRET, batch_size=64, optimizer="sgd", weight_decay=0.0, **training
         )
         == {}
     )
-    first = asked.call("begin")["body"]
-    seen = {}
+    first = probe.call("begin")["body"]
+    observations = {}
     for label in range(len(counts)):
         for least in range(1, most):
-            reply = asked.call("update", parameters=losses_overflow(first, label, least))
-            seen[label, least] = (
+            reply = probe.call("update", parameters=losses_overflow(first, label, least))
+            observations[label, least] = (
                 re.sub("incident [0-9a-f]+", "", reply["failure"])
                 if "failure" in reply
                 else described(reply)
@@ -121,35 +121,38 @@ def seen_by_server(folder, counts, most=31, **training):
             assert "failure" in reply or all(
                 tensor.isfinite().all() for tensor in reply["body"]["parameters"].values()
             )
-    return seen
+    return observations
 
 
-def read_off(seen, counts):
+def read_off(observations, counts):
     """The counts, if it is by them that a client answers in one way or in another."""
-    found = []
+    readings = []
     for label in range(len(counts)):
-        own = [seen[label, least] for least in sorted(least for of, least in seen if of == label)]
-        found.append(
+        own = [
+            observations[label, least]
+            for least in sorted(least for of, least in observations if of == label)
+        ]
+        readings.append(
             next(
-                (at for at, each in enumerate(own) if each != own[0]),
+                (at for at, observation in enumerate(own) if observation != own[0]),
                 0 if isinstance(own[0], list) else len(own),
             )
         )
-    return found
+    return readings
 
 
 @pytest.mark.parametrize("bounded", [True, False])
 def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
     tmp_path, monkeypatch, bounded
 ):
-    """Each label's count was read off exactly, from whether losses overflowed. Also where the numbers it sends are let in."""
+    """An attack that read each label's count exactly, from whether losses overflowed."""
     if not bounded:
         monkeypatch.setattr("unalike.core.protection.LARGEST", float("inf"), raising=False)
-    seen = seen_by_server(tmp_path / "one", COUNTS, lr=1e-12)
-    assert read_off(seen, COUNTS) != list(COUNTS)
+    observations = seen_by_server(tmp_path / "one", COUNTS, lr=1e-12)
+    assert read_off(observations, COUNTS) != list(COUNTS)
     other = COUNTS[::-1]
-    assert seen == seen_by_server(tmp_path / "other", other, lr=1e-12)
-    forms = {str(each) for each in seen.values()}
+    assert observations == seen_by_server(tmp_path / "other", other, lr=1e-12)
+    forms = {str(observation) for observation in observations.values()}
     assert len(forms) == 1
     assert ("holds a number beyond 1e+06" in forms.pop()) == bounded, (
         "refused before they meet the data, or answered with noise"
@@ -159,12 +162,14 @@ def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
 @pytest.mark.parametrize("rate", [1e-3, 1e30, 3e38])
 def test_a_server_that_sets_the_rate_sees_the_same_form_whatever_the_data(tmp_path, rate):
     def form(counts):
-        asked = Asked(described_by(tmp_path / str(counts[0]), counted, id="a", counts=list(counts)))
-        asked.hello()
-        asked.begin(privacy=SECRET, batch_size=64, optimizer="sgd", lr=rate, epochs=3)
-        reply = asked.call("update", parameters=asked.call("begin")["body"])
+        probe = EndpointProbe(
+            described_by(tmp_path / str(counts[0]), counted, id="a", counts=list(counts))
+        )
+        probe.hello()
+        probe.begin(privacy=SECRET, batch_size=64, optimizer="sgd", lr=rate, epochs=3)
+        reply = probe.call("update", parameters=probe.call("begin")["body"])
         assert all(tensor.isfinite().all() for tensor in reply["body"]["parameters"].values())
-        return described(reply), len(asked.left[-1]), reply["work"]
+        return described(reply), len(probe.sent_bytes[-1]), reply["work"]
 
     assert form(COUNTS) == form((11, 11, 11, 11, 11))
 
@@ -201,23 +206,28 @@ def disarmed():
     Reading.armed = None
 
 
-def full(*given):
+def full(*arguments):
     raise OSError(28, "No space left on device", f"/wards/{NAME}")
 
 
-def stays_at_home(asked, reply, err):
-    """The bytes that left have neither the name nor the folder; the site's log and stderr have the name, under the number it told."""
+def stays_at_home(probe, reply, err):
+    """What was sent has neither file name nor folder; log and stderr have it, under the number."""
     assert not any(
-        NAME.encode() in left or b"wards" in left or b"Traceback" in left for left in asked.left
+        NAME.encode() in reply_bytes or b"wards" in reply_bytes or b"Traceback" in reply_bytes
+        for reply_bytes in probe.sent_bytes
     )
-    assert not any(str(asked.site.file.parent).encode() in left for left in asked.left)
-    told = re.fullmatch(
+    assert not any(
+        str(probe.site.file.parent).encode() in reply_bytes for reply_bytes in probe.sent_bytes
+    )
+    sentence = re.fullmatch(
         r"it failed; its own log says why, under incident ([0-9a-f]{12})", reply["failure"]
     )
-    log = asked.site.folder / "incidents.log"
-    for kept in (log.read_text(), err):
+    log = probe.site.folder / "incidents.log"
+    for texts in (log.read_text(), err):
         assert (
-            f"incident {told[1]}: client a failed" in kept and NAME in kept and "Traceback" in kept
+            f"incident {sentence[1]}: client a failed" in texts
+            and NAME in texts
+            and "Traceback" in texts
         )
     assert log.stat().st_mode & 0o077 == 0
 
@@ -225,66 +235,66 @@ def stays_at_home(asked, reply, err):
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyError, SystemExit])
 @pytest.mark.parametrize("stage", ["hello", "begin", "call"])
 def test_a_file_name_in_an_exception_stays_at_the_site(tmp_path, capsys, stage, error):
-    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
     if stage == "hello":
-        reply = asked.request("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
+        reply = probe.request("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
     else:
-        asked.hello()
+        probe.hello()
         Reading.armed = error if stage == "begin" else None
-        reply = asked.begin()
+        reply = probe.begin()
         if stage == "call":
-            first = asked.call("begin")["body"]
+            first = probe.call("begin")["body"]
             Reading.armed = error
-            reply = asked.call("update", parameters=first)
-    stays_at_home(asked, reply, capsys.readouterr().err)
+            reply = probe.call("update", parameters=first)
+    stays_at_home(probe, reply, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypatch, resident):
     """At a save, or after each message where every one may find a new process."""
-    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"), resident=resident)
-    asked.hello()
-    asked.begin()
+    probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"), resident=resident)
+    probe.hello()
+    probe.begin()
     monkeypatch.setattr(Store, "snapshot" if resident else "write_current", full)
-    reply = asked.call("receive", parameters=asked.call("begin")["body"])
-    reply = asked.request("save", round=1) if resident else reply
-    stays_at_home(asked, reply, capsys.readouterr().err)
+    reply = probe.call("receive", parameters=probe.call("begin")["body"])
+    reply = probe.request("save", round=1) if resident else reply
+    stays_at_home(probe, reply, capsys.readouterr().err)
 
 
 def test_a_card_that_cannot_be_made_is_told_without_its_reason(tmp_path, capsys, monkeypatch):
-    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
+    probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
     monkeypatch.setattr(Client, "info", lambda client: full())
-    stays_at_home(asked, asked.hello(), capsys.readouterr().err)
+    stays_at_home(probe, probe.hello(), capsys.readouterr().err)
 
 
 def test_a_reply_that_cannot_be_sent_is_told_without_its_reason(tmp_path, capsys):
-    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
-    asked.hello()
-    asked.begin()
-    host = asked.site.host("run", "clients")
+    probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
+    probe.hello()
+    probe.begin()
+    host = probe.site.host("run", "clients")
     host.wake("a").program.shared = lambda: {f"${NAME}": 1}
-    stays_at_home(asked, asked.call("begin"), capsys.readouterr().err)
+    stays_at_home(probe, probe.call("begin"), capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, SystemExit])
 def test_with_privacy_a_failure_is_only_in_the_log(tmp_path, capsys, error):
-    asked = Asked(described_by(tmp_path / "clinic", reads, id="a"))
-    asked.hello()
-    asked.begin(privacy=SECRET)
-    first = asked.call("begin")["body"]
-    fine = asked.call("update", parameters=first)
-    sent = len(asked.left[-1])
+    probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
+    probe.hello()
+    probe.begin(privacy=SECRET)
+    first = probe.call("begin")["body"]
+    fine = probe.call("update", parameters=first)
+    sent = len(probe.sent_bytes[-1])
     Reading.armed = error
-    failed = asked.call("update", parameters=first)
-    assert described(failed) == described(fine) and len(asked.left[-1]) == sent
-    assert asked.call("receive", parameters=first) == {
-        "number": asked.number,
+    failed = probe.call("update", parameters=first)
+    assert described(failed) == described(fine) and len(probe.sent_bytes[-1]) == sent
+    assert probe.call("receive", parameters=first) == {
+        "number": probe.number,
         "body": None,
         "work": 0.0,
     }
-    log = (asked.site.folder / "incidents.log").read_text()
+    log = (probe.site.folder / "incidents.log").read_text()
     assert NAME in log and "client a failed at update" in log and NAME in capsys.readouterr().err
-    assert not any(NAME.encode() in left for left in asked.left)
+    assert not any(NAME.encode() in reply_bytes for reply_bytes in probe.sent_bytes)
 
 
 def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
@@ -294,9 +304,9 @@ def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
     line.sites["b"] = ClientEndpoint(described_by(tmp_path / "sites" / "b", reads, id="b"), "b")
     answered = line.answered
 
-    def arm(site, client, do, *rest):
+    def arm(site, client, do, *arguments):
         Reading.armed = OSError if (client, do) == ("b", "call") else None
-        return answered(site, client, do, *rest)
+        return answered(site, client, do, *arguments)
 
     line.answered = arm
     serve(folder.path, line, 30.0)
@@ -304,8 +314,8 @@ def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
     assert failure["client"] == "b" and failure["reason"].startswith(
         "it failed; its own log says why, under incident "
     )
-    kept = [path for path in folder.path.rglob("*") if path.is_file()]
-    assert len(kept) > 4 and not any(NAME.encode() in path.read_bytes() for path in kept)
+    texts = [path for path in folder.path.rglob("*") if path.is_file()]
+    assert len(texts) > 4 and not any(NAME.encode() in path.read_bytes() for path in texts)
     assert (
         failure["reason"].split()[-1]
         in (tmp_path / "sites" / "b" / "unalike" / sites.LOG).read_text()
@@ -339,8 +349,8 @@ def test_a_factory_may_refuse_in_words_of_its_own(tmp_path):
     def client_problem(run, id):
         raise Refusal("we take part on weekdays")
 
-    asked = Asked(described_by(tmp_path / "clinic", client_problem, id="a"))
-    assert asked.hello() == {"failure": "we take part on weekdays"}
+    probe = EndpointProbe(described_by(tmp_path / "clinic", client_problem, id="a"))
+    assert probe.hello() == {"failure": "we take part on weekdays"}
 
 
 def test_a_failure_of_what_is_protected_counts_as_a_release(tmp_path):
@@ -349,8 +359,8 @@ def test_a_failure_of_what_is_protected_counts_as_a_release(tmp_path):
     folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=privacy)
 
     class Losing(Direct):
-        def answered(self, site, client, do, data, *rest):
-            reply = super().answered(site, client, do, data, *rest)
+        def answered(self, site, client, do, data, *arguments):
+            reply = super().answered(site, client, do, data, *arguments)
             if (client, do) == ("b", "call") and decode(data)["operation"] == "update":
                 raise TimeoutError("did not answer within 30 s")
             return reply

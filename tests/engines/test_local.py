@@ -1,4 +1,4 @@
-"""The local engine: the same replies, bytes and times in this process and in others, and what is broken told in a sentence."""
+"""The local engine: the same replies, bytes and times in this process and in worker processes."""
 
 import os
 import signal
@@ -87,19 +87,19 @@ def build(client):
 @pytest.fixture
 def engine(tmp_path):
     """Makes engines and closes them."""
-    made = []
+    engines = []
 
     def make(clients="abcde", workers=0, **settings):
         clients = [person(c) if isinstance(c, str) else c for c in clients]
-        folder = tmp_path / f"{len(made)}"
-        made.append(
+        folder = tmp_path / f"{len(engines)}"
+        engines.append(
             LocalEngine(clients, build, folder, EngineSettings(**settings), workers=workers)
         )
-        return made[-1]
+        return engines[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for engine_made in engines:
+        engine_made.close()
 
 
 def message(operation, number, round=1, **body):
@@ -152,19 +152,19 @@ def test_alive_makes_no_difference(engine):
 
 def test_a_client_shares_no_memory_with_the_server(engine):
     for workers in (0, 1):
-        there = engine("a", workers)
+        local_engine = engine("a", workers)
         x = torch.ones(3)
-        there.send({"a": message("spoil", 1, x=x)})
-        (arrival,) = there.receive()
+        local_engine.send({"a": message("spoil", 1, x=x)})
+        (arrival,) = local_engine.receive()
         assert x.tolist() == [1, 1, 1] and arrival.reply["body"].tolist() == [-1, -1, -1]
-        there.send({"a": message("ask", 2)})
-        there.receive()[0].reply["body"].fill_(9)
-        there.send({"a": message("ask", 3)})
-        assert there.receive()[0].reply["body"].tolist() == [0, 0]
+        local_engine.send({"a": message("ask", 2)})
+        local_engine.receive()[0].reply["body"].fill_(9)
+        local_engine.send({"a": message("ask", 3)})
+        assert local_engine.receive()[0].reply["body"].tolist() == [0, 0]
 
 
 def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
-    """Counts the bytes that really pass the pipes, and compares with the ledger of both kinds of engine."""
+    """Counts the bytes in the pipes and compares them with the ledger, without workers, too."""
     passed = {"down": 0, "up": 0}
     send, receive = worker.Worker._send, worker.Worker._receive
     monkeypatch.setattr(
@@ -200,57 +200,64 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
 
 
 def test_a_call_lasts_as_long_as_links_and_work_say(engine):
-    """a: 2 * 0.5 latency + (down + up) / 1000 bytes a second + 100 samples / 50 a second; b: no latency, a fast link, no work."""
+    """a: 2 * 0.5 s latency + (down + up) / 1000 bytes/s + 100 samples / 50 per s.
+
+    b: no latency, a fast link, no work.
+    """
     for workers in (0, 2):
-        there = engine(
+        local_engine = engine(
             [
                 person("a", latency=0.5, link=1000.0, speed=50.0),
                 person("b", latency=0.0, link=1e6, speed=1.0),
             ],
             workers,
         )
-        down = there.send(
+        down = local_engine.send(
             {"a": message("add", 1, x=torch.zeros(4), work=100.0), "b": message("ask", 2)}
         )
-        (first,) = there.receive()
+        (first,) = local_engine.receive()
         assert first.client == "b" and first.size == 2 * BLOCK and down["b"] == BLOCK
-        assert first.at == there.now == pytest.approx(3 * BLOCK / 1e6, rel=1e-12)
-        (second,) = there.receive()
+        assert first.at == local_engine.now == pytest.approx(3 * BLOCK / 1e6, rel=1e-12)
+        (second,) = local_engine.receive()
         assert down["a"] == 2 * BLOCK and second.size == 2 * BLOCK
-        assert second.at == there.now == pytest.approx(1.0 + 4 * BLOCK / 1000 + 2.0, rel=1e-12)
-        there.send({"b": message("ask", 3)})
-        (third,) = there.receive()
+        assert (
+            second.at == local_engine.now == pytest.approx(1.0 + 4 * BLOCK / 1000 + 2.0, rel=1e-12)
+        )
+        local_engine.send({"b": message("ask", 3)})
+        (third,) = local_engine.receive()
         assert third.at == pytest.approx(second.at + 3 * BLOCK / 1e6, rel=1e-12)
-        assert there.receive() == [] and there.now == third.at
+        assert local_engine.receive() == [] and local_engine.now == third.at
 
 
 def test_work_is_counted_once(engine):
-    there = engine([person("a", latency=0.0, link=1e18, speed=10.0)])
+    local_engine = engine([person("a", latency=0.0, link=1e18, speed=10.0)])
     for number, work, at in ((1, 20.0, 2.0), (2, 0.0, 2.0), (3, 5.0, 2.5)):
-        there.send({"a": message("add", number, x=torch.zeros(1), work=work)})
-        assert there.receive()[0].at == pytest.approx(at)
+        local_engine.send({"a": message("add", number, x=torch.zeros(1), work=work)})
+        assert local_engine.receive()[0].at == pytest.approx(at)
 
 
 def test_replies_of_one_instant_come_together_in_the_order_sent(engine):
-    there = engine("abcd")
-    there.send({c: message("ask", i) for i, c in enumerate("cabd")})
-    assert [a.client for a in there.receive()] == list("cabd")
+    local_engine = engine("abcd")
+    local_engine.send({c: message("ask", i) for i, c in enumerate("cabd")})
+    assert [a.client for a in local_engine.receive()] == list("cabd")
 
 
 def test_messages_under_way_wait_while_others_are_asked(engine):
     """b's answer comes first on the clock, but only a's was asked for."""
     for workers in (0, 2):
-        there = engine([person("a", latency=9.0), person("b", latency=1.0)], workers)
-        there.send(
+        local_engine = engine([person("a", latency=9.0), person("b", latency=1.0)], workers)
+        local_engine.send(
             {"a": message("add", 1, x=torch.ones(1)), "b": message("add", 2, x=torch.ones(1))}
         )
-        there.send({"a": message("ask", 3), "b": message("ask", 4)})
-        (late,) = there.receive({3})
+        local_engine.send({"a": message("ask", 3), "b": message("ask", 4)})
+        (late,) = local_engine.receive({3})
         assert late.client == "a" and late.reply["number"] == 3 and late.at > 18
-        assert [a.reply["number"] for a in there.receive()] == [4] and there.now == late.at
-        assert [a.reply["number"] for a in there.receive()] == [2]
-        assert [a.reply["number"] for a in there.receive()] == [1]
-        assert there.receive() == []
+        assert [a.reply["number"] for a in local_engine.receive()] == [
+            4
+        ] and local_engine.now == late.at
+        assert [a.reply["number"] for a in local_engine.receive()] == [2]
+        assert [a.reply["number"] for a in local_engine.receive()] == [1]
+        assert local_engine.receive() == []
 
 
 # going back
@@ -258,11 +265,11 @@ def test_messages_under_way_wait_while_others_are_asked(engine):
 
 def test_going_back_to_a_round_gives_the_same_again(engine):
     for workers in (0, 2):
-        there = engine(workers=workers)
-        there.load(0, 0.0, [])
+        local_engine = engine(workers=workers)
+        local_engine.load(0, 0.0, [])
 
-        def add(number, round, there=there):
-            there.send(
+        def add(number, round, local_engine=local_engine):
+            local_engine.send(
                 {
                     c: message("add", number + i, round, x=torch.ones(3))
                     for i, c in enumerate("abcde")
@@ -270,38 +277,41 @@ def test_going_back_to_a_round_gives_the_same_again(engine):
             )
 
         add(1, 1)
-        everything(there)
-        there.save(1)
-        now = there.now
+        everything(local_engine)
+        local_engine.save(1)
+        now = local_engine.now
         add(11, 2)
-        pending, saved_at = there.pending(), there.now
-        there.save(2)
-        expected = everything(there)
+        pending, saved_at = local_engine.pending(), local_engine.now
+        local_engine.save(2)
+        expected = everything(local_engine)
         add(21, 3)
-        everything(there)
-        there.load(2, saved_at, pending)
-        assert everything(there) == expected
+        everything(local_engine)
+        local_engine.load(2, saved_at, pending)
+        assert everything(local_engine) == expected
         add(21, 3)
-        again = everything(there)
-        there.load(1, now, [])
+        again = everything(local_engine)
+        local_engine.load(1, now, [])
         add(11, 2)
-        assert everything(there) == expected
+        assert everything(local_engine) == expected
         add(21, 3)
-        assert everything(there) == again
+        assert everything(local_engine) == again
 
 
 def test_clients_can_follow_the_server_to_either_of_its_snapshots(engine):
-    """Clients are saved first: with the server at rounds 2 and 3 they may already be at 4, and going back to 2 must still find round 2."""
-    there = engine("a")
+    """Clients are saved first: with the server at rounds 2 and 3 they may already be at 4.
+
+    Going back to 2 must still find round 2.
+    """
+    local_engine = engine("a")
     ends = {}
     for round in (1, 2, 3, 4):
-        there.send({"a": message("add", round, round, x=torch.ones(1))})
-        ends[round] = there.receive()[0].reply["body"]["total"]
-        there.save(round)
+        local_engine.send({"a": message("add", round, round, x=torch.ones(1))})
+        ends[round] = local_engine.receive()[0].reply["body"]["total"]
+        local_engine.save(round)
     for round in (3, 2):
-        there.load(round, 0.0, [])
-        there.send({"a": message("ask", 10 + round)})
-        assert torch.equal(there.receive()[0].reply["body"], ends[round])
+        local_engine.load(round, 0.0, [])
+        local_engine.send({"a": message("ask", 10 + round)})
+        assert torch.equal(local_engine.receive()[0].reply["body"], ends[round])
 
 
 # what goes wrong
@@ -347,45 +357,45 @@ def test_failures_of_a_client_are_its_own(engine, workers):
 
 
 def test_a_worker_that_dies_is_told_in_a_sentence(engine):
-    there = engine(workers=2)
-    there.send({c: message("add", i, x=torch.ones(1)) for i, c in enumerate("abcde")})
-    everything(there)
-    there.save(1)
+    local_engine = engine(workers=2)
+    local_engine.send({c: message("add", i, x=torch.ones(1)) for i, c in enumerate("abcde")})
+    everything(local_engine)
+    local_engine.save(1)
     says = r"^a worker process died \(exit code -9\); resume the run from its last round$"
     with pytest.raises(EngineError, match=says):
-        there.send({"a": message("die", 10), "b": message("ask", 11)})
-        everything(there)
+        local_engine.send({"a": message("die", 10), "b": message("ask", 11)})
+        everything(local_engine)
     with pytest.raises(EngineError, match=says):
-        there.save(2)
+        local_engine.save(2)
     started = time.monotonic()
-    there.close()
+    local_engine.close()
     assert time.monotonic() - started < 3
-    assert there.store.read_latest("a") is not None
+    assert local_engine.store.read_latest("a") is not None
 
 
 def test_a_worker_killed_from_outside_is_noticed_while_waiting(engine):
-    there = engine(workers=2)
-    there.send({"a": message("sleep", 1)})
-    os.kill(there.workers[0].process.pid, signal.SIGKILL)
+    local_engine = engine(workers=2)
+    local_engine.send({"a": message("sleep", 1)})
+    os.kill(local_engine.workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="a worker process died"):
-        there.receive()
+        local_engine.receive()
 
 
 def test_workers_end_with_the_engine(engine):
-    there = engine(workers=2)
-    there.close()
-    assert not any(w.process.is_alive() for w in there.workers)
+    local_engine = engine(workers=2)
+    local_engine.close()
+    assert not any(w.process.is_alive() for w in local_engine.workers)
 
 
 def test_a_save_that_fails_is_told(engine, tmp_path):
     for workers in (0, 1):
-        there = engine("a", workers)
-        there.send({"a": message("add", 1, x=torch.ones(1))})
-        everything(there)
-        there.store.folder.parent.mkdir(exist_ok=True)
-        there.store.folder.write_text("in the way")
+        local_engine = engine("a", workers)
+        local_engine.send({"a": message("add", 1, x=torch.ones(1))})
+        everything(local_engine)
+        local_engine.store.folder.parent.mkdir(exist_ok=True)
+        local_engine.store.folder.write_text("in the way")
         with pytest.raises((EngineError, OSError), match=r"File exists|Not a directory"):
-            there.save(1)
+            local_engine.save(1)
 
 
 def test_large_messages_do_not_wait_for_each_other(engine):
@@ -400,6 +410,6 @@ def test_the_door_is_the_only_way(engine, monkeypatch):
     """In this process nothing is encoded: sizes are computed."""
     monkeypatch.setattr(local, "encode", None)
     monkeypatch.setattr(local, "decode", None)
-    there = engine("a")
-    there.send({"a": message("ask", 1)})
-    assert there.receive()[0].size == 2 * BLOCK
+    local_engine = engine("a")
+    local_engine.send({"a": message("ask", 1)})
+    assert local_engine.receive()[0].size == 2 * BLOCK

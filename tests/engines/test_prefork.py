@@ -1,4 +1,4 @@
-"""The prefork server: a forked program has what its requester has, and either ends with the other."""
+"""The prefork server: a forked program has its requester's environment and ends with it."""
 
 import os
 import signal

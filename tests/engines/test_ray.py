@@ -1,6 +1,7 @@
-"""On a real Ray cluster every method ends as it does here, and clients that die, freeze or talk rubbish do no harm.
+"""On a real Ray cluster every method ends as it does locally, also where clients die or freeze.
 
-Ray gives itself the machine's address, so all of it happens in a namespace where only loopback is up, in one program: on_ray.py.
+Ray uses the machine's address, so all of it happens in a namespace where only loopback is up, in
+one program: on_ray.py.
 """
 
 import json
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real import REAL, noted
+from real import REAL, note_faults
 
 HERE = Path(__file__).parent
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
@@ -53,7 +54,7 @@ def program(folder, *steps):
     )
 
 
-def told(folder, *steps):
+def run_steps(folder, *steps):
     process = program(folder, *steps)
     try:
         out, problems = process.communicate(timeout=1800)
@@ -63,44 +64,44 @@ def told(folder, *steps):
     assert not out or "severed" in steps, (
         "stdout is for results, and Ray is not to write on it, but for a node that died"
     )
-    found = json.loads((folder / "told.json").read_text())
-    noted("ray", found)
-    return found
+    report = json.loads((folder / "report.json").read_text())
+    note_faults("ray", report)
+    return report
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    return told(tmp_path_factory.mktemp("ray"), "methods", "killed", "frozen", "rubbish")
+def outcomes(tmp_path_factory):
+    return run_steps(tmp_path_factory.mktemp("ray"), "methods", "killed", "frozen", "rubbish")
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_every_method_ends_the_same_with_the_same_ledger(name, seen):
-    there = seen["methods"][name]
-    assert there["apart"] <= 1e-9 and there["same_ledger"]
+def test_every_method_ends_the_same_with_the_same_ledger(name, outcomes):
+    outcome = outcomes["methods"][name]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
-def test_privacy_goes_with_the_clients(seen):
-    there = seen["methods"]["private"]
-    assert there["apart"] <= 1e-9 and there["same_ledger"]
-    assert there["spent"][0] == there["spent"][1] and there["spent"][0]["releases"] == 2
+def test_privacy_goes_with_the_clients(outcomes):
+    outcome = outcomes["methods"]["private"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
+    assert outcome["spent"][0] == outcome["spent"][1] and outcome["spent"][0]["releases"] == 2
 
 
-def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(seen):
-    assert seen["killed"]["struck"] == 1 and seen["killed"]["same"]
-    assert 0 < seen["killed"]["seconds"] < 60, (
+def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(outcomes):
+    assert outcomes["killed"]["struck"] == 1 and outcomes["killed"]["same"]
+    assert 0 < outcomes["killed"]["seconds"] < 60, (
         "5 s is the bar on a machine that has nothing else to do"
     )
 
 
-def test_a_frozen_client_is_named_in_time_and_is_where_it_was(seen):
-    there = seen["frozen"]
-    assert there["failure"] == "did not answer within 4 s" and 4 <= there["took"] < 6
-    assert there["heard"] == 2 and there["other"] and there["same"]
+def test_a_frozen_client_is_named_in_time_and_is_where_it_was(outcomes):
+    outcome = outcomes["frozen"]
+    assert outcome["failure"] == "did not answer within 4 s" and 4 <= outcome["took"] < 6
+    assert outcome["heard"] == 2 and outcome["other"] and outcome["same"]
 
 
-def test_a_client_that_talks_rubbish_is_named_and_left_out(seen):
-    (failure,) = seen["rubbish"]["failures"]
-    assert failure["client"] == "b" and failure["lasting"] and seen["rubbish"]["rounds"] == 2
+def test_a_client_that_talks_rubbish_is_named_and_left_out(outcomes):
+    (failure,) = outcomes["rubbish"]["failures"]
+    assert failure["client"] == "b" and failure["lasting"] and outcomes["rubbish"]["rounds"] == 2
     assert failure["reason"].startswith(
         "its reply is no message: these bytes are no unalike message"
     )
@@ -108,14 +109,14 @@ def test_a_client_that_talks_rubbish_is_named_and_left_out(seen):
 
 @faults
 def test_an_order_of_arrivals_on_ray_is_replayed_here(tmp_path):
-    there = told(tmp_path, "order")["order"]
-    assert there["apart"] <= 1e-9 and there["same_ledger"]
+    outcome = run_steps(tmp_path, "order")["order"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 @faults
 def test_a_spare_process_takes_over_within_5_s(tmp_path):
-    there = told(tmp_path, "relieved")["relieved"]
-    assert there["struck"] == 1 and there["same"] and there["seconds"] < 5
+    outcome = run_steps(tmp_path, "relieved")["relieved"]
+    assert outcome["struck"] == 1 and outcome["same"] and outcome["seconds"] < 5
 
 
 @faults
@@ -133,19 +134,21 @@ def test_fifty_kills_of_clients_and_server_change_nothing(tmp_path):
         process.communicate()
         with deaths.open("a") as file:
             file.write("kill server\n")
-    there = told(tmp_path, "storm")["storm"]
-    assert there["same"] and there["server"] == 10 and there["clients"] >= 40
+    outcome = run_steps(tmp_path, "storm")["storm"]
+    assert outcome["same"] and outcome["server"] == 10 and outcome["clients"] >= 40
 
 
 @faults
 def test_a_network_cut_for_a_while_or_for_good_changes_nothing(tmp_path):
-    there = told(tmp_path, "severed")["severed"]
+    outcome = run_steps(tmp_path, "severed")["severed"]
     assert (
-        there["healed"]["same"]
-        and there["healed"]["nodes"] == 2
-        and there["healed"]["longest"] < 30
+        outcome["healed"]["same"]
+        and outcome["healed"]["nodes"] == 2
+        and outcome["healed"]["longest"] < 30
     )
-    assert there["cut"]["same"] and there["cut"]["nodes"] == 2 and there["cut"]["longest"] < 60
+    assert (
+        outcome["cut"]["same"] and outcome["cut"]["nodes"] == 2 and outcome["cut"]["longest"] < 60
+    )
 
 
 @faults
@@ -160,5 +163,5 @@ def test_a_server_killed_and_resumed_ends_as_if_nothing_had_happened(tmp_path):
         time.sleep(0.3)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    there = told(tmp_path, "server")["server"]
-    assert there["same"] and there["resumed"] == 2
+    outcome = run_steps(tmp_path, "server")["server"]
+    assert outcome["same"] and outcome["resumed"] == 2

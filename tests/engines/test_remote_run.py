@@ -1,4 +1,4 @@
-"""Runs whose clients are at the other end of a line end as they do here; what the line does to them does no harm. The line is a call."""
+"""Runs over a transport end like local ones, whatever the transport does; here it is a call."""
 
 import json
 from collections import Counter
@@ -30,7 +30,7 @@ class Direct:
     def __init__(self, folder, ids="abc", forgets=False, **options):
         self.files = {id: organisations.describe(folder / id, id, **options) for id in ids}
         self.sites = {id: ClientEndpoint(file, id) for id, file in self.files.items()}
-        self.forgets, self.pool, self.asked, self.broken = forgets, ThreadPoolExecutor(1), [], None
+        self.forgets, self.pool, self.calls, self.broken = forgets, ThreadPoolExecutor(1), [], None
         self.passed = Counter()  # bytes, by client, what was asked, where, and which way
 
     def names(self):
@@ -40,18 +40,18 @@ class Direct:
         if name != id:
             raise ValueError(f"{name} is not {id}")
 
-    def request(self, client, do, data, run, place, timeout, rest=None):
-        self.asked.append((client, do))
-        self.passed[client, do, place, "down"] += len(data) + len(rest or b"")
+    def request(self, client, do, data, run, place, timeout, tensors=None):
+        self.calls.append((client, do))
+        self.passed[client, do, place, "down"] += len(data) + len(tensors or b"")
         site = (
             ClientEndpoint(self.files[client], client, resident=False)
             if self.forgets
             else self.sites[client]
         )
-        return self.pool.submit(self.answered, site, client, do, data, run, place, rest)
+        return self.pool.submit(self.answered, site, client, do, data, run, place, tensors)
 
-    def answered(self, site, client, do, data, run, place, rest):
-        reply = site.answer(do, data, run, place, rest)
+    def answered(self, site, client, do, data, run, place, tensors):
+        reply = site.answer(do, data, run, place, tensors)
         self.passed[client, do, place, "up"] += len(reply)
         return reply
 
@@ -71,47 +71,47 @@ class Breaking(Direct):
         return lost
 
 
-def away(folder, line, name, **about):
-    there = organisations.prepared(folder, name, **about)
-    serve(folder, line, 30.0)
-    assert not (problem := there.read_json("problem.json")), problem
-    return there.results
+def away(folder, transport, name, **about):
+    run = organisations.prepared(folder, name, **about)
+    serve(folder, transport, 30.0)
+    assert not (problem := run.read_json("problem.json")), problem
+    return run.results
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_method_ends_the_same_with_the_same_ledger(name, tmp_path):
     organisations.here(tmp_path / "here", name)
     replay = {"replay": tmp_path / "here"} if ALGORITHMS[name].asynchronous else {}
-    line = Direct(tmp_path / "sites")
-    away(tmp_path / "away", line, name, **replay)
-    found = organisations.same(
+    transport = Direct(tmp_path / "sites")
+    away(tmp_path / "away", transport, name, **replay)
+    outcome = organisations.same(
         tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
     )
-    assert found["apart"] <= 1e-9 and found["same_ledger"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmuscle"])
 def test_clients_may_find_a_new_process_at_every_message(name, tmp_path):
     organisations.here(tmp_path / "here", name)
     away(tmp_path / "away", Direct(tmp_path / "sites", forgets=True), name)
-    found = organisations.same(
+    outcome = organisations.same(
         tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
     )
-    assert found["apart"] <= 1e-9 and found["same_ledger"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 def test_privacy_goes_with_the_terms(tmp_path):
     privacy = Privacy(noise=0.5)
     local = organisations.here(tmp_path / "here", "fedavg", privacy=privacy)
-    there = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
-    assert there["privacy"] == local["privacy"] and there["privacy"]["releases"] == 2
+    results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
+    assert results["privacy"] == local["privacy"] and results["privacy"]["releases"] == 2
 
 
 @pytest.mark.parametrize("name", ["fedmuscle", "fedavg", "creamfl"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_path):
-    """Of three alike clients the first, whose first weights the others are given, in a run that its server's scenario tells of."""
-    line = Direct(tmp_path / "sites", alike=True)
+    """Of three like clients the first, whose initial weights the others get."""
+    transport = Direct(tmp_path / "sites", alike=True)
     about = {
         "name": "toy",
         "training": toys.training(rounds=2).model_dump(),
@@ -128,21 +128,21 @@ def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_
     (tmp_path / "server.yaml").write_text(
         json.dumps({**about, "engine": {"name": "flare", "clients": 3}})
     )
-    told = audit_client_file(line.files["a"], str(tmp_path / "server.yaml"), None, None)["clients"][
-        "a"
-    ]
-    away(tmp_path / "away", line, name, alone=alone)
+    report = audit_client_file(transport.files["a"], str(tmp_path / "server.yaml"), None, None)[
+        "clients"
+    ]["a"]
+    away(tmp_path / "away", transport, name, alone=alone)
     for way in ("up", "down"):
-        assert told["bytes"][way] + told["bytes"]["measuring"][way] == sum(
+        assert report["bytes"][way] + report["bytes"]["measuring"][way] == sum(
             size
-            for (client, do, _, going), size in line.passed.items()
+            for (client, do, _, going), size in transport.passed.items()
             if (client, do, going) == ("a", "call", way)
         )
-    assert any(each.get("alone") for each in told["messages"]) == alone
+    assert any(message.get("alone") for message in report["messages"]) == alone
 
 
 @pytest.mark.parametrize(
-    "given, says",
+    "privacy, says",
     [
         (None, True),
         ({"noise": 0.1, "entropy": "secret"}, True),
@@ -151,20 +151,23 @@ def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_
     ],
 )
 def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(
-    given, says, tmp_path
+    privacy, says, tmp_path
 ):
-    line = Direct(tmp_path / "sites", alike=True, least=2.0)
+    transport = Direct(tmp_path / "sites", alike=True, least=2.0)
     folder = organisations.prepared(
-        tmp_path / "away", "fedavg", privacy=given and Privacy(**given), alone=True
+        tmp_path / "away", "fedavg", privacy=privacy and Privacy(**privacy), alone=True
     )
-    serve(folder.path, line, 30.0)
+    serve(folder.path, transport, 30.0)
     problem = (folder.read_json("problem.json") or {"problem": ""})["problem"]
     assert (
         "client a: it takes part only with privacy: {noise: 2, entropy: secret}" in problem
     ) == says
     assert (folder.results is None) == says
     assert (
-        bool(line.passed["a", "call", "alone", "up"] + line.passed["a", "call", "clients", "up"])
+        bool(
+            transport.passed["a", "call", "alone", "up"]
+            + transport.passed["a", "call", "clients", "up"]
+        )
         != says
     ), "nothing left it"
 
@@ -175,15 +178,15 @@ def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
 
     class Breaks(Breaking):
         def over(self):
-            return self.asked.count(("a", "save")) == 1 and self.asked.count(("a", "call")) > 8
+            return self.calls.count(("a", "save")) == 1 and self.calls.count(("a", "call")) > 8
 
     tried = []
 
     def submit():
         tried.append(1)
-        line = (Breaks if len(tried) == 1 else Direct)(tmp_path / "sites")
+        transport = (Breaks if len(tried) == 1 else Direct)(tmp_path / "sites")
         try:
-            serve(folder.path, line, 30.0)
+            serve(folder.path, transport, 30.0)
         except EngineError as error:
             why = str(error)
             return lambda: why
@@ -191,10 +194,10 @@ def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
 
     results = follow(folder, lambda event, **facts: None, submit, every=0.0)
     assert len(tried) == 2 and results["rounds"] == 3
-    found = organisations.same(
+    outcome = organisations.same(
         tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
     )
-    assert found["apart"] <= 1e-9 and found["same_ledger"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 def test_a_run_that_never_gets_anywhere_is_given_up(tmp_path):
@@ -224,7 +227,7 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
 
     class Two(Breaking):
         def over(self):
-            return self.asked.count(("a", "save")) == 2 and self.asked[-1][1] != "save"
+            return self.calls.count(("a", "save")) == 2 and self.calls[-1][1] != "save"
 
     with pytest.raises(EngineError):
         RemoteRun(folder, Two(tmp_path / "sites", ids="ab"), 30.0).execute()
@@ -234,38 +237,43 @@ def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
     assert [(f["client"], f["reason"]) for f in results["failures"]] == [
         ("a", "left the federation")
     ]
-    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(transport)
+        for transport in (folder.path / "events.jsonl").read_text().splitlines()
+    ]
     assert [(e["client"], e["round"]) for e in events if e["event"] == "joined"] == [("c", 2)]
 
 
 def test_another_version_is_refused_with_one_sentence(tmp_path):
-    line, other = Direct(tmp_path), VERSION + 1
-    reply = decode(line.sites["a"].answer("hello", encode({"version": other, "about": ABOUT})))
+    transport, other = Direct(tmp_path), VERSION + 1
+    reply = decode(transport.sites["a"].answer("hello", encode({"version": other, "about": ABOUT})))
     assert reply == {
-        "failure": f"this client speaks version {VERSION} of the protocol, the server {other}: install the same unalike"
+        "failure": f"this client speaks version {VERSION} of the protocol, the server {other}: "
+        "install the same unalike"
     }
-    line.sites["a"].hello = lambda **asked: {
+    transport.sites["a"].hello = lambda **arguments: {
         "version": other,
         "card": {"what": "a later version says"},
     }
-    infos, refused = handshake(line, ABOUT, 5.0)
+    infos, refused = handshake(transport, ABOUT, 5.0)
     assert list(infos) == ["b", "c"]
     assert refused == {
-        "a": f"it speaks version {other} of the protocol, this server {VERSION}: install the same unalike"
+        "a": f"it speaks version {other} of the protocol, this server {VERSION}: "
+        "install the same unalike"
     }
 
 
 def test_a_site_is_who_its_certificate_says(tmp_path):
-    line = Direct(tmp_path)
-    line.sites["a"] = ClientEndpoint(line.files["b"], None)
-    infos, refused = handshake(line, ABOUT, 5.0)
+    transport = Direct(tmp_path)
+    transport.sites["a"] = ClientEndpoint(transport.files["b"], None)
+    infos, refused = handshake(transport, ABOUT, 5.0)
     assert list(infos) == ["b", "c"] and refused == {"a": "a is not b"}
-    told = decode(
-        ClientEndpoint(line.files["b"], "a").answer(
+    answer = decode(
+        ClientEndpoint(transport.files["b"], "a").answer(
             "hello", encode({"version": VERSION, "about": ABOUT})
         )
     )
-    assert 'describes client "b", but this site is known as "a"' in told["failure"]
+    assert 'describes client "b", but this site is known as "a"' in answer["failure"]
 
 
 @pytest.mark.parametrize(
@@ -287,11 +295,11 @@ def test_what_does_not_fit_is_said_before_the_first_round(tmp_path):
     folder = organisations.prepared(
         tmp_path / "away", "fmcsc" if "fmcsc" in ALGORITHMS else "afmcc"
     )
-    line = Direct(tmp_path / "sites")
-    for file in line.files.values():
+    transport = Direct(tmp_path / "sites")
+    for file in transport.files.values():
         file.write_text(file.read_text().replace("organisations:make", "organisations:classifies"))
     organisations.classifies = lambda run, id: organisations.toys.client(id)
-    serve(folder.path, line, 30.0)
+    serve(folder.path, transport, 30.0)
     assert "wants classification" in folder.read_json("problem.json")["problem"]
 
 
@@ -305,31 +313,31 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
 
 
 def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
-    given = []
+    requests = []
 
     class Watched(Direct):
-        def request(self, client, do, data, run, place, timeout, rest=None):
-            given.append((do, len(data), rest))
-            return super().request(client, do, data, run, place, timeout, rest)
+        def request(self, client, do, data, run, place, timeout, tensors=None):
+            requests.append((do, len(data), tensors))
+            return super().request(client, do, data, run, place, timeout, tensors)
 
     def wide(run, id):
         return toys.client(id, model=lambda: torch.nn.Linear(6, 3000))
 
     organisations.wide = wide
-    line = Watched(tmp_path / "sites")
-    for file in line.files.values():
+    transport = Watched(tmp_path / "sites")
+    for file in transport.files.values():
         file.write_text(file.read_text().replace("organisations:make", "organisations:wide"))
-    results = away(tmp_path / "away", line, "fedavg", rounds=1)
+    results = away(tmp_path / "away", transport, "fedavg", rounds=1)
     toys.execute(tmp_path / "here", toys.method("fedavg"), [wide({}, id) for id in "abc"], rounds=1)
-    parts = [rest for do, _, rest in given if rest is not None]
+    parts = [tensors for do, _, tensors in requests if tensors is not None]
     assert len(parts) == 3 * len(set(map(id, parts))) > 0 and all(
-        len(rest) > 100_000 for rest in parts
+        len(tensors) > 100_000 for tensors in parts
     )
-    assert all(size < 2000 for do, size, rest in given if do == "call")
-    found = organisations.same(
+    assert all(size < 2000 for do, size, tensors in requests if do == "call")
+    outcome = organisations.same(
         tmp_path / "away", tmp_path / "here", [tmp_path / "sites" / id for id in "abc"]
     )
-    assert found["apart"] <= 1e-9 and found["same_ledger"] and not results["failures"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"] and not results["failures"]
 
 
 def test_who_does_not_answer_has_failed(tmp_path):
@@ -351,9 +359,9 @@ def test_who_does_not_answer_has_failed(tmp_path):
 
 
 def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
-    line = Direct(tmp_path)
-    infos, _ = handshake(line, ABOUT, 5.0)
-    engine = RemoteEngine(line, "r", "clients", infos, {}, timeout=5.0)
+    transport = Direct(tmp_path)
+    infos, _ = handshake(transport, ABOUT, 5.0)
+    engine = RemoteEngine(transport, "r", "clients", infos, {}, timeout=5.0)
     assert engine.receive({7}) == [] and engine.pending() == [] and engine.infos() is infos
 
 

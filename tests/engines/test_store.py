@@ -1,4 +1,4 @@
-"""States on disk: whole or not at all, two snapshots back, each name in a folder of its own, and damage told in a sentence."""
+"""States on disk: written whole or not at all, two snapshots each; damage is one sentence."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def state(n):
     return {"model": {"w": torch.full((3,), float(n))}, "memory": {"seen": n}}
 
 
-def seen(value):
+def client_state_number(value):
     return None if value is None else value["memory"]["seen"]
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
     save(path, state(1))
     with pytest.raises(MessageError, match="memory/f is a builtin"):
         save(path, {"memory": {"f": print}})
-    assert seen(load(path)) == 1 and numbers(tmp_path) == ["a"]
+    assert client_state_number(load(path)) == 1 and numbers(tmp_path) == ["a"]
 
 
 def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch):
@@ -98,9 +98,9 @@ def test_a_write_that_breaks_off_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         store.write_current("ada", state(2))
     monkeypatch.undo()
-    assert seen(store.read_latest("ada")) == 1
+    assert client_state_number(store.read_latest("ada")) == 1
     store.snapshot("ada", state(3), 3)
-    assert seen(store.read_latest("ada")) == 3
+    assert client_state_number(store.read_latest("ada")) == 3
 
 
 def test_two_snapshots_are_kept(tmp_path):
@@ -109,7 +109,8 @@ def test_two_snapshots_are_kept(tmp_path):
     for round in (1, 2, 3, 9, 10):
         store.snapshot("ada", state(round), round)
     assert (
-        numbers(tmp_path / "ada") == ["000009", "000010"] and seen(store.read_latest("ada")) == 10
+        numbers(tmp_path / "ada") == ["000009", "000010"]
+        and client_state_number(store.read_latest("ada")) == 10
     )
     Store(tmp_path, snapshots=3).snapshot("ada", state(11), 11)
     assert numbers(tmp_path / "ada") == ["000009", "000010", "000011"]
@@ -119,25 +120,28 @@ def test_order_is_by_number_also_beyond_six_digits(tmp_path):
     store = Store(tmp_path)
     for round in (999_998, 999_999, 1_000_000):
         store.snapshot("ada", state(round), round)
-    assert seen(store.read_latest("ada")) == 1_000_000
+    assert client_state_number(store.read_latest("ada")) == 1_000_000
 
 
 def test_what_was_kept_since_comes_first_and_becomes_a_snapshot(tmp_path):
     store = Store(tmp_path)
     store.snapshot("ada", state(1), 1)
     store.write_current("ada", state(15))
-    assert seen(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
+    assert client_state_number(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
         "000001",
         "current",
     ]
     store.snapshot("ada", None, 2)
-    assert seen(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
+    assert client_state_number(store.read_latest("ada")) == 15 and numbers(tmp_path / "ada") == [
         "000001",
         "000002",
     ]
     store.write_current("ada", state(16))
     store.snapshot("ada", state(3), 3)
-    assert seen(store.read_latest("ada")) == 3 and numbers(tmp_path / "ada") == ["000002", "000003"]
+    assert client_state_number(store.read_latest("ada")) == 3 and numbers(tmp_path / "ada") == [
+        "000002",
+        "000003",
+    ]
 
 
 def test_rewinding_forgets_what_came_after(tmp_path):
@@ -148,9 +152,12 @@ def test_rewinding_forgets_what_came_after(tmp_path):
     store.write_current("a/b", state(25))
     store.snapshot("idle", state(1), 1)
     store.rewind(2)
-    assert seen(store.read_latest("a/b")) == 2 and seen(store.read_latest("idle")) == 1
+    assert (
+        client_state_number(store.read_latest("a/b")) == 2
+        and client_state_number(store.read_latest("idle")) == 1
+    )
     store.rewind(1)
-    assert seen(store.read_latest("a/b")) == 1
+    assert client_state_number(store.read_latest("a/b")) == 1
     store.rewind(0)
     assert store.read_latest("a/b") is None and store.read_latest("idle") is None
 
@@ -183,12 +190,14 @@ def test_odd_names_stay_inside_and_apart(tmp_path):
     for i, name in enumerate(ODD):
         store.snapshot(name, state(i), 1)
         store.write_current(name, state(100 + i))
-    assert [seen(store.read_latest(name)) for name in ODD] == [100 + i for i in range(len(ODD))]
+    assert [client_state_number(store.read_latest(name)) for name in ODD] == [
+        100 + i for i in range(len(ODD))
+    ]
     assert {path.parent.parent for path in tmp_path.rglob("*.safetensors")} == {
         tmp_path / "in" / "side"
     }
     store.rewind(1)
-    assert [seen(store.read_latest(name)) for name in ODD] == list(range(len(ODD)))
+    assert [client_state_number(store.read_latest(name)) for name in ODD] == list(range(len(ODD)))
 
 
 @settings(deadline=None)

@@ -1,1 +1,1 @@
-"""Cross-silo runs: the server's program goes to the engine's server, clients stay with their owners."""
+"""Cross-silo runs: the program of the server goes to an engine's server, clients stay at home."""

@@ -197,12 +197,12 @@ class ClientEndpoint:
             return self._host[2]
         folder = self.folder / quote(run)
         try:
-            begun = json.loads((folder / f"{place}.json").read_text())
+            started = json.loads((folder / f"{place}.json").read_text())
         except OSError:
             raise Refusal(f"this client knows nothing of the run {run!r}: begin it first") from None
         host = Host(
-            [self.client(begun["about"])],
-            partial(build_runtime, **plan_from_dict(begun["terms"])),
+            [self.client(started["about"])],
+            partial(build_runtime, **plan_from_dict(started["terms"])),
             Store(folder / "checkpoints" / place, snapshots=3),
             report=self.report,
         )

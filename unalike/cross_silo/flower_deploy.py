@@ -186,8 +186,8 @@ def sign(to: Path) -> None:
     """Sign the app, for SuperNodes that are started with --trusted-entities.
 
     certificates/trusted.yaml has the public key. The private one is kept nowhere: whoever takes
-    over the server cannot sign another app. The signature, in certificates/app.json, is what Flower's
-    SuperLink would say of an app from its hub; the gate says it of this one.
+    over the server cannot sign another app. The signature, in certificates/app.json, is what
+    Flower's SuperLink would say of an app from its hub; the gate says it of this one.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -184,7 +184,7 @@ async def read(request: Request) -> bytes:
 
 
 def is_own(body: bytes) -> bool:
-    """Whether replies come from the SuperNode that sends them; the SuperLink does not check that."""
+    """Whether replies come from the SuperNode that sends them; the SuperLink does not check."""
     try:
         request = PushMessagesRequest.FromString(body)
     except DecodeError:
