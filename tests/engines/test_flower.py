@@ -270,7 +270,7 @@ def test_a_supernode_that_is_gone_is_not_waited_for(open_transport, monkeypatch)
         transport.request(name, "call", b"x", "r", "clients", 60.0) for name in ("ada", "ben")
     ]
     assert (
-        "its SuperNode is not transport any more" in str(answers[0].exception(15))
+        "its SuperNode is not there any more" in str(answers[0].exception(15))
         and not answers[1].done()
     )
     transport.close()
