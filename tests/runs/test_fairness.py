@@ -1,4 +1,4 @@
-"""Comparisons are fair: alone and together do equal work from equal weights, and looking on or running otherwise changes nothing."""
+"""Fair comparisons: local baseline and federated run do equal work from equal weights."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_local_training_gains_nothing_over_itself(toys, tmp_path, federation):
     )
 
 
-def test_looking_on_more_often_changes_no_dropout_mask(toys, tmp_path):
+def test_more_evaluations_change_no_dropout_mask(toys, tmp_path):
     often, seldom = (
         toys.execute(
             tmp_path / str(n),
@@ -53,7 +53,7 @@ def test_looking_on_more_often_changes_no_dropout_mask(toys, tmp_path):
     assert toys.hashes(often) == toys.hashes(seldom)
 
 
-def test_another_client_changes_nothing_for_those_who_do_not_hear_of_it(toys, tmp_path):
+def test_another_client_changes_nothing_for_clients_without_contact(toys, tmp_path):
     three, four = (
         toys.hashes(toys.execute(tmp_path / str(n), Local(), toys.clients(n), rounds=2))
         for n in (3, 4)
@@ -61,7 +61,7 @@ def test_another_client_changes_nothing_for_those_who_do_not_hear_of_it(toys, tm
     assert all(four[c] == hash for c, hash in three.items())
 
 
-def test_alone_starts_where_averaging_starts(toys, tmp_path, monkeypatch):
+def test_the_local_baseline_starts_from_the_weights_of_averaging(toys, tmp_path, monkeypatch):
     firsts = {}
     train = AveragingProgram.train
 
@@ -75,8 +75,8 @@ def test_alone_starts_where_averaging_starts(toys, tmp_path, monkeypatch):
     assert len(set(firsts.values())) == 1 and len(firsts) == 3
 
 
-def test_everyone_leaves_with_the_model_after_local_epochs(toys, tmp_path):
-    """Also who misses the last round."""
+def test_final_model_local_keeps_the_model_after_local_epochs(toys, tmp_path):
+    """Also of clients that miss the last round."""
     for keep in ("local", "aligned"):
         fed = toys.federation(
             tmp_path / keep,
@@ -102,14 +102,14 @@ def test_clock_does_not_depend_on_what_is_in_memory(toys, tmp_path):
     assert kept["clock"] == pytest.approx(spilled["clock"], rel=1e-12)
 
 
-def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
+def test_a_client_without_test_rows_can_take_part(toys, tmp_path):
     x, _ = toys.blobs(20, 1)
     nothing = toys.client(
         "b", task=MultiLabel(2), train=(x, (x[:, :2] > 0).float()), test=(x, torch.zeros(20, 2))
     )
     with pytest.raises(
         UserError,
-        match=r"clients\.b   its micro_f1 is undefined on its 20 test rows: no label is present in any of them",
+        match=r"clients\.b   its micro_f1 is undefined on its 20 test rows: no label is present",
     ):
         toys.execute(tmp_path / "refused", Local(), [toys.client("a"), nothing], rounds=2)
     results = toys.execute(
@@ -122,7 +122,7 @@ def test_what_cannot_be_measured_can_take_part(toys, tmp_path):
     )
 
 
-def test_a_message_is_the_receivers_own_from_the_moment_it_is_sent(toys, tmp_path):
+def test_a_sent_message_is_not_changed_by_its_sender(toys, tmp_path):
     method, training = FedAvg(), toys.training()
     engine = LocalEngine(
         [toys.client("a")],
@@ -180,21 +180,21 @@ def test_public_sets_in_another_order_are_refused(toys, tmp_path):
         )
 
 
-def test_what_a_client_keeps_alone_is_what_the_table_calls_alone(tmp_path, toys):
-    """Where rounds are missed, too, and where models draw random numbers: a client that keeps its own has lost nothing."""
+def test_a_local_model_kept_by_the_safeguard_equals_the_local_baseline(tmp_path, toys):
+    """Also where rounds are missed and models draw random numbers."""
     clients = [toys.client(id, model=toys.noisy) for id in "abc"]
     federation = FederationConfig(participation=0.7, dropout=0.3, quorum=0)
-    told = toys.execute(
+    results = toys.execute(
         tmp_path, Local(), clients, rounds=5, alone=True, safeguard=True, federation=federation
     )
-    assert {its["kept"] for its in told["clients"].values()} == {"alone"}  # a tie
-    assert all(its["safeguarded"] == its["alone"] for its in told["clients"].values())
-    assert told["safeguard"] == {"delta": 0, "losers": 0}
+    assert {entry["kept"] for entry in results["clients"].values()} == {"alone"}  # a tie
+    assert all(entry["safeguarded"] == entry["alone"] for entry in results["clients"].values())
+    assert results["safeguard"] == {"delta": 0, "losers": 0}
 
 
 @pytest.mark.parametrize("method", [Local(), FedAvg()])
 def test_the_end_is_measured_once(tmp_path, toys, method):
     toys.execute(tmp_path, method, toys.clients(), rounds=2, alone=True)
-    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    ends = [(event["who"], event["round"]) for event in told if event["event"] == "evaluation"]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    ends = [(event["who"], event["round"]) for event in events if event["event"] == "evaluation"]
     assert sorted(ends) == [("alone", 1), ("alone", 2), ("together", 1), ("together", 2)]

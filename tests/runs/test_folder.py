@@ -1,4 +1,4 @@
-"""A run's folder: written whole or not at all, never over another run; and clients that cannot work are refused before it exists."""
+"""A run's folder: written whole, never over another run, not before everything fits."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
     assert Folder.open(tmp_path).config == {"name": "first"}
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file", tmp_path / "file" / "under"):
         with pytest.raises(UserError, match=r"is no run folder: it has no config\.yaml"):
@@ -44,13 +44,13 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[1", "just words", "- 1", "a: \x00"])
-def test_a_config_that_cannot_be_read_is_told(tmp_path, text):
+def test_a_config_that_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         resume(tmp_path)
 
 
-def test_results_cut_short_are_told(tmp_path):
+def test_results_cut_short_are_refused(tmp_path):
     Folder.create(tmp_path, {"name": "a"})
     (tmp_path / "results.json").write_text('{"clients": {"a')
     with pytest.raises(UserError, match=r"results\.json cannot be read .* take it away"):
@@ -86,7 +86,7 @@ def test_half_a_line_does_not_swallow_the_next_event(tmp_path, torn):
     )
 
 
-# what Python may get wrong
+# refused before the folder exists
 
 
 def refused(tmp_path, says, algorithm, clients, **options):
@@ -102,15 +102,15 @@ def refused(tmp_path, says, algorithm, clients, **options):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_federation_of_nobody(tmp_path):
+def test_a_run_without_clients_is_refused(tmp_path):
     refused(tmp_path, "at least one client", FedAvg(), [])
 
 
-def test_two_of_one_name(tmp_path, toys):
+def test_two_clients_of_one_id_are_refused(tmp_path, toys):
     refused(tmp_path, "same id", FedAvg(), [toys.client("a"), toys.client("a")])
 
 
-def test_a_public_set_smaller_than_a_batch(tmp_path, toys):
+def test_a_public_set_smaller_than_a_batch_is_refused(tmp_path, toys):
     refused(
         tmp_path,
         "the public set has 24 rows, fewer than a batch of 32",
@@ -119,7 +119,7 @@ def test_a_public_set_smaller_than_a_batch(tmp_path, toys):
     )
 
 
-def test_public_sets_of_different_length(tmp_path, toys):
+def test_public_sets_of_different_length_are_refused(tmp_path, toys):
     clients = [toys.client("a"), toys.client("b", public=(toys.blobs(30, 1)[0], None))]
     with pytest.raises(ValueError, match="public sets of different length"):
         run(
@@ -131,25 +131,26 @@ def test_public_sets_of_different_length(tmp_path, toys):
         )
 
 
-def test_widths_that_differ_without_projection(tmp_path, toys):
-    """Both misfits are told at once, the third client is fine."""
+def test_different_widths_without_projection_are_refused(tmp_path, toys):
+    """Both clients are named at once; the first one fits."""
     wide = lambda: nn.Linear(6, 9)
     wider = lambda: nn.Linear(6, 10)
     clients = [toys.client("a"), toys.client("b", model=wide), toys.client("c", model=wider)]
     refused(
         tmp_path,
-        r"2 problems in unalike.run\n  clients.b   its encoder gives 9 features.*\n  clients.c   its encoder gives 10",
+        r"2 problems in unalike.run\n  clients.b   its encoder gives 9 features.*\n"
+        r"  clients.c   its encoder gives 10",
         FedMuscle(peers=1, batch=8, width=8, projection="never"),
         clients,
     )
 
 
-def test_a_model_that_does_not_fit_its_data(tmp_path, toys):
+def test_a_model_that_does_not_fit_its_data_is_refused(tmp_path, toys):
     clients = [toys.client("a"), toys.client("b", model=nn.Linear(7, 3))]
     refused(tmp_path, "clients.b   RuntimeError: .*shapes cannot be multiplied", Local(), clients)
 
 
-def test_trying_the_models_leaves_the_given_ones_as_they_are(tmp_path, toys):
+def test_the_dry_run_does_not_change_the_users_modules(tmp_path, toys):
     model = nn.Linear(6, 8)
     before = model.weight.clone()
     state = torch.get_rng_state()

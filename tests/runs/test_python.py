@@ -1,4 +1,4 @@
-"""Runs from Python: what is given is checked before anything is written, and what was trained comes back."""
+"""Runs from Python: settings are checked before anything is written; models come back."""
 
 import json
 from functools import partial
@@ -68,7 +68,7 @@ def test_a_method_is_checked_as_in_a_file(tmp_path, toys, given, says):
     refused(tmp_path, says, given, toys.clients())
 
 
-def test_numbers_and_tensors_are_taken_as_a_file_would_have_them(tmp_path, toys):
+def test_numbers_and_tensors_are_converted_as_in_a_file(tmp_path, toys):
     given = FedMuscle(peers=2.0, width=8, batch=8, temperature=torch.full((3, 3), 0.25))
     go(tmp_path, given, toys.clients())
     told = Folder.open(tmp_path).config["algorithm"]
@@ -80,7 +80,7 @@ def test_numbers_and_tensors_are_taken_as_a_file_would_have_them(tmp_path, toys)
     assert isinstance(given.temperature, torch.Tensor), "what was given stays as it is"
 
 
-def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
+def test_a_users_method_may_have_any_field(tmp_path, toys):
     from dataclasses import dataclass
 
     @dataclass
@@ -115,7 +115,7 @@ def test_a_method_of_ones_own_may_have_any_field(tmp_path, toys):
         ({"out": None, "resume": True}, "resume=True needs out="),
     ],
 )
-def test_settings_of_another_kind(tmp_path, toys, options, says):
+def test_settings_of_another_type_are_refused(tmp_path, toys, options, says):
     refused(tmp_path, says, Local(), toys.clients(), **options)
 
 
@@ -138,7 +138,7 @@ def test_settings_of_another_kind(tmp_path, toys, options, says):
         (lambda: unalike.Privacy(), "1 problem in Privacy\n  noise   is missing."),
     ],
 )
-def test_settings_are_checked_where_they_are_made(made, says):
+def test_settings_are_checked_when_they_are_created(made, says):
     with pytest.raises(UserError) as told:
         made()
     assert str(told.value).startswith(says) and "pydantic" not in str(told.value)
@@ -200,14 +200,14 @@ def test_a_method_that_needs_a_public_set_says_how_to_give_it(tmp_path, toys):
         ({"task": Classification}, "client a: task must be a Task"),
     ],
 )
-def test_a_client_is_checked_where_it_is_made(toys, changed, says):
+def test_a_client_is_checked_when_it_is_created(toys, changed, says):
     with pytest.raises(ValueError, match=says):
         toys.client("a", **changed)
     with pytest.raises(ValueError, match="id is a word, got 1"):
         Client(1, nn.Linear(6, 8), Classification(4), train=toys.blobs(8, 1))
 
 
-def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
+def test_missing_values_are_reported_as_such(tmp_path, toys):
     x, y = toys.blobs(12, 3)
     x[4] = torch.nan
     told = go(
@@ -227,14 +227,14 @@ def test_missing_values_are_not_blamed_on_the_rate_or_on_others(tmp_path, toys):
         toys.client("a", public=x)
 
 
-def test_a_name_never_leads_out_of_the_folder_of_runs():
+def test_a_run_name_never_leads_out_of_the_runs_folder():
     from unalike.runs import run_path
 
     assert run_path(None, "../../evil", "fedavg", 0).parent.name == "runs"
     assert run_path(None, "afmcc-digits", "local", 1).name.startswith("afmcc-digits-local-s1-")
 
 
-def test_models_are_called_by_what_they_are(toys):
+def test_models_are_named_after_class_or_factory(toys):
     named = lambda model: toys.client("a", model=model).info().model
     models = (
         nn.Linear(6, 8),
@@ -247,11 +247,12 @@ def test_models_are_called_by_what_they_are(toys):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_cannot_be_read_is_told_with_its_client(tmp_path, toys, workers):
+def test_a_dataset_that_cannot_be_read_is_reported_with_its_client(tmp_path, toys, workers):
     clients = [toys.client("a"), toys.client("b", train=Broken(0))]
     refused(
         tmp_path,
-        r"client b: its data cannot be read \(OSError: scan 17 is missing\)|clients.b   OSError: scan 17",
+        r"client b: its data cannot be read \(OSError: scan 17 is missing\)"
+        r"|clients.b   OSError: scan 17",
         Local(),
         clients,
         workers=workers,
@@ -259,7 +260,7 @@ def test_a_dataset_that_cannot_be_read_is_told_with_its_client(tmp_path, toys, w
     )
 
 
-def test_a_card_reads_its_data_once(toys):
+def test_the_info_of_a_client_reads_its_data_once(toys):
     client = toys.client("a", train=Broken(1))
     assert client.info() == client.info()
 
@@ -286,10 +287,10 @@ def test_a_card_reads_its_data_once(toys):
         ),
     ],
 )
-def test_a_model_that_keeps_what_its_trunk_sees_goes_home_whole(
+def test_a_model_with_a_cached_trunk_is_exported_whole(
     name, options, x, taken, said, tmp_path, toys
 ):
-    """Its ONNX takes pictures, not what clients keep of them in a run; where words are numbered, which ONNX cannot, the numbers."""
+    """ONNX takes raw samples; where the trunk cannot be exported, the features it computes."""
     pytest.importorskip("onnxscript")
     import onnx
 
@@ -333,7 +334,7 @@ def test_trained_models_come_back(tmp_path, toys, capsys):
 
 
 @pytest.mark.parametrize("options", [{"safeguard": True}, {"workers": 2, "alive": 1}])
-def test_what_comes_back_is_what_the_results_tell_of(tmp_path, toys, options):
+def test_trained_models_have_the_hashes_of_the_results(tmp_path, toys, options):
     from unalike.core.algorithm import digest
 
     results = go(tmp_path, FedMuscle(peers=1, width=8, batch=8), toys.clients(), **options)
@@ -342,7 +343,7 @@ def test_what_comes_back_is_what_the_results_tell_of(tmp_path, toys, options):
     } == toys.hashes(results)
 
 
-def test_a_run_that_moved_tells_where_it_is(tmp_path, toys):
+def test_a_moved_run_reports_its_new_folder(tmp_path, toys):
     go(tmp_path / "here", Local(), toys.clients())
     (tmp_path / "here").rename(tmp_path / "there")
     assert unalike.resume(tmp_path / "there")["folder"] == str(tmp_path / "there")
@@ -357,7 +358,7 @@ def cut(event, **facts):
         raise Cut
 
 
-def test_half_a_run_of_an_averaging_method_has_no_model_yet(tmp_path, toys):
+def test_an_unfinished_run_has_models_only_where_clients_keep_them(tmp_path, toys):
     half = {"training": toys.training(rounds=3), "watch": cut}
     with pytest.raises(Cut):
         go(tmp_path / "avg", FedAvg(), toys.clients(), **half)
@@ -370,7 +371,7 @@ def test_half_a_run_of_an_averaging_method_has_no_model_yet(tmp_path, toys):
     )
 
 
-def test_who_failed_has_no_model(tmp_path, toys):
+def test_a_failed_client_has_no_model(tmp_path, toys):
     go(
         tmp_path,
         FedAvg(),
@@ -381,7 +382,7 @@ def test_who_failed_has_no_model(tmp_path, toys):
         unalike.trained(tmp_path, [toys.client("c")])
 
 
-def test_progress_is_shown_and_the_watcher_still_hears(tmp_path, toys, capsys):
+def test_progress_is_shown_and_events_are_still_watched(tmp_path, toys, capsys):
     heard = []
     go(
         tmp_path,
@@ -433,7 +434,7 @@ def test_resume_names_another_method_or_client(tmp_path, toys):
     assert config_differences({"a": [1, 2]}, {"a": [1, 3]}) == ["a was [1, 2], is [1, 3]"]
 
 
-def test_a_full_disk_is_told_in_a_sentence(tmp_path, toys, monkeypatch):
+def test_a_full_disk_is_reported_in_a_sentence(tmp_path, toys, monkeypatch):
     def full(tensors, path, metadata):
         path.write_bytes(b"half")
         raise store.SafetensorError("I/O error: No space left on device (os error 28)")
@@ -441,7 +442,8 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, toys, monkeypatch):
     monkeypatch.setattr(store, "save_file", full)
     with pytest.raises(
         OSError,
-        match=r"safetensors cannot be written \(I/O error: No space left.*; look whether the disk is full",
+        match=r"safetensors cannot be written \(I/O error: No space left.*"
+        r"; check whether the disk is full",
     ):
         go(tmp_path, Local(), toys.clients())
     assert not list(tmp_path.rglob("*.partial"))
@@ -450,7 +452,7 @@ def test_a_full_disk_is_told_in_a_sentence(tmp_path, toys, monkeypatch):
 # what is kept of everyone alone
 
 
-def test_alone_is_shared_between_methods_only_where_nothing_differs(toys, tmp_path):
+def test_the_local_baseline_is_shared_only_between_equal_trainings(toys, tmp_path):
     class Milder(FedAvg):
         half: float = 0.5
 

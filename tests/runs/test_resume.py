@@ -1,4 +1,4 @@
-"""Kill a run at any moment, resume it, and the end is the same. Really killed, and stopped at chosen points."""
+"""A run that is killed or stopped at any moment and resumed ends the same."""
 
 import json
 import multiprocessing
@@ -34,7 +34,7 @@ SAME = (
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """What was trained alone is not taken from an earlier run."""
+    """No local baseline is taken from an earlier run."""
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "cache"))
 
 
@@ -89,7 +89,7 @@ def scenario(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(scenario):
-    """The folder of the same run undisturbed."""
+    """The folder of the same run without a stop."""
     folder = scenario.parent / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNALIKE_CACHE", str(scenario.parent / "cache"))
@@ -104,15 +104,15 @@ def same(folder, whole):
     assert (folder / "ledger.csv").read_bytes() == (whole / "ledger.csv").read_bytes()
 
 
-def texts_to_codes(folder):
-    """How many events a run has told so far."""
+def count_events(folder):
+    """How many events a run has recorded so far."""
     events = folder / "events.jsonl"
     return events.read_bytes().count(b"\n") if events.exists() else 0
 
 
 def kill(pid, alive, folder, lines, pause):
-    """SIGKILL some time after the run has told so many events; False if it was over by then."""
-    while alive() and texts_to_codes(folder) < lines:
+    """Send SIGKILL some time after so many events; return False if the run was over by then."""
+    while alive() and count_events(folder) < lines:
         time.sleep(0.002)
     time.sleep(pause)
     if running := alive():
@@ -131,7 +131,7 @@ def command(*words):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_command(workers, scenario, whole, tmp_path, draws):
+def test_a_killed_command_can_be_resumed(workers, scenario, whole, tmp_path, draws):
     """`unalike run`, kill -9, `unalike resume --json`."""
     folder = tmp_path / "cut"
     process = command("run", scenario, "--workers", workers, "--out", folder)
@@ -152,8 +152,8 @@ def test_killed_command(workers, scenario, whole, tmp_path, draws):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
-    """The same eight times over, with processes forked from this one, which are quick to start; very early moments among them."""
+def test_a_run_killed_many_times_ends_the_same(workers, scenario, whole, tmp_path, draws):
+    """Eight times over, at early moments too, in forked processes, which start quickly."""
     folder, struck = tmp_path / "cut", 0
     fork = multiprocessing.get_context("fork")
     first = lambda: runs.run_scenario(*load(str(scenario), workers=workers), out=folder)
@@ -166,7 +166,7 @@ def test_killed_many_times(workers, scenario, whole, tmp_path, draws):
             process.pid,
             process.is_alive,
             folder,
-            texts_to_codes(folder) + draws.randint(0, ROUNDS // 2),
+            count_events(folder) + draws.randint(0, ROUNDS // 2),
             draws.uniform(0, 0.05),
         )
         process.join()
@@ -207,7 +207,7 @@ def stop_after(rounds):
 
 @pytest.fixture
 def pieces(toys, tmp_path):
-    """Runs that are cut and resumed in this process: `go(name)` runs on to the end, or to where it is cut."""
+    """Returns `go(name)`: start or resume a run in this process, until it is cut or ends."""
 
     def go(name, rounds=5, watch=lambda event, **facts: None, **options):
         return toys.execute(
@@ -223,7 +223,7 @@ def pieces(toys, tmp_path):
 
 
 def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
-    """A round has four snapshots: a, b, c and the server's, which makes it count. Cut before and after each of them in turn."""
+    """A round has four snapshots: a, b, c and, last, the server's, which makes it count."""
     whole = pieces("whole")
     for count, after in [
         (1, False),
@@ -248,7 +248,7 @@ def test_cut_between_snapshots_and_commit(pieces, toys, monkeypatch):
         {"optimizer": "adamw"},
     ],
 )
-def test_optimizers_go_on_where_they_were(optimizer, pieces, toys):
+def test_optimizers_keep_their_state(optimizer, pieces, toys):
     whole = pieces("whole", **optimizer)
     with pytest.raises(Cut):
         pieces("cut", watch=stop_after(3), **optimizer)
@@ -276,7 +276,7 @@ def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("checkpoint", [1, 2])
 def test_cut_after_the_last_round(checkpoint, pieces, toys, monkeypatch):
-    """What happens after the last round happens again: leaving, the safeguard, the last snapshots, the results."""
+    """Finishing, the safeguard, the last snapshots and the results are done again."""
     options = {"rounds": 3, "checkpoint": checkpoint, "safeguard": True}
     whole = pieces("whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Cut):
@@ -331,7 +331,7 @@ def test_damaged_client_checkpoint_falls_back_to_the_round_before(pieces, toys, 
 
 
 @pytest.mark.parametrize("whose", [("server", "server"), ("clients", "b")])
-def test_all_damaged_is_one_clear_sentence(whose, pieces, tmp_path):
+def test_a_run_without_readable_checkpoint_is_one_sentence(whose, pieces, tmp_path):
     with pytest.raises(Cut):
         pieces("cut", watch=stop_after(3))
     for path in checkpoints(tmp_path / "cut", *whose):
@@ -345,7 +345,7 @@ def test_all_damaged_is_one_clear_sentence(whose, pieces, tmp_path):
     assert {path: path.read_bytes() for path in before} == before, "nothing is lost"
 
 
-def test_resume_from_python_says_where_to_go(toys, tmp_path):
+def test_resuming_a_run_from_python_needs_its_program(toys, tmp_path):
     runs.run(
         toys.method("local"),
         toys.clients(),

@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,9 +363,9 @@ def execute(execution: Run, progress: bool = False) -> Result:
     try:
         results = execution.execute()
     except Exception as error:
-        execution.folder.record(
-            "failed", error=f"{type(error).__name__}: {error}", traceback=format_traceback(error)
-        )
+        message = f"{type(error).__name__}: {error}"
+        with suppress(OSError):  # a full disk may be the very error
+            execution.folder.record("failed", error=message, traceback=format_traceback(error))
         raise
     execution.watch("stage", text="the report")
     write(execution.folder.path)

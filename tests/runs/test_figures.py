@@ -1,4 +1,4 @@
-"""What a method keeps for the report: by round, thinned, the same after a stop, and of no weight in the traffic."""
+"""Figures that a method logs: by round, thinned, equal after a stop, not counted as traffic."""
 
 import json
 from dataclasses import dataclass
@@ -35,23 +35,23 @@ class Stopped(BaseException):
     pass
 
 
-def left(folder):
+def figure_files(folder):
     return {file.name: file.read_bytes() for file in (folder / "pictures").iterdir()}
 
 
-def test_a_stopped_run_leaves_the_same_and_nothing_travels(toys, tmp_path):
+def test_a_stopped_run_writes_the_same_figures_without_traffic(toys, tmp_path):
     def stop(event, **facts):
         if event == "round" and facts["round"] == 3:
             raise Stopped
 
-    told = [
+    drawing, plain = [
         toys.execute(
             tmp_path / str(keeps), Pictured(keeps), [toys.client(c) for c in "ab"], rounds=3
         )
         for keeps in (True, False)
     ]
-    assert told[0]["bytes"] == told[1]["bytes"] and not (tmp_path / "False" / "pictures").exists()
-    assert sorted(left(tmp_path / "True")) == [
+    assert drawing["bytes"] == plain["bytes"] and not (tmp_path / "False" / "pictures").exists()
+    assert sorted(figure_files(tmp_path / "True")) == [
         f"{name}-00000{at}.npz" for name in ("two_things", "weights") for at in (1, 2, 3)
     ]
     with pytest.raises(Stopped):
@@ -59,34 +59,34 @@ def test_a_stopped_run_leaves_the_same_and_nothing_travels(toys, tmp_path):
             tmp_path / "cut", Pictured(), [toys.client(c) for c in "ab"], rounds=3, watch=stop
         )
     toys.execute(tmp_path / "cut", Pictured(), [toys.client(c) for c in "ab"], rounds=3)
-    assert left(tmp_path / "cut") == left(tmp_path / "True")
+    assert figure_files(tmp_path / "cut") == figure_files(tmp_path / "True")
     events = [
         json.loads(line) for line in (tmp_path / "True" / "events.jsonl").read_text().splitlines()
     ]
     assert "picture" not in {event["event"] for event in events}
 
 
-def test_large_things_are_thinned_evenly(toys, tmp_path):
+def test_large_arrays_are_thinned_evenly(toys, tmp_path):
     toys.execute(tmp_path / "run", Pictured(), [toys.client(c) for c in "ab"], rounds=1)
-    with np.load(tmp_path / "run" / "pictures" / "two_things-000001.npz") as told:
-        assert told["points"].shape == (500, 3) and told["points"].dtype == np.float32
+    with np.load(tmp_path / "run" / "pictures" / "two_things-000001.npz") as arrays:
+        assert arrays["points"].shape == (500, 3) and arrays["points"].dtype == np.float32
         assert (
-            told["classes"][0] == 0
-            and told["classes"][-1] == 699
-            and len(set(told["classes"])) == 500
+            arrays["classes"][0] == 0
+            and arrays["classes"][-1] == 699
+            and len(set(arrays["classes"])) == 500
         )
-    with np.load(tmp_path / "run" / "pictures" / "weights-000001.npz") as told:
+    with np.load(tmp_path / "run" / "pictures" / "weights-000001.npz") as arrays:
         assert (
-            told["matrix"].shape == (64, 64)
-            and (told["matrix"].diagonal() == 1).all()
-            and told["rows"][-1] == "c99"
+            arrays["matrix"].shape == (64, 64)
+            and (arrays["matrix"].diagonal() == 1).all()
+            and arrays["rows"][-1] == "c99"
         )
 
 
 @pytest.mark.parametrize(
-    "name, part, told",
+    "name, part, message",
     [("../up", "points", "letters, numbers and spaces"), ("a", "pionts", 'Did you mean "points"')],
 )
-def test_bad_pictures_say_so(tmp_path, name, part, told):
-    with pytest.raises(ValueError, match=told):
+def test_unknown_names_and_parts_are_refused(tmp_path, name, part, message):
+    with pytest.raises(ValueError, match=message):
         write_figure(tmp_path, name, 1, **{part: [[1.0]]})

@@ -42,14 +42,14 @@ def run(toys, folder, name, clients, **options):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_labels_are_not_needed(toys, tmp_path, name, capsys):
-    told = run(toys, tmp_path / "none", name, [client(toys, "a", "none"), client(toys, "b", -1)])
+    results = run(toys, tmp_path / "none", name, [client(toys, "a", "none"), client(toys, "b", -1)])
     assert (
-        {its["value"] for its in told["clients"].values()} == {None}
-        and told["metrics"] == {}
-        and not told["failures"]
+        {entry["value"] for entry in results["clients"].values()} == {None}
+        and results["metrics"] == {}
+        and not results["failures"]
     )
-    assert told["delta"] is None and told["losers"] is None
-    unalike.show(told)
+    assert results["delta"] is None and results["losers"] is None
+    unalike.show(results)
     assert "None" not in capsys.readouterr().out and (tmp_path / "none" / "report.html").exists()
     some = run(
         toys, tmp_path / "some", name, [client(toys, "a", "none"), client(toys, "b")], alone=False
@@ -65,7 +65,7 @@ def test_labels_are_not_needed(toys, tmp_path, name, capsys):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_modality_that_the_model_does_not_know_is_named(toys, tmp_path, name):
+def test_a_modality_unknown_to_the_model_is_named(toys, tmp_path, name):
     strange = client(toys, "b")
     strange.train.x["lefft"] = strange.train.x.pop("left")
     with pytest.raises(
@@ -75,27 +75,27 @@ def test_a_modality_that_the_model_does_not_know_is_named(toys, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_missing_values_are_called_by_their_name(toys, tmp_path, name):
+def test_missing_values_are_reported_with_their_modality(toys, tmp_path, name):
     hurt = client(toys, "b")
     hurt.train.x["left"][:2, 1] = torch.nan
-    told = run(
+    results = run(
         toys, tmp_path / "run", name, [client(toys, "a"), hurt, client(toys, "c")], alone=False
     )
-    assert {f["client"] for f in told["failures"]} == {"b"}
-    assert told["failures"][0]["reason"].startswith(
+    assert {f["client"] for f in results["failures"]} == {"b"}
+    assert results["failures"][0]["reason"].startswith(
         'modality "left" has NaN or infinity in 2 of 24 samples: fill them in'
     )
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_model_taken_home_tells_the_groups_it_was_scored_by(toys, tmp_path, name):
+def test_an_exported_model_gives_the_clusters_it_was_scored_by(toys, tmp_path, name):
     clients = [client(toys, "a"), client(toys, "b", owns=("left",)), client(toys, "../c")]
-    told = run(toys, tmp_path / "run", name, clients, alone=False)
+    results = run(toys, tmp_path / "run", name, clients, alone=False)
     models = unalike.trained(tmp_path / "run", clients)
-    for each in clients:
-        x, y = each.train.rows(torch.arange(24))
-        scores = clustering_scores(models[each.id](x).argmax(-1), y)
-        assert scores["acc"] == pytest.approx(told["clients"][each.id]["value"])
+    for owner in clients:
+        x, y = owner.train.rows(torch.arange(24))
+        scores = clustering_scores(models[owner.id](x).argmax(-1), y)
+        assert scores["acc"] == pytest.approx(results["clients"][owner.id]["value"])
     lines = unalike.export(tmp_path / "run", "../c", clients=clients)
     (place,) = (tmp_path / "run" / "exports").iterdir()  # and nowhere else
     assert (

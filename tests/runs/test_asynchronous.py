@@ -1,4 +1,4 @@
-"""A whole asynchronous run, where nobody waits: the same end with processes, with more looking on, and after being stopped anywhere."""
+"""Asynchronous runs: the same end with worker processes, more evaluations, or stops."""
 
 import json
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Stopped(BaseException):
 
 
 def go(toys, folder, stop=None, evaluations=10, rounds=3, speeds=(1000.0, 310.0, 90.0), **options):
-    """A run of three clients of different speed; stopped before visit `stop` of everyone is saved, if there is one."""
+    """Run three clients of different speed; raise Stopped before round `stop` is saved."""
     clients = [
         toys.client(id, speed=speed, link=1e6) for id, speed in zip("abc", speeds, strict=True)
     ]
@@ -64,7 +64,7 @@ def whole(toys, tmp_path_factory):
     return go(toys, tmp_path_factory.mktemp("drive") / "whole")
 
 
-def test_everyone_has_its_turns_at_its_own_speed(whole):
+def test_every_client_has_as_many_visits_at_its_own_speed(whole):
     assert (
         whole["rounds"] == 3
         and whole["visits"] == {"a": 3, "b": 3, "c": 3}
@@ -76,11 +76,11 @@ def test_everyone_has_its_turns_at_its_own_speed(whole):
     assert all(entry["hash"] and entry["value"] is not None for entry in whole["clients"].values())
 
 
-def test_processes_give_the_same(toys, whole, tmp_path):
+def test_worker_processes_give_the_same_models(toys, whole, tmp_path):
     assert toys.hashes(go(toys, tmp_path / "there", workers=2)) == toys.hashes(whole)
 
 
-def test_looking_on_changes_nothing(toys, whole, tmp_path):
+def test_the_number_of_evaluations_changes_nothing(toys, whole, tmp_path):
     seldom = go(toys, tmp_path / "seldom", evaluations=1)
     assert (
         toys.hashes(seldom) == toys.hashes(whole)
@@ -91,7 +91,7 @@ def test_looking_on_changes_nothing(toys, whole, tmp_path):
 
 @pytest.mark.parametrize("checkpoint", [1, 2])
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_stopped_and_resumed_is_as_if_nothing_had_happened(toys, whole, tmp_path, stop, checkpoint):
+def test_a_stopped_and_resumed_run_ends_the_same(toys, whole, tmp_path, stop, checkpoint):
     with pytest.raises(Stopped):
         go(toys, tmp_path / "cut", stop=stop, checkpoint=checkpoint)
     again = go(toys, tmp_path / "cut", checkpoint=checkpoint)
@@ -100,24 +100,24 @@ def test_stopped_and_resumed_is_as_if_nothing_had_happened(toys, whole, tmp_path
 
 
 def order(folder):
-    """Who arrived, as the run told it."""
+    """Instant and client of each arrival, from the events."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [(event["instant"], event["client"]) for event in events if event["event"] == "arrival"]
 
 
 def backwards(whole, folder):
-    """The events of a run that heard the slowest first, one by one."""
+    """Write the events of a run in which the slowest clients arrive first, one by one."""
     events = [
         json.loads(line)
         for line in (Path(whole["folder"]) / "events.jsonl").read_text().splitlines()
     ]
-    there = sorted(
+    arrivals = sorted(
         (event for event in events if event["event"] == "arrival"),
         key=lambda event: (event["round"], -ord(event["client"])),
     )
     folder.mkdir()
     (folder / "events.jsonl").write_text(
-        "\n".join(json.dumps({**event, "instant": i}) for i, event in enumerate(there, 1))
+        "\n".join(json.dumps({**event, "instant": i}) for i, event in enumerate(arrivals, 1))
     )
     return folder
 
@@ -140,7 +140,7 @@ def test_an_order_of_arrivals_can_be_replayed(toys, whole, tmp_path, workers):
     assert order(tmp_path / "again") == order(Path(whole["folder"])) != order(tmp_path / "other")
 
 
-def test_a_replay_is_resumed_with_those_it_held_back(toys, whole, tmp_path):
+def test_a_replay_can_be_stopped_and_resumed(toys, whole, tmp_path):
     past = backwards(whole, tmp_path / "past")
     straight = go(toys, tmp_path / "straight", replay=past)
     assert toys.hashes(straight) != toys.hashes(whole)
@@ -153,7 +153,7 @@ def test_a_replay_is_resumed_with_those_it_held_back(toys, whole, tmp_path):
     assert toys.hashes(third) == toys.hashes(straight)
 
 
-def test_a_replay_that_does_not_fit_says_so(toys, whole, tmp_path):
+def test_a_replay_of_another_kind_or_length_is_refused(toys, whole, tmp_path):
     with pytest.raises(
         UserError, match="has no order of arrivals to replay; only runs of asynchronous methods"
     ):
@@ -165,8 +165,7 @@ def test_a_replay_that_does_not_fit_says_so(toys, whole, tmp_path):
         go(toys, tmp_path / "3", replay=whole["folder"], rounds=4)
 
 
-def test_what_is_on_disk_in_the_end_is_the_final_model(toys, whole, tmp_path):
-    """The last snapshot must be the last."""
+def test_the_last_snapshot_is_the_final_model(toys, whole, tmp_path):
     results = go(toys, tmp_path / "end")
     store = Store(tmp_path / "end" / "checkpoints" / "clients")
     for client, entry in results["clients"].items():
