@@ -35,13 +35,13 @@ def test_what_would_be_too_large_to_keep_is_seen_anew(monkeypatch):
     """By what is made of the rows, which may be more than these."""
     seen, given = [], Tensors(torch.arange(12), torch.arange(12))
     look = lambda x: seen.append(len(x)) or x[:, None].expand(-1, 10).float() * 2
-    monkeypatch.setattr("unalike.data.device_cache.ROOM", 12 * 10 * 4 - 1)
+    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 12 * 10 * 4 - 1)
     held = cache_on_device(given, "cpu", look)
     for _ in range(2):
         x, y = held.rows(torch.tensor([5, 0]))
         assert x[:, 3].tolist() == [10, 0] and y.tolist() == [5, 0]
-    assert isinstance(held, DeviceCache) and held.held is None and seen == [8, 2, 2]
-    monkeypatch.setattr("unalike.data.device_cache.ROOM", 12 * 10 * 4)
+    assert isinstance(held, DeviceCache) and held.cache is None and seen == [8, 2, 2]
+    monkeypatch.setattr("unalike.data.device_cache.MAX_BYTES", 12 * 10 * 4)
     assert cache_on_device(given, "cpu", look).rows(torch.tensor([5]))[0][0, 3] == 10 and seen[
         3:
     ] == [

@@ -11,10 +11,10 @@ from unalike.data.partitions import (
     apart,
     by_cluster,
     dirichlet,
+    draw_proportions,
     iid,
     multilabel_dirichlet,
-    numpy_draws,
-    proportions,
+    numpy_generator,
     shards,
 )
 
@@ -116,8 +116,8 @@ def test_rows_without_labels_are_shared_too():
 
 def test_labels_follow_the_drawn_proportions_when_rows_carry_one_each():
     y = torch.nn.functional.one_hot(torch.arange(600) % 3).float()
-    draws = numpy_draws(seeded(4))  # the proportions are drawn first, label by label
-    drawn = torch.from_numpy(np.stack([proportions(draws, 4, 0.5) for _ in range(3)], 1))
+    draws = numpy_generator(seeded(4))  # the proportions are drawn first, label by label
+    drawn = torch.from_numpy(np.stack([draw_proportions(draws, 4, 0.5) for _ in range(3)], 1))
     shares = histograms(y, multilabel_dirichlet(y, 4, 0.5, seeded(4)))
     assert (shares - drawn).abs().max() < 0.011
 

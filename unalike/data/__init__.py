@@ -1,14 +1,27 @@
-"""Where data comes from, what a client holds of it, and how it is shared. Knows nothing of models or methods."""
+"""Datasets, what a client holds of them, and how rows are partitioned. Knows no models or methods.
+
+To add a dataset: a file with a function `name(folder, **options) -> Table`, and a line in
+`DATASETS`.
+"""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from unalike.base.errors import UserError, unknown_name
-from unalike.data.benchmarks import agnews, cifar10, pacs
-from unalike.data.captions import flickr8k, voc2012_masks
+from unalike.data.agnews import agnews
+from unalike.data.caltech101 import caltech101
+from unalike.data.cifar10 import cifar10
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import digits_captions, load_digits_table
-from unalike.data.folders import coco2014, mlrsnet, multiscene, nuswide_images, voc2007
+from unalike.data.flickr8k import flickr8k
+from unalike.data.multilabel_folders import (
+    coco2014,
+    mlrsnet,
+    multiscene,
+    nuswide_images,
+    voc2007,
+)
 from unalike.data.multiview import (
     bdgp,
     digits_views,
@@ -20,13 +33,14 @@ from unalike.data.multiview import (
     nuswide,
     scene15,
 )
+from unalike.data.pacs import pacs
 from unalike.data.partitions import PARTITIONS
-from unalike.data.pictures import caltech101, voc2012
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
 from unalike.data.synthetic import generated
 from unalike.data.table import Table
+from unalike.data.voc2012 import voc2012, voc2012_masks
 
-DATASETS = {
+DATASETS: dict[str, Callable[..., Table]] = {
     "digits": load_digits_table,
     "digits_views": digits_views,
     "digits_captions": digits_captions,
@@ -56,13 +70,21 @@ DATASETS = {
 
 
 def load_dataset(name: str, folder: str | None = None, **options: Any) -> Table:
-    """The dataset of that name; `folder` is where files lie (UNALIKE_DATA), for those that need any. Options are the loader's."""
+    """Load the dataset of that name.
+
+    Args:
+        folder: where its files are, by default the folder that UNALIKE_DATA names.
+        options: of its loader.
+    Raises: UserError for an unknown name or option, or a missing file.
+    """
     if name not in DATASETS:
         raise UserError(unknown_name("dataset", name, DATASETS))
     known = list(inspect.signature(DATASETS[name]).parameters)[1:]
-    if strange := [option for option in options if option not in known]:
+    unknown = [option for option in options if option not in known]
+    if unknown:
         raise UserError(
-            f"dataset {name!r} has no option {', '.join(map(repr, strange))}. It has: {', '.join(known) or 'none'}."
+            f"dataset {name!r} has no option {', '.join(map(repr, unknown))}. "
+            f"It has: {', '.join(known) or 'none'}."
         )
     return DATASETS[name](folder, **options)
 

@@ -1,4 +1,4 @@
-"""Rows that stay where they are computed with: on the device as they are, or as what a frozen trunk made of them. Knows no models."""
+"""Samples kept on the device that computes with them, as they are or after a frozen trunk."""
 
 from collections.abc import Callable
 
@@ -6,71 +6,93 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from unalike.data.samples import Inputs, Samples, Tensors, integer_labels, map_modalities
+from unalike.data.samples import (
+    Inputs,
+    InputShape,
+    Samples,
+    Tensors,
+    integer_labels,
+    map_modalities,
+)
 
-ROOM = 2**32  # bytes; a larger set stays where it is
-AT_ONCE = {
-    "cuda": 256,
-    "cpu": 8,
-}  # rows through the trunk: memory for more than so many a processor asks of the system at each step
+MAX_BYTES = 2**32  # larger sets are not cached
+# rows passed through the trunk at once; with more, a CPU allocates memory anew at every step
+CHUNK = {"cuda": 256, "cpu": 8}
 
 
 class DeviceCache(Samples):
-    """Samples in memory, brought to a device as a whole when first read; `look` is what becomes of a batch of inputs there. Where that is
-    too large to be kept, rows are brought anew each time."""
+    """Samples in memory that are moved to a device as a whole when first read.
 
-    def __init__(self, raw: Tensors, device: str, look: Callable[[Inputs], Inputs] | None = None):
-        self.raw, self.device, self.look, self.fits = raw, device, look, True
-        self.held: tuple[Inputs, Tensor | None] | None = None
+    If the result is too large to be kept, rows are moved each time they are read.
+
+    Args:
+        transform: applied to inputs on the device, such as an encoder's frozen trunk.
+    """
+
+    def __init__(
+        self, raw: Tensors, device: str, transform: Callable[[Inputs], Inputs] | None = None
+    ):
+        self.raw = raw
+        self.device = device
+        self.transform = transform
+        self.fits = True
+        self.cache: tuple[Inputs, Tensor | None] | None = None
 
     def __len__(self) -> int:
         return len(self.raw)
 
     @property
-    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+    def shape(self) -> InputShape:
         return self.raw.shape
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
-        if self.held is None and self.fits:
-            first, *rest = torch.arange(len(self.raw)).split(
-                AT_ONCE.get(torch.device(self.device).type, 256)
-            )
-            parts = [self._brought(first)]
-            self.fits = size(parts[0][0]) * len(self.raw) <= ROOM * len(first)
-            if self.fits:
-                parts += [self._brought(few) for few in rest]
-                self.held = tree_map(
-                    lambda *rows: None if rows[0] is None else torch.cat(rows), *parts
-                )
-        if self.held is None:
-            return self._brought(index.cpu())
-        x, y = self.held
+        if self.cache is None and self.fits:
+            self._fill()
+        if self.cache is None:
+            return self._compute(index.cpu())
+        x, y = self.cache
         chosen = index.to(self.device, non_blocking=True)
         return map_modalities(x, lambda rows: rows[chosen]), None if y is None else y[chosen]
 
-    def _brought(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+    def _fill(self) -> None:
+        """Compute all rows, unless the first chunk shows that they do not fit."""
+        chunk = CHUNK.get(torch.device(self.device).type, 256)
+        first, *others = torch.arange(len(self.raw)).split(chunk)
+        parts = [self._compute(first)]
+        self.fits = byte_count(parts[0][0]) * len(self.raw) <= MAX_BYTES * len(first)
+        if self.fits:
+            parts += [self._compute(index) for index in others]
+            self.cache = tree_map(
+                lambda *rows: None if rows[0] is None else torch.cat(rows), *parts
+            )
+
+    def _compute(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         x, y = self.raw.rows(index)
         x = map_modalities(x, lambda rows: rows.to(self.device))
-        return x if self.look is None else self.look(x), None if y is None else integer_labels(
-            y
-        ).to(self.device)
+        if self.transform is not None:
+            x = self.transform(x)
+        return x, None if y is None else integer_labels(y).to(self.device)
 
     def subset(self, index: Tensor) -> "DeviceCache":
-        return DeviceCache(self.raw.subset(index), self.device, self.look)
+        return DeviceCache(self.raw.subset(index), self.device, self.transform)
 
 
 def cache_on_device(
-    given: Samples | None, device: str, look: Callable[[Inputs], Inputs] | None = None
+    samples: Samples | None, device: str, transform: Callable[[Inputs], Inputs] | None = None
 ) -> Samples | None:
-    """The same samples on a GPU, or as `look` sees them anywhere; those read on demand, and too many, as they are."""
-    if not isinstance(given, Tensors) or (look is None and torch.device(device).type == "cpu"):
-        return given
-    bytes = size(map_modalities(given.x, lambda x: x[:1])) * len(given)
-    return DeviceCache(given, device, look) if bytes <= ROOM else given
+    """The samples cached on a GPU, or with a transform on any device.
+
+    Samples that are read on demand or too large are returned unchanged.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    if not isinstance(samples, Tensors) or (transform is None and on_cpu):
+        return samples
+    one_row = map_modalities(samples.x, lambda x: x[:1])
+    fits = byte_count(one_row) * len(samples) <= MAX_BYTES
+    return DeviceCache(samples, device, transform) if fits else samples
 
 
-def size(x: Inputs) -> int:
-    """Bytes of some rows."""
-    return sum(
-        part.numel() * part.element_size() for part in (x.values() if isinstance(x, dict) else [x])
-    )
+def byte_count(x: Inputs) -> int:
+    """Bytes of inputs."""
+    parts = x.values() if isinstance(x, dict) else [x]
+    return sum(part.numel() * part.element_size() for part in parts)

@@ -1,17 +1,18 @@
-"""The order in which everyone walks through the public set. Knows how many rows there are, not what they are."""
+"""The order in which all clients go through the public set."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from unalike.base.errors import UserError
 from unalike.base.randomness import stream
 from unalike.training.batching import batches
 
 
 @dataclass(frozen=True)
 class PublicOrder:
-    """`rows` public samples in batches; the order is drawn afresh for each round and epoch and is the same for everyone."""
+    """`rows` public samples in batches, shuffled anew each round and epoch, alike for everyone."""
 
     rows: int
     batch: int
@@ -19,7 +20,7 @@ class PublicOrder:
 
     def __post_init__(self) -> None:
         if self.rows < self.batch:
-            raise ValueError(
+            raise UserError(
                 f"the public set has {self.rows} rows, fewer than a batch of {self.batch}; "
                 "lower algorithm.batch or give a larger public set"
             )

@@ -1,8 +1,12 @@
-"""A client's data: rows of inputs and, perhaps, labels, in memory or read on demand. Knows nothing of tasks or clients."""
+"""A client's data: inputs with or without labels, in memory or read on demand.
+
+Knows nothing of tasks or clients. An `index` is a tensor of row numbers (int64).
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,10 +17,14 @@ from unalike.base.errors import UserError
 from unalike.data.modalities import MARK
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
+InputShape = tuple[int, ...] | dict[str, tuple[int, ...]]
+
+HASHED_ROWS = 64  # of samples read on demand
+CHUNK = 1024  # rows read at once
 
 
 class Samples:
-    """Rows that can be counted, read and narrowed. Anything a client trains on is one of these. An `index` is row numbers (int64)."""
+    """Rows that can be counted, read and restricted. Whatever a client trains on is one of these."""
 
     _fingerprint: str | None = None
 
@@ -24,11 +32,14 @@ class Samples:
         raise NotImplementedError
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
-        """Inputs and labels of these rows; labels are None where there are none. Bytes stay bytes in inputs, labels are numbers."""
+        """Inputs and labels of these rows; labels are None if the samples have none.
+
+        Inputs keep their dtype (bytes stay bytes); labels that are bytes become int64.
+        """
         raise NotImplementedError
 
     def labelled_batch(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """The same, where there must be labels."""
+        """Inputs and labels of these rows. Raises UserError if there are no labels."""
         x, y = self.rows(index)
         if y is None:
             raise UserError(
@@ -41,61 +52,72 @@ class Samples:
         raise NotImplementedError
 
     @property
-    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-        """The shape of one input, without the row; by name where inputs are modalities."""
+    def shape(self) -> InputShape:
+        """The shape of one input, without the row axis; by name if inputs are modalities."""
         raise NotImplementedError
 
 
 class Tensors(Samples):
-    """Samples in memory: `x` one tensor or a dict of them, `y` a tensor or None, all with one row a sample.
+    """Samples in memory.
 
-    >>> Tensors(torch.zeros(5, 1, 8, 8), torch.arange(5)).subset(torch.tensor([3, 4])).rows(torch.tensor([0]))[1]
+    Args:
+        x: inputs (n, ...), one tensor or a dict of them by modality.
+        y: labels (n, ...), or None.
+        index: restrict to these rows.
+
+    >>> samples = Tensors(torch.zeros(5, 1, 8, 8), torch.arange(5))
+    >>> samples.subset(torch.tensor([3, 4])).rows(torch.tensor([0]))[1]
     tensor([3])
     """
 
     def __init__(self, x: Inputs, y: Tensor | None = None, index: Tensor | None = None):
-        named = {**(x if isinstance(x, dict) else {"x": x}), **({} if y is None else {"y": y})}
-        for name, tensor in named.items():
+        tensors = dict(x) if isinstance(x, dict) else {"x": x}
+        if y is not None:
+            tensors["y"] = y
+        for name, tensor in tensors.items():
             if not isinstance(tensor, Tensor) or tensor.ndim == 0:
-                got = (
-                    "a tensor without rows" if isinstance(tensor, Tensor) else type(tensor).__name__
-                )
+                is_tensor = isinstance(tensor, Tensor)
+                got = "a tensor without rows" if is_tensor else type(tensor).__name__
                 raise UserError(f"samples are tensors with one row a sample, got {got} for {name}")
         if isinstance(x, dict):
             check_modalities(x)
-        sizes = {name: len(tensor) for name, tensor in named.items()}
+        sizes = {name: len(tensor) for name, tensor in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(f"inputs and labels need the same number of rows, got {sizes}")
-        self.x, self.y, self.index = x, y, torch.arange(len(tensor)) if index is None else index
+        self.x = x
+        self.y = y
+        self.index = torch.arange(len(tensor)) if index is None else index
 
     def __len__(self) -> int:
         return len(self.index)
 
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         chosen = self.index[index]
-        return map_modalities(
-            self.x, lambda x: x[chosen.to(x.device)]
-        ), None if self.y is None else integer_labels(self.y[chosen.to(self.y.device)])
+        x = map_modalities(self.x, lambda part: part[chosen.to(part.device)])
+        if self.y is None:
+            return x, None
+        return x, integer_labels(self.y[chosen.to(self.y.device)])
 
     def subset(self, index: Tensor) -> "Tensors":
         return Tensors(self.x, self.y, self.index[index])
 
     @property
-    def shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
-        return map_modalities(self.x, lambda x: tuple(x.shape[1:]))
+    def shape(self) -> InputShape:
+        return map_modalities(self.x, lambda part: tuple(part.shape[1:]))
 
 
 class Lazy(Samples):
     """Samples read on demand from a map-style torch Dataset that yields (x, y) or x."""
 
     def __init__(self, dataset: Dataset, index: Tensor | None = None):
-        if isinstance(dataset, IterableDataset) or not (
-            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        ):
+        is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not is_map_style:
             raise UserError(
-                f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: use a map-style one"
+                f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: "
+                "use a map-style one"
             )
-        self.dataset, self.index = dataset, torch.arange(len(dataset)) if index is None else index
+        self.dataset = dataset
+        self.index = torch.arange(len(dataset)) if index is None else index  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -108,7 +130,8 @@ class Lazy(Samples):
             return default_collate(items), None
         if len(items[0]) != 2:
             raise UserError(
-                f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields {len(items[0])} things"
+                f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields "
+                f"{len(items[0])} things"
             )
         x, y = zip(*items)
         return default_collate(list(x)), integer_labels(default_collate(list(y)))
@@ -117,208 +140,214 @@ class Lazy(Samples):
         return Lazy(self.dataset, self.index[index])
 
     @cached_property
-    def shape(
-        self,
-    ) -> (
-        tuple[int, ...] | dict[str, tuple[int, ...]]
-    ):  # rows do not change, and reading one may take long
-        return map_modalities(self.rows(torch.tensor([0]))[0], lambda x: tuple(x.shape[1:]))
+    def shape(self) -> InputShape:  # cached: reading a row may take long
+        x, _ = self.rows(torch.tensor([0]))
+        return map_modalities(x, lambda part: tuple(part.shape[1:]))
 
 
 def check_modalities(x: dict[str, Tensor]) -> None:
-    """Raises ValueError unless there is a modality, and marks say of each sample whether it has one, and that it has any."""
+    """Raise UserError unless there is a modality, masks fit, and every sample has a modality.
+
+    `name?` is the mask (n,) of modality `name`: which samples have it.
+    """
     names = [name for name in x if not name.endswith(MARK)]
     if not names:
         raise UserError(
             'there is no modality: give one tensor or more by name, as {"left": (n, features), ...}'
         )
-    for name, there in ((name, x[name]) for name in x if name.endswith(MARK)):
-        if name.removesuffix(MARK) not in names or there.dtype != torch.bool or there.ndim != 1:
+    for key, mask in x.items():
+        if not key.endswith(MARK):
+            continue
+        name = key.removesuffix(MARK)
+        if name not in names or mask.dtype != torch.bool or mask.ndim != 1:
             raise UserError(
-                f'"{name}" says which samples have modality "{name.removesuffix(MARK)}", which must be there: one truth value '
-                f"(torch.bool) a sample, got {there.dtype} of shape {tuple(there.shape)}; there are {', '.join(names)}"
+                f'"{key}" says which samples have modality "{name}", which must be there: one '
+                f"truth value (torch.bool) a sample, got {mask.dtype} of shape "
+                f"{tuple(mask.shape)}; there are {', '.join(names)}"
             )
-    marks = [x[name + MARK] for name in names if name + MARK in x]
-    if (
-        len(marks) == len(names)
-        and len({len(there) for there in marks}) == 1
-        and len(bare := (~torch.stack(marks).any(0)).nonzero())
-    ):
+    masks = [x[name + MARK] for name in names if name + MARK in x]
+    if len(masks) < len(names) or len({len(mask) for mask in masks}) > 1:
+        return
+    empty = (~torch.stack(masks).any(0)).nonzero()
+    if len(empty):
         raise UserError(
-            f"{len(bare)} of {len(marks[0])} samples have no modality at all, the first is row {int(bare[0])}: leave them out"
+            f"{len(empty)} of {len(masks[0])} samples have no modality at all, the first is row "
+            f"{int(empty[0])}: leave them out"
         )
 
 
 def nonfinite_problem(samples: Samples) -> str | None:
-    """What is wrong with inputs that hold NaN or infinity; None: they do not. Of a modality only the samples count that have it."""
-    bad: dict[str, int] = {}
-    for few in torch.arange(len(samples)).split(1024):
-        x, _ = samples.rows(few)
-        for name, rows in (x if isinstance(x, dict) else {"": x}).items():
-            if rows.is_floating_point():
-                there = x.get(name + MARK) if isinstance(x, dict) else None
-                wrong = ~rows.flatten(1).isfinite().all(1)
-                bad[name] = bad.get(name, 0) + int(
-                    (wrong if there is None else wrong & there.to(wrong.device)).sum()
-                )
+    """What is wrong with inputs that hold NaN or infinity, in a sentence; None if nothing is.
+
+    Of a modality only the samples that have it are looked at.
+    """
+    bad: dict[str, int] = {}  # samples by modality
+    for index in torch.arange(len(samples)).split(CHUNK):
+        x, _ = samples.rows(index)
+        parts = x if isinstance(x, dict) else {"": x}
+        for name, rows in parts.items():
+            if not rows.is_floating_point():
+                continue
+            nonfinite = ~rows.flatten(1).isfinite().all(1)
+            if name + MARK in parts:
+                nonfinite &= parts[name + MARK].to(nonfinite.device)
+            bad[name] = bad.get(name, 0) + int(nonfinite.sum())
     for name, count in bad.items():
-        if count:
-            what, how = (
-                (f'modality "{name}" has', f', or say by "{name}{MARK}" which samples have it')
-                if name
-                else ("there is", "")
-            )
-            return f"{what} NaN or infinity in {count} of {len(samples)} samples: fill them in or leave the samples out{how}"
+        if not count:
+            continue
+        subject = f'modality "{name}" has' if name else "there is"
+        remedy = f', or say by "{name}{MARK}" which samples have it' if name else ""
+        return (
+            f"{subject} NaN or infinity in {count} of {len(samples)} samples: "
+            f"fill them in or leave the samples out{remedy}"
+        )
     return None
 
 
-def drop_modalities(held: Samples, missing: float, generator: torch.Generator) -> Tensors:
-    """Samples that lack some modalities, marked: a share `missing` of all (sample, modality) entries, drawn at random among those that
-    leave every sample one; with a single modality nothing can be missing."""
-    x, y = held.rows(torch.arange(len(held)))
+def drop_modalities(samples: Samples, missing: float, generator: torch.Generator) -> Tensors:
+    """Remove a share `missing` of all (sample, modality) entries at random, and add masks.
+
+    Every sample keeps one modality; with a single modality nothing is removed.
+    """
+    x, y = samples.rows(torch.arange(len(samples)))
     if not isinstance(x, dict):
         raise UserError("inputs of one kind have no modalities that could be missing")
-    rows, names = len(held), list(x)
-    chance = torch.rand(rows, len(names), generator=generator)
-    chance[torch.arange(rows), chance.argmax(1)] = torch.inf  # one of each sample stays
-    gone = chance.flatten().argsort()[
-        : min(round(missing * chance.numel()), rows * (len(names) - 1))
-    ]
-    there = (
-        torch.ones(rows * len(names), dtype=torch.bool).index_fill(0, gone, False).reshape(rows, -1)
-    )
-    marks = {name + MARK: there[:, i] for i, name in enumerate(names)}
-    return Tensors({name: _blank(part, marks[name + MARK]) for name, part in x.items()} | marks, y)
-
-
-def merge(held: list[Samples]) -> Tensors:
-    """All samples, with labels, as one set. Where not everybody has the same modalities, marks say which samples have which."""
-    told = [
-        map_modalities.labelled_batch(torch.arange(len(map_modalities))) for map_modalities in held
-    ]
-    parts, y = (
-        [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in told],
-        torch.cat([labels for _, labels in told]),
-    )
-    like = {name: part for x, _ in parts for name, part in x.items() if not name.endswith(MARK)}
-    rows = {
-        name: torch.cat([x.get(name, part.new_zeros(size, *part.shape[1:])) for x, size in parts])
-        for name, part in like.items()
-    }
-    marks = {
-        name + MARK: torch.cat(
-            [x.get(name + MARK, torch.full((size,), name in x)) for x, size in parts]
-        )
-        for name in like
-    }
-    return Tensors(
-        rows[""]
-        if "" in rows
-        else rows | {name: there for name, there in marks.items() if not there.all()},
-        y,
-    )
-
-
-def concat(held: dict[str, Tensors]) -> Tensors:
-    """Rows of several sets, by name, as one, in this order and without labels; pictures are brought to the largest size among them."""
+    rows, names = len(samples), list(x)
+    priority = torch.rand(rows, len(names), generator=generator)
+    priority[torch.arange(rows), priority.argmax(1)] = torch.inf  # one of each sample stays
+    count = min(round(missing * priority.numel()), rows * (len(names) - 1))
+    removed = priority.flatten().argsort()[:count]
+    present = torch.ones(rows * len(names), dtype=torch.bool).index_fill(0, removed, False)
+    present = present.reshape(rows, -1)
     parts: dict[str, Tensor] = {}
-    for name, its in held.items():
-        x = its.rows(torch.arange(len(its)))[0]
+    masks: dict[str, Tensor] = {}
+    for i, (name, part) in enumerate(x.items()):
+        mask = present[:, i]
+        parts[name] = part * mask.reshape(-1, *[1] * (part.ndim - 1)).to(part)
+        masks[name + MARK] = mask
+    return Tensors(parts | masks, y)
+
+
+def merge(sets: list[Samples]) -> Tensors:
+    """All labelled samples of several clients as one set.
+
+    Where clients have different modalities, masks say which samples have which.
+    """
+    batches = [samples.labelled_batch(torch.arange(len(samples))) for samples in sets]
+    y = torch.cat([labels for _, labels in batches])
+    parts = [(x if isinstance(x, dict) else {"": x}, len(labels)) for x, labels in batches]
+    patterns: dict[str, Tensor] = {}  # a tensor of each modality
+    for x, _ in parts:
+        patterns |= {name: part for name, part in x.items() if not name.endswith(MARK)}
+    merged: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for name, pattern in patterns.items():
+        rows, mask = [], []
+        for x, size in parts:
+            rows.append(x.get(name, pattern.new_zeros(size, *pattern.shape[1:])))
+            mask.append(x.get(name + MARK, torch.full((size,), name in x)))
+        merged[name] = torch.cat(rows)
+        masks[name + MARK] = torch.cat(mask)
+    if "" in merged:
+        return Tensors(merged[""], y)
+    return Tensors(merged | {key: mask for key, mask in masks.items() if not mask.all()}, y)
+
+
+def concat(sets: dict[str, Tensors]) -> Tensors:
+    """The rows of several sets, by name, in this order and without labels.
+
+    Images are resized to the largest size among them.
+    """
+    inputs: dict[str, Tensor] = {}
+    for name, samples in sets.items():
+        x, _ = samples.rows(torch.arange(len(samples)))
         if isinstance(x, dict):
             raise UserError(f"{name} has several modalities and cannot be joined with others")
-        parts[name] = x
-    (first, usual), *others = ((name, _kind(x)) for name, x in parts.items())
-    for name, kind in others:
-        if kind != usual:
+        inputs[name] = x
+    kinds = {name: _describe_rows(x) for name, x in inputs.items()}
+    first = next(iter(kinds))
+    for name, kind in kinds.items():
+        if kind != kinds[first]:
             raise UserError(
-                f"rows of {first} are {usual}, those of {name} {kind}: only rows of one kind can be joined"
+                f"rows of {first} are {kinds[first]}, those of {name} {kind}: "
+                "only rows of one kind can be joined"
             )
-    size = [max(sizes) for sizes in zip(*(x.shape[2:] for x in parts.values()), strict=True)]
-    return Tensors(torch.cat([resize(x, size) for x in parts.values()]))
+    sizes = [x.shape[2:] for x in inputs.values()]
+    largest = [max(lengths) for lengths in zip(*sizes, strict=True)]
+    return Tensors(torch.cat([resize(x, largest) for x in inputs.values()]))
 
 
-def _kind(x: Tensor) -> str:
-    """What rows must have in common to be of one set."""
-    shape = (
-        f"pictures of {x.shape[1]} channel{'s' * (x.shape[1] != 1)}"
-        if x.ndim == 4
-        else f"of shape {tuple(x.shape[1:])}"
-    )
+def _describe_rows(x: Tensor) -> str:
+    """What rows must have in common to be concatenated."""
+    shape = f"of shape {tuple(x.shape[1:])}"
+    if x.ndim == 4:
+        shape = f"pictures of {x.shape[1]} channel{'s' * (x.shape[1] != 1)}"
     return f"{shape} in {str(x.dtype).removeprefix('torch.')}"
 
 
-def resize(pictures: Tensor, size: Sequence[int]) -> Tensor:
-    """(n, channels, height, width) at another height and width, in their own dtype."""
-    if list(pictures.shape[2:]) == list(size):
-        return pictures
-    made = interpolate(
-        pictures.to(torch.promote_types(pictures.dtype, torch.float32)),
-        list(size),
-        mode="bilinear",
-        antialias=True,
-    )
-    return (
-        made.to(pictures.dtype)
-        if pictures.is_floating_point()
-        else made.round_().to(pictures.dtype)
-    )
+def resize(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Images (n, channels, height, width) at another (height, width), in their own dtype."""
+    if list(images.shape[2:]) == list(size):
+        return images
+    real = images.to(torch.promote_types(images.dtype, torch.float32))
+    resized = interpolate(real, list(size), mode="bilinear", antialias=True)
+    if not images.is_floating_point():
+        resized.round_()
+    return resized.to(images.dtype)
 
 
-def _blank(rows: Tensor, there: Tensor) -> Tensor:
-    return rows * there.reshape(-1, *[1] * (rows.ndim - 1)).to(rows)
-
-
-def as_samples(obj: object) -> Samples:
-    """Samples of whatever holds data: Samples, (x, y), a TensorDataset, a Subset, or any map-style Dataset."""
-    if isinstance(obj, Samples):
-        return obj
-    if isinstance(obj, TensorDataset):
-        obj = (*obj.tensors, None) if len(obj.tensors) == 1 else obj.tensors
-    if isinstance(obj, tuple) and len(obj) == 2:
-        return Tensors(*obj)
-    if isinstance(obj, Subset):
-        return as_samples(obj.dataset).subset(torch.as_tensor(obj.indices, dtype=torch.int64))
-    if isinstance(obj, Dataset):
-        return Lazy(obj)
-    got = (
-        f"{type(obj).__name__} of {len(obj)}"
-        if isinstance(obj, (tuple, list))
-        else type(obj).__name__
-    )
+def as_samples(data: object) -> Samples:
+    """Samples from Samples, (x, y), a TensorDataset, a Subset, or any map-style Dataset."""
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, TensorDataset):
+        data = (*data.tensors, None) if len(data.tensors) == 1 else data.tensors
+    if isinstance(data, tuple) and len(data) == 2:
+        return Tensors(*data)
+    if isinstance(data, Subset):
+        index = torch.as_tensor(data.indices, dtype=torch.int64)
+        return as_samples(data.dataset).subset(index)
+    if isinstance(data, Dataset):
+        return Lazy(data)
+    got = type(data).__name__
+    if isinstance(data, (tuple, list)):
+        got += f" of {len(data)}"
     raise UserError(
-        f"data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch Dataset, got {got}"
+        "data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch "
+        f"Dataset, got {got}"
     )
 
 
 def fingerprint(samples: Samples) -> str:
-    """16 hex digits that tell data apart: of every row in memory, or of the length and first 64 rows read on demand."""
-    samples = getattr(samples, "raw", samples)  # wherever its rows are kept
+    """16 hex digits that tell data apart.
+
+    A hash of every row in memory, or of the length and the first 64 rows read on demand.
+    """
+    samples = getattr(samples, "raw", samples)  # a cache on a device has the same rows
     if samples._fingerprint is not None:
         return samples._fingerprint
-    step = 1024
-    stop = min(len(samples), 64) if isinstance(samples, Lazy) else len(samples)
+    stop = min(len(samples), HASHED_ROWS) if isinstance(samples, Lazy) else len(samples)
     digest = hashlib.sha256(f"{len(samples)} {stop}".encode())
-    for start in range(0, stop, step):
-        x, y = samples.rows(torch.arange(start, min(start + step, stop)))
-        named = x if isinstance(x, dict) else {"": x}
-        for name, tensor in [*sorted(named.items()), *([] if y is None else [("y", y)])]:
+    for start in range(0, stop, CHUNK):
+        x, y = samples.rows(torch.arange(start, min(start + CHUNK, stop)))
+        tensors = sorted(x.items()) if isinstance(x, dict) else [("", x)]
+        if y is not None:
+            tensors.append(("y", y))
+        for name, tensor in tensors:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(
-                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-            )
-    samples._fingerprint = digest.hexdigest()[
-        :16
-    ]  # rows do not change; hashing a large set again and again takes long
+            flat = tensor.detach().cpu().contiguous().flatten()
+            digest.update(flat.view(torch.uint8).numpy().data)
+    samples._fingerprint = digest.hexdigest()[:16]  # kept: rows do not change, hashing is slow
     return samples._fingerprint
 
 
 def integer_labels(y: Tensor) -> Tensor:
-    """Labels kept as bytes, as whole numbers: in an input, bytes are brightness."""
+    """Labels stored as bytes, as int64; all other labels unchanged."""
     return y.long() if y.dtype == torch.uint8 else y
 
 
-def map_modalities(x: Inputs, change):
-    """The change made to the input, or to every modality."""
-    return (
-        {name: change(tensor) for name, tensor in x.items()} if isinstance(x, dict) else change(x)
-    )
+def map_modalities(x: Inputs, function: Callable[[Tensor], Any]) -> Any:
+    """The function of the input, or of every modality by name."""
+    if isinstance(x, dict):
+        return {name: function(part) for name, part in x.items()}
+    return function(x)

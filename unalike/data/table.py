@@ -1,4 +1,4 @@
-"""A dataset with several possible targets, each with its task. Knows nothing of who gets which rows."""
+"""A dataset with several possible targets, each with its task."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,15 @@ from unalike.tasks import Task
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Inputs, targets with one row an input and a task of the same name, and two sets of rows.
+    """What a dataset's loader returns. Which client gets which rows is decided elsewhere.
 
-    `x` is (n, channels, height, width) float32, or bytes (uint8) that stand for brightness from 0 to 1, or a dict of modalities by name
-    with n rows each. `train` and `test` are row numbers (int64), in no more than one of them unless
-    `overlap`: where nothing is learnt from labels, one may score what was trained on.
+    Args:
+        x: inputs (n, channels, height, width), float32 or bytes (uint8) that stand for brightness
+            from 0 to 1; other shapes for other inputs; a dict of n rows each for modalities.
+        targets: labels by name, n rows each.
+        tasks: a task for each target, by the same names.
+        train, test: row numbers (int64), disjoint unless `overlap`.
+        overlap: rows may be trained on and scored, as where nothing is learned from labels.
     """
 
     x: Inputs
@@ -26,10 +30,11 @@ class Table:
     test: Tensor
     overlap: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.targets.keys() != self.tasks.keys():
             raise UserError(
-                f"every target needs a task: targets are {sorted(self.targets)}, tasks are {sorted(self.tasks)}"
+                f"every target needs a task: targets are {sorted(self.targets)}, "
+                f"tasks are {sorted(self.tasks)}"
             )
         modalities = self.x if isinstance(self.x, dict) else {"x": self.x}
         if not modalities:
@@ -41,12 +46,12 @@ class Table:
             if len(y) != len(self):
                 raise UserError(f"target {name!r} has {len(y)} rows for {len(self)} inputs")
             self.tasks[name].check(y)
-        for rows in (
-            (self.train, self.test) if self.overlap else (torch.cat([self.train, self.test]),)
-        ):
+        parts = [self.train, self.test] if self.overlap else [torch.cat([self.train, self.test])]
+        for rows in parts:
             if len(rows.unique()) != len(rows) or (rows < 0).any() or (rows >= len(self)).any():
                 raise UserError(
-                    f"train and test are different rows from 0 to {len(self) - 1}, got some twice or outside"
+                    f"train and test are different rows from 0 to {len(self) - 1}, "
+                    "got some twice or outside"
                 )
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from unalike.base.errors import UserError
 from unalike.base.randomness import scope, stream
 from unalike.data import load_dataset
 from unalike.data.composites import compose
-from unalike.data.pairs import flickr8k_pairs
+from unalike.data.flickr8k import load_flickr8k
 from unalike.models.efficientnet import EfficientNetLite
 from unalike.models.minilm import MiniLM
 from unalike.models.tiny_vlm import DIGITS, TinyVLM
@@ -40,7 +40,7 @@ def train_small(
     seed: int = 0,
 ) -> dict[str, Any]:
     """The two layers of vlm-small, from Flickr8k's training part; and how good they are: retrieval, and VOC 2012 without its labels."""
-    pairs, began = flickr8k_pairs(folder), time.monotonic()
+    pairs, began = load_flickr8k(folder), time.monotonic()
     eye, reader = EfficientNetLite(pairs.images.shape[1:], size=size), MiniLM()
     images = encode_images(eye.to(device), pairs.images, device)
     if len({len(its) for its in pairs.captions}) != 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unalike.base.errors import UserError
 from unalike.core.client import Client
-from unalike.data.pictures import read
+from unalike.data.jpeg import read_image
 from unalike.runs.export import trained_program
 
 DIGITS = 4  # of probabilities and weights
@@ -84,7 +84,7 @@ def load_image(image: str, client: Client) -> tuple[Tensor, list[int] | None]:
         raise UserError(f"there is no image {image}: name a file, or the number of a test image")
     channels, height, width = shape
     try:
-        picture = Image.fromarray(read(Path(image)))
+        picture = Image.fromarray(read_image(Path(image)))
     except ValueError as error:
         raise UserError(f"{image} {error}") from None
     picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))

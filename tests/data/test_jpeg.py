@@ -10,7 +10,7 @@ from PIL import Image
 from unalike.base.errors import Problems
 from unalike.data import load_dataset
 from unalike.data.composites import compose
-from unalike.data.pictures import decode
+from unalike.data.jpeg import decode_images
 from unalike.scenarios import build_clients, load
 
 
@@ -112,8 +112,8 @@ def test_images_of_another_size_than_most_are_told_too(odd, caplog):
     with pytest.raises(
         ValueError, match=f"1 of 3 images cannot be used: image {odd} is 5x5, most are 8x6"
     ):
-        decode(data, off)
-    x, good = decode(data, off, "skip")
+        decode_images(data, off)
+    x, good = decode_images(data, off, "skip")
     assert good.tolist() == [i for i in range(3) if i != odd] and x.shape == (2, 3, 6, 8)
     assert caplog.messages == [
         f"1 of 3 images cannot be used: image {odd} is 5x5, most are 8x6. They are left out."
