@@ -22,6 +22,10 @@ def augment(
     code points (n, letters), lose words (0). Other numbers get noise; strong ones lose some (0).
     Modalities by name are augmented one by one; boolean masks stay.
 
+    Args:
+        moves: False keeps everything in its place, as dense labels need.
+        flips: whether images may be mirrored.
+
     >>> torch.manual_seed(0) and augment(torch.ones(2, 3, 8, 8)).shape
     torch.Size([2, 3, 8, 8])
     """

@@ -51,8 +51,8 @@ def decode_images(
             own_height, own_width = images.pop(i).shape[:2]
             problems[i] = f"is {own_width}x{own_height}, most are {width}x{height}"
     messages = []
-    for i, problem in sorted(problems.items()):
-        messages.append(f"{names[i] if names else f'image {i}'} {problem}")
+    for i, text in sorted(problems.items()):
+        messages.append(f"{names[i] if names else f'image {i}'} {text}")
     report_broken(messages, len(off) - 1, broken)
     stacked = torch.from_numpy(np.stack([*images.values()])).permute(0, 3, 1, 2).contiguous()
     return stacked, np.array([*images])

@@ -95,7 +95,9 @@ def _read_coco_instances(path: Path, images: Path) -> tuple[list[str], list[Row]
     labels = {image["id"]: [0.0] * len(column) for image in stored["images"]}
     for annotation in stored["annotations"]:
         labels[annotation["image_id"]][column[annotation["category_id"]]] = 1.0
-    rows = [(images / image["file_name"], labels[image["id"]]) for image in stored["images"]]
+    rows: list[Row] = [
+        (images / image["file_name"], labels[image["id"]]) for image in stored["images"]
+    ]
     return [category["name"] for category in stored["categories"]], rows
 
 
@@ -231,7 +233,7 @@ def read_label_table(path: Path, locate: Callable[[str], Path]) -> tuple[list[st
         raise UserError(
             f"{path} is no table of image,label,label,...: the folder is not as published"
         ) from None
-    rows = []
+    rows: list[Row] = []
     for number, (image, *marks) in enumerate(lines, 2):
         valid = all(mark.strip() in ("0", "1", "0.0", "1.0") for mark in marks)
         if not valid or len(marks) != len(header) - 1:

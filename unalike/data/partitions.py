@@ -61,8 +61,8 @@ def dirichlet(
     for label in y.unique():
         rows = (y == label).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=generator)]
-        ends = draw_proportions(draws, clients, alpha).cumsum() * len(rows)
-        ends = torch.from_numpy(ends).round().long()
+        cumulative = draw_proportions(draws, clients, alpha).cumsum()
+        ends = torch.from_numpy(cumulative * len(rows)).round().long()
         owner[rows] = torch.searchsorted(ends[:-1], torch.arange(len(rows)), right=True)
     return rows_of_clients(fill_up(owner, clients, minimum, generator), clients)
 

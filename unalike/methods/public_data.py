@@ -48,7 +48,7 @@ def public_batch(program: ClientProgram, rows: Tensor, raw: bool = False) -> Any
     if raw:
         samples = getattr(samples, "raw", samples)
     x = samples.rows(rows)[0]
-    if isinstance(samples, DeviceCache) and samples.look is not None:
+    if isinstance(samples, DeviceCache) and samples.transform is not None:
         return program.client.to_device(x)  # features of a trunk, which resized its inputs itself
     return program.client.public_to_device(x)
 
