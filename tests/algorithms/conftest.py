@@ -11,8 +11,8 @@ from unalike.algorithms import FedMuscle
 def outcome(toys, tmp_path):
     """Everyone's parameters after some rounds of FedMuscle with these fields."""
 
-    def made(clients=None, rounds=2, training=None, federation=None, **fields):
-        made.number += 1
+    def run_fedmuscle(clients=None, rounds=2, training=None, federation=None, **fields):
+        run_fedmuscle.number += 1
         algorithm = toys.method("fedmuscle", **fields)
         clients = clients or [
             toys.client("a"),
@@ -20,22 +20,22 @@ def outcome(toys, tmp_path):
             toys.client("c"),
             toys.client("d"),
         ]
-        made.fed = toys.federation(
-            tmp_path / str(made.number),
+        run_fedmuscle.fed = toys.federation(
+            tmp_path / str(run_fedmuscle.number),
             algorithm,
             clients,
             federation=federation,
             rounds=rounds,
             **(training or {}),
         )
-        made.noted = []
-        made.fed.log_event = lambda event, **facts: (
-            made.noted.append(facts) if event == "note" else None
+        run_fedmuscle.noted = []
+        run_fedmuscle.fed.log_event = lambda event, **facts: (
+            run_fedmuscle.noted.append(facts) if event == "note" else None
         )
-        return toys.serve(made.fed, algorithm)
+        return toys.serve(run_fedmuscle.fed, algorithm)
 
-    made.number = 0
-    return made
+    run_fedmuscle.number = 0
+    return run_fedmuscle
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def breaks(monkeypatch):
         usual = getattr(FedMuscle.Program, operation)
 
         @wraps(usual)
-        def fails(self, **given):
+        def fails(self, **arguments):
             if self.client.id == client and self.round == 2:
                 raise RuntimeError("gone")
-            return usual(self, **given)
+            return usual(self, **arguments)
 
         monkeypatch.setattr(FedMuscle.Program, operation, fails)
 

@@ -16,18 +16,20 @@ def parted(toys, tmp_path):
     """Three who classify, two of them alike, of four classes of which a has two and b two; and one
     with several labels."""
     x, y = toys.blobs(24, 3)
-    some = lambda id, y, **about: toys.client(
+    client_with = lambda id, y, **about: toys.client(
         id, train=(x.double(), y), test=(x.double(), y), **about
     )
     words = Classification(tuple("wxyz"))
-    several = some("d", torch.nn.functional.one_hot(y, 4).double(), task=MultiLabel(list("pqrs")))
+    several = client_with(
+        "d", torch.nn.functional.one_hot(y, 4).double(), task=MultiLabel(list("pqrs"))
+    )
     fed = toys.federation(
         tmp_path / "run",
         toys.method("fedmuscle", average_heads="round", mask_absent_classes=True),
         [
-            some("a", y % 2),
-            some("b", 1 + y % 2, model=toys.noisy),
-            some("c", y, task=words),
+            client_with("a", y % 2),
+            client_with("b", 1 + y % 2, model=toys.noisy),
+            client_with("c", y, task=words),
             several,
         ],
     )
@@ -39,30 +41,33 @@ def parted(toys, tmp_path):
 def test_classes_that_only_other_clients_of_the_group_have_are_masked(parted):
     """They are no negatives in the local loss, and no row of the head learns of them; a class of no
     client is one."""
-    asked, call, programs = [], parted.call, parted.engine.host.programs
+    calls, call, programs = [], parted.call, parted.engine.host.programs
     parted.call = lambda operation, **about: (
-        asked.append((operation, about.get("clients"))) or call(operation, **about)
+        calls.append((operation, about.get("clients"))) or call(operation, **about)
     )
     for _ in range(2):
         average_groups(parted, classes_in_groups)
-    assert [told for told in asked if told[0] == "present"] == [("present", ["a", "b"])]
+    assert [entry for entry in calls if entry[0] == "present"] == [("present", ["a", "b"])]
     parted.call("train")
     assert [programs[c].masked_classes.tolist() for c in "ab"] == [
         [False, False, True, False],
         [True, False, False, False],
     ]
     assert not any(programs[c].masked_classes.any() for c in "cd")
-    for c, kept in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
+    for c, classes in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
         program = programs[c]
         program.model.eval()
         x, y = program.sampled(torch.arange(24))
         loss = program.task_loss(x, y)
-        left = program.model(x)[:, kept].log_softmax(1)
+        log_probabilities = program.model(x)[:, classes].log_softmax(1)
         torch.testing.assert_close(
-            loss, -left[torch.arange(24), [kept.index(label) for label in y.tolist()]].mean()
+            loss,
+            -log_probabilities[
+                torch.arange(24), [classes.index(label) for label in y.tolist()]
+            ].mean(),
         )
         moved = torch.autograd.grad(loss, program.model.head[-1].weight)[0].abs().sum(1) > 0
-        assert moved.nonzero().flatten().tolist() == kept
+        assert moved.nonzero().flatten().tolist() == classes
         torch.testing.assert_close(program.head_loss(x, y), loss)
 
 

@@ -35,14 +35,17 @@ def test_stacked_gradients_equal_those_one_by_one(fields, toys, tmp_path, monkey
             strict=True,
         )
     )
-    drawn = algorithm.draw_peers(fed, views, 1, 0, 0)
-    pulls, losses = algorithm.contrast.gradients(list(fed.infos), views, drawn, stream(1))
+    chosen = algorithm.draw_peers(fed, views, 1, 0, 0)
+    pulls, losses = algorithm.contrast.gradients(list(fed.infos), views, chosen, stream(1))
     monkeypatch.setattr(anchored_contrast, "STACKED_PEERS", 0)
     one = [[0.2] * 4] * 4 if "samples" in fields else 0.2  # one per pair: nothing is stacked
     contrast = replace(algorithm, temperature=one).contrast
-    alone, each = contrast.gradients(list(fed.infos), views, drawn, stream(1))
+    alone, separate_losses = contrast.gradients(list(fed.infos), views, chosen, stream(1))
     assert list(pulls) == list(alone) == list("abcd")
-    assert all(float(losses[c]) == pytest.approx(float(each[c]), abs=1e-12) for c in each)
+    assert all(
+        float(losses[c]) == pytest.approx(float(separate_losses[c]), abs=1e-12)
+        for c in separate_losses
+    )
     assert all(
         torch.allclose(pulls[c], alone[c], rtol=0, atol=1e-12) and pulls[c].abs().max() > 1e-4
         for c in pulls
@@ -82,29 +85,29 @@ def test_cuda_graphs_change_nothing(fields, toys, outcome, monkeypatch):
             toys.client("d", model=toys.noisy, device="cuda"),
         ]
 
-    made = {}
+    results = {}
     for records in (False, True):
         for module in (anchored_contrast, public_alignment):
             monkeypatch.setattr(module, "USE_CUDA_GRAPHS", records)
         anchored_contrast.stacked.cache_clear()
-        made[records] = outcome(clients(), rounds=4, final_model="aligned", **fields)
+        results[records] = outcome(clients(), rounds=4, final_model="aligned", **fields)
     programs = outcome.fed.engine.host.programs
     assert (
         all(
-            programs[c].graphed_forward.kept and all(programs[c].graphed_forward.kept.values())
+            programs[c].graphed_forward.graphs and all(programs[c].graphed_forward.graphs.values())
             for c in "abc"
         )
-        and not programs["d"].graphed_forward.kept
+        and not programs["d"].graphed_forward.graphs
     )
     if not fields.keys() & {"exchange", "sync"}:
         contrast = anchored_contrast.stacked(
             fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15
         )
-        assert contrast.kept and all(contrast.kept.values()), (
+        assert contrast.graphs and all(contrast.graphs.values()), (
             "the server's losses are recorded, too"
         )
     anchored_contrast.stacked.cache_clear()
-    assert toys.apart(made[False], made[True]) < 1e-8
+    assert toys.apart(results[False], results[True]) < 1e-8
 
 
 @pytest.mark.parametrize("fields", [{}, {"exchange": "peers"}, {"sync": "epoch"}])
@@ -112,8 +115,8 @@ def test_too_many_index_tuples_are_sampled(fields, outcome, toys, monkeypatch):
     """Of 8^3 index tuples: all, or an estimate that converges to it and is reproducible."""
     exact = outcome(peers=3, rounds=1, final_model="aligned", **fields)
     monkeypatch.setattr(anchored_contrast, "SUMMED_TUPLES", 8**3 - 1)
-    drawn, again = (outcome(peers=3, rounds=1, final_model="aligned", **fields) for _ in range(2))
-    assert toys.apart(drawn, again) == 0 < toys.apart(drawn, exact)
+    chosen, again = (outcome(peers=3, rounds=1, final_model="aligned", **fields) for _ in range(2))
+    assert toys.apart(chosen, again) == 0 < toys.apart(chosen, exact)
     few, many = (
         outcome(
             peers=3,

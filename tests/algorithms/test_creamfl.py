@@ -36,8 +36,8 @@ def rows(count, seed):
 
 def federation():
     image, text, y = rows(16, 1)
-    seen, read, _ = rows(12, 2)
-    both, public = {"image": image, "text": text}, {"image": seen, "text": read}
+    public_image, read, _ = rows(12, 2)
+    both, public = {"image": image, "text": text}, {"image": public_image, "text": read}
     pair = lambda width: partial(build_encoder, "pair", SHAPE, {**PAIR, "width": width})
     clients = [
         Client(
@@ -46,7 +46,7 @@ def federation():
             Classification(4),
             (image, y),
             (image, y),
-            seen,
+            public_image,
         ),
         Client(
             "reads",
@@ -86,16 +86,16 @@ def run(folder, contrast="cream", rounds=2, resume=False, watch=None, server=Tru
 
 
 def test_the_servers_model_learns_from_clients(tmp_path):
-    found = {
+    computed = {
         contrast: run(tmp_path / contrast, contrast) for contrast in ("none", "cream", "muscle")
     }
-    assert all(not told["failures"] for told in found.values())
-    assert len({told["server"]["hash"] for told in found.values()}) == 3
-    assert set(found["cream"]["server"]["metrics"]) >= {"recall", "i2t_R@1", "t2i_R@10"}
+    assert all(not entry["failures"] for entry in computed.values())
+    assert len({entry["server"]["hash"] for entry in computed.values()}) == 3
+    assert set(computed["cream"]["server"]["metrics"]) >= {"recall", "i2t_R@1", "t2i_R@10"}
     assert (
-        found["none"]["bytes"]["down"]
-        < found["cream"]["bytes"]["down"]
-        == found["muscle"]["bytes"]["down"]
+        computed["none"]["bytes"]["down"]
+        < computed["cream"]["bytes"]["down"]
+        == computed["muscle"]["bytes"]["down"]
     )
     assert "server" not in run(tmp_path / "without", server=False)
     clients, _ = federation()
@@ -120,20 +120,20 @@ def test_losses_on_the_public_set_can_be_captured_in_cuda_graphs(contrast):
     method = ALGORITHMS["creamfl"](width=8, batch=6, contrast=contrast)
     program = method.Program(replace(own, model=model), method, Training(), 0)
     views, x = program.tell(), public_batch(program, torch.arange(6))
-    some, lists = (
+    goals, lists = (
         {kind: view[:6] for kind, view in views.items()},
         [view[:6] for view in views.values()],
     )
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert (
-            program.regularisation_loss(x, some, some).shape
-            == program.server_loss(x, torch.arange(6), some, lists).shape
+            program.regularisation_loss(x, goals, goals).shape
+            == program.server_loss(x, torch.arange(6), goals, lists).shape
             == ()
         )
     looks = method.Program(own, method, Training(), 0)
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
         looks.regularisation_loss(
-            x, some, some
+            x, goals, goals
         )  # without a length a batch is as long as its longest text
 
 
@@ -159,22 +159,26 @@ def test_the_ensemble_weights_clients_by_how_well_they_identify_a_row():
         torch.eye(3).double(),
         torch.eye(3).double()[[1, 0, 2]],
     )  # `other` takes rows 0 and 1 for each other
-    found = ensemble([one, other], torch.eye(3).double())
-    right, wrong = (torch.tensor([1.0, 0, 0]).double().log_softmax(0)[i].exp() for i in (0, 1))
-    assert torch.allclose(
-        found[0], right / (right + wrong) * one[0] + wrong / (right + wrong) * other[0]
+    computed = ensemble([one, other], torch.eye(3).double())
+    own_share, other_share = (
+        torch.tensor([1.0, 0, 0]).double().log_softmax(0)[i].exp() for i in (0, 1)
     )
-    assert torch.allclose(found[2], one[2])
+    assert torch.allclose(
+        computed[0],
+        own_share / (own_share + other_share) * one[0]
+        + other_share / (own_share + other_share) * other[0],
+    )
+    assert torch.allclose(computed[2], one[2])
     assert torch.allclose(ensemble([one, other], None), (one + other) / 2)
 
 
 def test_clients_send_representations_of_the_kinds_they_have(toys):
     method = ALGORITHMS["creamfl"](width=8, batch=6)
     clients, own = federation()
-    told = [
+    entry = [
         set(method.Program(client, method, toys.training(), 0).tell()) for client in (*clients, own)
     ]
-    assert told == [{"image"}, {"text"}, {"image", "text"}, {"image", "text"}]
+    assert entry == [{"image"}, {"text"}, {"image", "text"}, {"image", "text"}]
 
 
 def test_clients_move_towards_the_known_representations(toys):
@@ -260,11 +264,11 @@ def test_a_scenario_may_give_the_server_a_model(tmp_path):
     )
     results, _ = run_scenario(scenario, method, out=tmp_path / "run")
     assert results["server"]["metrics"]["recall"] > 0 and not results["failures"]
-    for was, now, said in (
+    for was, now, message in (
         ("size: 40", "size: 4000", "must be below 1200"),
         ("public: {size: 40}", "", "learns from the public set: add `public`"),
         ("pair, test: 50}\nclients", "word}\nclients", "no target .word"),
     ):
         (tmp_path / "bad.yaml").write_text(SCENARIO.replace(was, now))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             run_scenario(*load(str(tmp_path / "bad.yaml")), out=tmp_path / "bad")

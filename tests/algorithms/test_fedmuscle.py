@@ -33,7 +33,7 @@ def test_three_exchanges_give_the_same_update(outcome, toys):
 def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypatch):
     """Without the graph kept between two calls the batch is computed again, batch statistics and
     dropout included."""
-    kept = outcome(exchange=exchange, final_model="aligned")
+    cached = outcome(exchange=exchange, final_model="aligned")
     represent = FedMuscle.Program.represent
 
     def forgetful(self, epoch, batch):
@@ -43,7 +43,7 @@ def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypa
 
     forgetful.operation = "changes"
     monkeypatch.setattr(FedMuscle.Program, "represent", forgetful)
-    assert toys.apart(kept, outcome(exchange=exchange, final_model="aligned")) == 0
+    assert toys.apart(cached, outcome(exchange=exchange, final_model="aligned")) == 0
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypa
 )
 def test_a_graph_is_freed_before_the_next_forward_pass(fields, outcome, monkeypatch):
     """While the graph of a batch lives, a GPU cannot capture the backward pass of the next one."""
-    found = []
+    alive = []
     forward = FedMuscle.Program.compute_representation
 
     def end(program):
         first = next(program.model.encoder.parameters())
         return (
             first.view_as(first).grad_fn.next_functions[0][0].metadata
-        )  # kept as long as a graph has it
+        )  # lives as long as a graph has it
 
     def watched(self, epoch, batch):
-        found.append(end(self).get("seen", False))
+        alive.append(end(self).get("seen", False))
         z = forward(self, epoch, batch)
         end(self)["seen"] = True
         assert end(self)["seen"], "z has it"
@@ -70,7 +70,7 @@ def test_a_graph_is_freed_before_the_next_forward_pass(fields, outcome, monkeypa
 
     monkeypatch.setattr(FedMuscle.Program, "compute_representation", watched)
     outcome(**fields)
-    assert len(found) > 8 and not any(found)
+    assert len(alive) > 8 and not any(alive)
 
 
 def test_sync_epoch_ignores_the_exchange(outcome, toys):
@@ -91,7 +91,7 @@ def test_clients_receive_as_many_bytes_as_they_send_whatever_m_is(outcome, toys)
             {way: outcome.fed.ledger.total(way, client=c) for way in ("up", "down")}
             for c in "abcdef"
         ]
-    assert all(each["up"] == each["down"] > 0 for each in totals[1])
+    assert all(entry["up"] == entry["down"] > 0 for entry in totals[1])
     assert totals[1] == totals[5]
     outcome(six(), peers=5, exchange="peers")
     assert outcome.fed.ledger.total(
@@ -109,12 +109,12 @@ def test_a_batch_costs_one_call(exchange, outcome, toys):
         exchange
     ]
     batches = len(outcome.fed.public(7))
-    told = {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")}
-    assert told == {"train": 1, "represent": 2, align: 2 * batches}
+    replies = {key[3]: count for key, (count, _) in rows.items() if key[1:3] == ("a", "up")}
+    assert replies == {"train": 1, "represent": 2, align: 2 * batches}
     blocks = sum(
-        -(-8 * 8 * len(each) // 256)
+        -(-8 * 8 * len(entry) // 256)
         for epoch in (0, 1)
-        for each in outcome.fed.public(7).batches(1, epoch)
+        for entry in outcome.fed.public(7).batches(1, epoch)
     )
     assert outcome.fed.ledger.total("up", client="a") == 256 * (blocks + 1 + 2 + 2 * batches)
 
@@ -123,30 +123,34 @@ def test_the_next_batch_is_represented_by_the_updated_model(outcome, toys, monke
     """`align` answers what `represent` would have answered in a call of its own."""
     together = outcome(rounds=1, final_model="aligned", exchange="peers")
     noted = outcome.noted
-    program, asked = FedMuscle.Program, []
+    program, calls = FedMuscle.Program, []
 
     def represent_next(self, epoch, batch):
         return torch.zeros(0, 8, dtype=torch.float64)
 
     call = type(outcome.fed).call
 
-    def apart(fed, operation, *, sizes=None, **given):
-        told = call(
-            fed, operation, sizes=sizes if operation == "represent" else {"rows": 0}, **given
+    def apart(fed, operation, *, sizes=None, **arguments):
+        replies = call(
+            fed, operation, sizes=sizes if operation == "represent" else {"rows": 0}, **arguments
         )
-        asked.append(operation)
+        calls.append(operation)
         if operation == "align_to_peers" and sizes["rows"]:
             views = apart(
-                fed, "represent", epoch=given["epoch"], batch=given["batch"] + 1, sizes=sizes
+                fed,
+                "represent",
+                epoch=arguments["epoch"],
+                batch=arguments["batch"] + 1,
+                sizes=sizes,
             )
-            told.update({c: {**told[c], "views": views[c]} for c in told})
-        return told
+            replies.update({c: {**replies[c], "views": views[c]} for c in replies})
+        return replies
 
     monkeypatch.setattr(program, "represent_next", represent_next)
     monkeypatch.setattr(type(outcome.fed), "call", apart)
     assert (
         toys.apart(together, outcome(rounds=1, final_model="aligned", exchange="peers")) == 0
-        and asked.count("represent") == 3
+        and calls.count("represent") == 3
     )
     assert outcome.noted == noted
 
@@ -263,13 +267,13 @@ def test_segmentation_multilabel_and_classification_together(toys, tmp_path):
     rows, public = table.train[:90].split(30), (table.x[table.train[200:224]], None)
 
     def digits(id, mine, target, model):
-        given = [(table.x[r], table.targets[target][r]) for r in (mine, table.test[:40])]
+        arguments = [(table.x[r], table.targets[target][r]) for r in (mine, table.test[:40])]
         return Client(
             id=id,
             model=model,
             task=table.tasks[target],
-            train=given[0],
-            test=given[1],
+            train=arguments[0],
+            test=arguments[1],
             public=public,
         )
 
@@ -293,8 +297,8 @@ def test_segmentation_multilabel_and_classification_together(toys, tmp_path):
 def test_a_client_that_fails_in_align_is_no_peer_from_then_on(outcome, breaks):
     """In the batch in which it fails it was a peer of the others."""
     breaks("align", "b")
-    left = outcome(rounds=3)
-    assert set(left) == {"a", "c", "d"}
+    final = outcome(rounds=3)
+    assert set(final) == {"a", "c", "d"}
     assert outcome.fed.failures == [Failure("b", "align", 2, "RuntimeError: gone")]
 
 
@@ -325,8 +329,8 @@ def test_fields_that_do_not_fit_are_refused_before_anything_runs(fields, sentenc
 def test_dropout_leaves_fewer_peers(outcome):
     """A client alone in its round only trains locally."""
     outcome(rounds=8, federation=FederationConfig(dropout=0.6, quorum=0))
-    drawn = {f.round for f in outcome.fed.failures}
-    assert len(drawn) > 3 and all(f.reason == "dropped out" for f in outcome.fed.failures)
+    failed_rounds = {f.round for f in outcome.fed.failures}
+    assert len(failed_rounds) > 3 and all(f.reason == "dropped out" for f in outcome.fed.failures)
 
 
 def test_an_old_field_name_ends_in_an_error_that_says_the_new_one():

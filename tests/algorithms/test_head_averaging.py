@@ -63,16 +63,16 @@ def test_heads_may_be_averaged_after_every_local_epoch(outcome, toys, tmp_path):
         toys.federation(tmp_path / name, method, clients(), epochs=3)
         for name in ("united", "plain")
     )
-    asked, call = [], fed.call
-    fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
-    for each in (fed, plain):
-        each.start_round(1)
+    calls, call = [], fed.call
+    fed.call = lambda operation, **about: calls.append(operation) or call(operation, **about)
+    for federation in (fed, plain):
+        federation.start_round(1)
     train_locally(fed, "train", [HeadAveraging(every_epoch=True)])
     plain.call("train")
-    assert asked == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
+    assert calls == ["train", "kind_of", "give", "take", "train", "give", "take", "train"]
     ends = [
-        {c: program.model.state_dict() for c, program in each.engine.host.programs.items()}
-        for each in (fed, plain)
+        {c: program.model.state_dict() for c, program in federation.engine.host.programs.items()}
+        for federation in (fed, plain)
     ]
     assert all(torch.equal(ends[0]["d"][name], tensor) for name, tensor in ends[1]["d"].items())
     apart = [(end["a"]["head.0.weight"] - end["b"]["head.0.weight"]).norm() for end in ends]
@@ -81,8 +81,8 @@ def test_heads_may_be_averaged_after_every_local_epoch(outcome, toys, tmp_path):
 
 @pytest.mark.parametrize("keep", ["local", "aligned"])
 def test_the_local_final_model_has_a_head_of_its_own(keep, outcome):
-    left = outcome(average_heads="round", final_model=keep)
-    assert torch.equal(left["a"]["head.0.weight"], left["c"]["head.0.weight"]) == (
+    final = outcome(average_heads="round", final_model=keep)
+    assert torch.equal(final["a"]["head.0.weight"], final["c"]["head.0.weight"]) == (
         keep == "aligned"
     )
 
@@ -94,13 +94,13 @@ def test_a_client_takes_only_parameters_that_are_averaged(toys, tmp_path):
     fed.start_round(1)
     fed.call("train")
     program = fed.engine.host.programs["a"]
-    for wrong in (
+    for parameters in (
         {},
         dict(program.model.state_dict()),
         {name: tensor[:1] for name, tensor in program.averaged_parameters().items()},
     ):
         with pytest.raises(ValueError, match="expected the parameters that are averaged"):
-            program.take(wrong)
+            program.take(parameters)
 
 
 def test_a_client_whose_only_partner_fails_keeps_its_head(toys, tmp_path, monkeypatch):
@@ -112,8 +112,8 @@ def test_a_client_whose_only_partner_fails_keeps_its_head(toys, tmp_path, monkey
     )
     fed.start_round(1)
     fed.call("train")
-    asked, call = [], fed.call
-    fed.call = lambda operation, **about: asked.append(operation) or call(operation, **about)
+    calls, call = [], fed.call
+    fed.call = lambda operation, **about: calls.append(operation) or call(operation, **about)
 
     @query
     @sends("parameters")
@@ -124,4 +124,4 @@ def test_a_client_whose_only_partner_fails_keeps_its_head(toys, tmp_path, monkey
 
     monkeypatch.setattr(FedMuscle.Program, "give", give)
     average_groups(fed)
-    assert asked == ["kind_of", "give"] and fed.active == ["a"]
+    assert calls == ["kind_of", "give"] and fed.active == ["a"]

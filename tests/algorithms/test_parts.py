@@ -8,6 +8,7 @@ import torch
 
 from unalike import Classification, FederationConfig
 from unalike.algorithms import FedMuscle
+from unalike.core.algorithm import ClientProgram
 from unalike.core.privacy import Privacy
 from unalike.methods.group_averaging import GroupAveragingProgram
 from unalike.report.outcome import describe_judged, kept_model
@@ -67,10 +68,10 @@ def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels
     trained = Counter()
     learn = GroupAveragingProgram.learn
 
-    def counted(self, *given, **named):
-        told = learn(self, *given, **named)
+    def counted(self, *arguments, **named):
+        results = learn(self, *arguments, **named)
         trained[self.client.id, len(self.client.train), self.round] += 1
-        return told
+        return results
 
     make = lambda: [
         toys.client("a"),
@@ -79,8 +80,8 @@ def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels
     ]
     shared = lambda: toys.method("fedmuscle", **{what: how})
     monkeypatch.setattr(GroupAveragingProgram, "learn", counted)
-    told = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
-    whole, rows = told["clients"], len(make()[0].train)
+    results = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
+    whole, rows = results["clients"], len(make()[0].train)
     assert all(
         whole[c]["kept"] == "together"
         and whole[c]["judged"] == {}
@@ -88,19 +89,19 @@ def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels
         for c in "ab"
     )
     assert whole["c"]["judged"].keys() == {"alone", "together", "doubt"}
-    assert {round for c, held, round in trained if c == "a" and held < rows} == {1}
-    assert {round for c, held, round in trained if c == "c" and held < rows} == {1, 2, 3}
+    assert {round for c, samples, round in trained if c == "a" and samples < rows} == {1}
+    assert {round for c, samples, round in trained if c == "c" and samples < rows} == {1, 2, 3}
     assert [kept_model(whole[c]) for c in "abc"] == [
         "unjudged",
         "unjudged",
         {"alone": "local", "together": "federated"}[whole["c"]["kept"]],
     ]
-    assert describe_judged(told) == ", 1 of 3 clients judged"
+    assert describe_judged(results) == ", 1 of 3 clients judged"
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
     assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
     own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)
-    assert all(its["judged"] for its in own["clients"].values()) and describe_judged(own) == ""
+    assert all(entry["judged"] for entry in own["clients"].values()) and describe_judged(own) == ""
 
 
 @pytest.mark.parametrize("sync", ["batch", "epoch"])
@@ -113,13 +114,18 @@ def test_clients_evaluated_by_the_safeguard_are_no_peers_if_enough_others_remain
         unlike = toys.client("d", task=Classification(tuple("wxyz")))
         x, y = unlike.train.rows(torch.arange(len(unlike.train)))
         clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
-        told = toys.execute(
+        results = toys.execute(
             tmp_path / name,
             toys.method("fedmuscle", average_heads="round", sync=sync, **fields),
             clients,
             safeguard=True,
         )
-        assert [bool(told["clients"][c]["judged"]) for c in "abcd"] == [False, False, False, True]
+        assert [bool(results["clients"][c]["judged"]) for c in "abcd"] == [
+            False,
+            False,
+            False,
+            True,
+        ]
         return {c: state for c, state in toys.states(tmp_path / name).items() if c != "d"}
 
     assert toys.apart(run("one", 0, peers=2), run("other", 1, peers=2)) == 0
@@ -131,41 +137,43 @@ def test_an_evaluated_client_that_fails_leaves_the_others(toys, tmp_path, breaks
     no quorum of its own."""
     breaks("align_to_peers", "d")
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
-    told = toys.execute(
+    results = toys.execute(
         tmp_path / "run",
         toys.method("fedmuscle", average_heads="round", peers=2),
         clients,
         safeguard=True,
     )
-    assert [(f["client"], f["operation"], f["round"]) for f in told["failures"]] == [
+    assert [(f["client"], f["operation"], f["round"]) for f in results["failures"]] == [
         ("d", "align_to_peers", 2)
     ]
-    assert told["rounds"] == 3 and [
-        c for c in "abcd" if told["clients"][c].get("value") is not None
+    assert results["rounds"] == 3 and [
+        c for c in "abcd" if results["clients"][c].get("value") is not None
     ] == list("abc")
 
 
 def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp_path, monkeypatch):
     """It has no fold replicas any more, whichever clients are sampled with it."""
-    heard = Counter()
+    messages = Counter()
     message = FedMuscle.peer_message
 
     def counted(self, fed, views, client, peers):
-        heard[client] += 1
+        messages[client] += 1
         assert "d" not in peers
         return message(self, fed, views, client, peers)
 
     monkeypatch.setattr(FedMuscle, "peer_message", counted)
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
-    drawn = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
-    monkeypatch.setattr(FederationConfig, "sample", lambda self, clients, seed, round: drawn[round])
+    sampled = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
+    monkeypatch.setattr(
+        FederationConfig, "sample", lambda self, clients, seed, round: sampled[round]
+    )
     toys.execute(
         tmp_path / "run",
         toys.method("fedmuscle", average_heads="round", peers=2),
         clients,
         safeguard=True,
     )
-    assert heard.keys() == {"d"}
+    assert messages.keys() == {"d"}
 
 
 def test_clients_without_fold_replicas_get_gradients_with_the_safeguard_too(toys, tmp_path):
@@ -184,14 +192,14 @@ def test_what_does_not_enter_the_final_model_does_not_prevent_the_safeguard(
     what, keep, toys, tmp_path
 ):
     """With one round the local final model is from before anything was averaged or distilled."""
-    made = toys.execute(
+    results = toys.execute(
         tmp_path / "run",
         toys.method("fedmuscle", **what, final_model=keep),
         toys.clients(),
         safeguard=True,
         rounds=1,
     )
-    assert {bool(its["judged"]) for its in made["clients"].values()} == {keep == "local"}
+    assert {bool(entry["judged"]) for entry in results["clients"].values()} == {keep == "local"}
 
 
 @pytest.mark.parametrize(
@@ -200,10 +208,15 @@ def test_what_does_not_enter_the_final_model_does_not_prevent_the_safeguard(
 def test_an_averaged_head_is_one_privacy_release_a_round_and_logits_one_a_row(
     what, more, toys, tmp_path
 ):
-    told = toys.execute(
+    results = toys.execute(
         tmp_path / "run",
         toys.method("fedmuscle", **what),
         toys.clients(),
         privacy=Privacy(noise=1.0),
     )
-    assert told["clients"]["a"]["privacy"]["releases"] == 3 * (24 + more)
+    assert results["clients"]["a"]["privacy"]["releases"] == 3 * (24 + more)
+
+
+def test_the_client_halves_of_parts_derive_from_client_program_alone():
+    for part in FedMuscle.Program.__bases__:
+        assert part.__bases__ == (ClientProgram,)

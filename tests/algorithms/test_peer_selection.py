@@ -38,9 +38,9 @@ def test_random_peers_are_all_other_clients_in_turn(toys, tmp_path):
     algorithm = toys.method("fedmuscle", peers=2)
     fed = toys.federation(tmp_path, algorithm, [toys.client(c) for c in "abcd"])
     views = {c: torch.zeros(2, 8) for c in "abcd"}
-    seen = [algorithm.draw_peers(fed, views, round, 0, 0)["a"] for round in range(1, 30)]
-    assert all("a" not in peers and len(set(peers)) == 2 for peers in seen)
-    assert {frozenset(peers) for peers in seen} == {frozenset(p) for p in ("bc", "bd", "cd")}
+    draws = [algorithm.draw_peers(fed, views, round, 0, 0)["a"] for round in range(1, 30)]
+    assert all("a" not in peers and len(set(peers)) == 2 for peers in draws)
+    assert {frozenset(peers) for peers in draws} == {frozenset(p) for p in ("bc", "bd", "cd")}
     assert algorithm.draw_peers(fed, {"a": views["a"]}, 1, 0, 0) == {}, "nobody to be pulled to"
 
 
@@ -50,26 +50,26 @@ def test_random_peers_are_all_other_clients_in_turn(toys, tmp_path):
 def test_self_peers_are_the_detached_client_whoever_computes_the_loss(
     fields, outcome, toys, tmp_path
 ):
-    made = {
+    states = {
         way: outcome(peers=2, self_peers=1, final_model="aligned", exchange=way, **fields)
         for way in ("gradient", "peers")
     }
     if "samples" not in fields:  # combinations are drawn by whoever computes
-        assert toys.apart(made["gradient"], made["peers"]) < 1e-9
+        assert toys.apart(states["gradient"], states["peers"]) < 1e-9
     if not fields:
         assert (
             toys.apart(
-                made["gradient"],
+                states["gradient"],
                 outcome(peers=2, self_peers=1, final_model="aligned", exchange="paper"),
             )
             < 1e-9
         )
-    assert toys.apart(made["gradient"], outcome(peers=2, final_model="aligned", **fields)) > 1e-4
-    assert toys.apart(made["gradient"], outcome(peers=1, final_model="aligned", **fields)) > 1e-4
+    assert toys.apart(states["gradient"], outcome(peers=2, final_model="aligned", **fields)) > 1e-4
+    assert toys.apart(states["gradient"], outcome(peers=1, final_model="aligned", **fields)) > 1e-4
     algorithm = toys.method("fedmuscle", peers=2, self_peers=1)
     fed = toys.federation(tmp_path / "fed", algorithm, [toys.client(c) for c in "abcd"])
-    drawn = algorithm.draw_peers(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
-    assert all(len(peers) == 1 and peers[0] != client for client, peers in drawn.items())
+    chosen = algorithm.draw_peers(fed, {c: torch.zeros(2, 8) for c in "abcd"}, 1, 0, 0)
+    assert all(len(peers) == 1 and peers[0] != client for client, peers in chosen.items())
     assert algorithm.draw_peers(fed, {"a": torch.zeros(2, 8)}, 1, 0, 0) == {}
 
 
@@ -91,13 +91,13 @@ def test_with_self_peers_only_other_clients_do_not_matter(outcome, toys):
 
 
 def test_peers_are_redrawn_per_batch_or_per_pass(outcome, toys, monkeypatch):
-    asked = []
+    draws = []
     draw = FedMuscle.draw_peers
     monkeypatch.setattr(
-        FedMuscle, "draw_peers", lambda self, *a: asked.append(draw(self, *a)) or asked[-1]
+        FedMuscle, "draw_peers", lambda self, *a: draws.append(draw(self, *a)) or draws[-1]
     )
     outcome(rounds=1, redraw="pass")
-    assert len(asked) == 3 and all(drawn == asked[0] for drawn in asked)
-    asked.clear()
+    assert len(draws) == 3 and all(chosen == draws[0] for chosen in draws)
+    draws.clear()
     outcome(rounds=1, redraw="batch")
-    assert any(drawn != asked[0] for drawn in asked)
+    assert any(chosen != draws[0] for chosen in draws)

@@ -40,39 +40,39 @@ def diverse_clients(rows=12, public=20):
     Row i of the public set is an image, and a text for the client with texts.
     """
     images, words = draw(rows, *IMAGE), draw(rows, *TEXT).mul(3).long().abs()
-    seen, read = draw(public, *IMAGE), draw(public, *TEXT).mul(3).long().abs()
+    public_images, read = draw(public, *IMAGE), draw(public, *TEXT).mul(3).long().abs()
     y = torch.arange(rows)
     encoder = lambda name, shape, **options: partial(
         build_encoder, name, shape, {"width": 8} | options
     )
-    made = {
+    definitions = {
         "ann": (
             encoder("mlp", IMAGE, hidden=[8]),
             Classification(["cat", "dog", "cow"]),
             images,
             y % 3,
-            seen,
+            public_images,
         ),
         "bob": (
             encoder("cnn", IMAGE, channels=[4]),
             Classification(["dog", "cow", "cat"]),
             images,
             y % 3,
-            seen,
+            public_images,
         ),
         "cid": (
             encoder("transformer", IMAGE, depth=1, heads=2),
             MultiLabel(["cat", "sky"]),
             images,
             (draw(rows, 2) > 0).float(),
-            seen,
+            public_images,
         ),
         "dot": (
             encoder("cnn", IMAGE, channels=[4]),
             Segmentation(["cat", "sky"]),
             images,
             (images[:, 0] > 0).long(),
-            seen,
+            public_images,
         ),
         "eve": (
             encoder("fasttext", TEXT, words=20, embedding=4),
@@ -92,13 +92,13 @@ def diverse_clients(rows=12, public=20):
             public=(unlabelled, None),
             dtype=torch.float64,
         )
-        for id, (model, task, x, labels, unlabelled) in made.items()
+        for id, (model, task, x, labels, unlabelled) in definitions.items()
     ]
 
 
 def program_of(method, client, toys, **changed):
-    made = toys.method(method, **changed)
-    return made.Program(client, made, toys.training(), 0)
+    algorithm = toys.method(method, **changed)
+    return algorithm.Program(client, algorithm, toys.training(), 0)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +145,16 @@ def test_labels_are_matched_by_name_within_a_task():
         b=("classification", ("dog", "owl")),
         c=("multilabel", ("cat", "dog")),
     )
-    told = {
+    predictions = {
         "a": torch.tensor([[1.0, 2.0]]),
         "b": torch.tensor([[4.0, 6.0]]),
         "c": torch.tensor([[90.0, 90.0]]),
     }
-    assert average_by_label(fed, told, "a").tolist() == [[1, 3]] and average_by_label(
-        fed, told, "b"
+    assert average_by_label(fed, predictions, "a").tolist() == [[1, 3]] and average_by_label(
+        fed, predictions, "b"
     ).tolist() == [[3, 6]]
-    assert average_by_label(fed, told, "c").tolist() == [[90, 90]] and clients_with_labels(
-        fed, told, "b"
+    assert average_by_label(fed, predictions, "c").tolist() == [[90, 90]] and clients_with_labels(
+        fed, predictions, "b"
     ) == [
         ("a", [0], [1]),
         ("b", [0, 1], [0, 1]),
@@ -181,15 +181,15 @@ def test_fedhenn_adds_the_distance_to_the_mean_kernel(toys):
     assert torch.equal(program.kernel(), (z @ z.mT).detach())
     x, y = program.client.train.rows(torch.arange(5))
     x = program.client.to_device(x)
-    found = []
-    program.learn = lambda loss: found.append(loss(x, y))
+    losses = []
+    program.learn = lambda loss: losses.append(loss(x, y))
     program.follow(kernel)
     centring = torch.eye(8).double() - 1 / 8
     a, b = centring @ (z @ z.mT) @ centring, centring @ kernel @ centring
     by_hand = program.task_loss(x, y) + 0.5 * math.sqrt(4) * (
         1 - (a * b).sum() / (a.norm() * b.norm())
     )
-    assert torch.allclose(found[0], by_hand)
+    assert torch.allclose(losses[0], by_hand)
 
 
 def test_cka_is_invariant_to_scale_and_shift():
@@ -218,10 +218,10 @@ def test_feddf_averages_identical_architectures_and_distils_among_common_labels(
     before = {
         c: {n: t.clone() for n, t in programs[c].model.state_dict().items()} for c in programs
     }
-    asked = []
+    calls = []
     call, fed.call = (
         fed.call,
-        lambda operation, **about: asked.append((operation, about)) or call(operation, **about),
+        lambda operation, **about: calls.append((operation, about)) or call(operation, **about),
     )
     average_groups(fed)
     mean = {name: (before["a"][name] + before["b"][name]) / 2 for name in before["a"]}
@@ -236,9 +236,9 @@ def test_feddf_averages_identical_architectures_and_distils_among_common_labels(
         for name, tensor in before[c].items()
     )
     method.learn_from_public(fed, 1)
-    teachers = next(about["per_client"] for operation, about in asked if operation == "distil")
+    teachers = next(about["per_client"] for operation, about in calls if operation == "distil")
     assert set(teachers) == set("abc")  # d has nobody to learn from
-    assert next(about["clients"] for operation, about in asked if operation == "opinion") == list(
+    assert next(about["clients"] for operation, about in calls if operation == "opinion") == list(
         "abc"
     )  # nor to tell
     assert torch.equal(teachers["a"]["teacher"], teachers["c"]["teacher"])
@@ -303,12 +303,12 @@ def test_sage_mixes_two_pseudo_labels_by_confidence(toys):
     program = program_of("sage", diverse_clients()[0], toys, threshold=0.9)
     own = torch.tensor([[0.95, 0.05, 0.0], [0.5, 0.5, 0.0], [0.6, 0.4, 0.0]]).double()
     all_ = torch.tensor([[0.1, 0.9, 0.0], [0.0, 0.95, 0.05], [0.2, 0.8, 0.0]]).double()
-    target, kept = program.target(own, all_)
+    target, sure = program.target(own, all_)
     assert target[0].tolist() == pytest.approx([0.5, 0.5, 0])  # 0.05 apart: half and half
-    assert target[1].tolist() == [0, 1, 0] and kept.tolist() == [True, True, False]
+    assert target[1].tolist() == [0, 1, 0] and sure.tolist() == [True, True, False]
     several = program_of("sage", diverse_clients()[2], toys, threshold=0.9)
-    target, kept = several.target(torch.tensor([[0.95, 0.5]]), torch.tensor([[0.05, 0.02]]))
-    assert target[0].tolist() == [1, 0] and kept.all()
+    target, sure = several.target(torch.tensor([[0.95, 0.5]]), torch.tensor([[0.05, 0.02]]))
+    assert target[0].tolist() == [1, 0] and sure.all()
 
 
 # pseudo-labelling

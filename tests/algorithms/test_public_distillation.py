@@ -27,13 +27,13 @@ def test_distillation_brings_predictions_of_clients_with_common_labels_together(
     opinions = {c: programs[c].opinion() for c in "ab"}
     mean = (opinions["a"] + opinions["b"]) / 2
     for _ in range(5):
-        told = distill_public(fed)
+        losses = distill_public(fed)
     for c in "ab":
         assert (programs[c].opinion() - mean).norm() < (opinions[c] - mean).norm()
         assert programs[c].optimizers["public"].param_groups[0]["lr"] == pytest.approx(
             0.01 * (1 + math.cos(math.pi / 3)) / 2
         )
-    assert told.keys() == set("ab") and all(
+    assert losses.keys() == set("ab") and all(
         torch.equal(programs["d"].model.state_dict()[name], t) for name, t in before.items()
     )
 

@@ -34,16 +34,16 @@ def test_principal_components_equal_those_of_the_singular_value_decomposition(ro
     x = torch.randn(
         rows, features, generator=stream(0, "rows"), dtype=torch.float64
     ) * torch.arange(1, features + 1)
-    found = principal_components(x, width := 6)
-    left, values, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    kept = min(rows, features, width)
-    assert torch.allclose(found[:, :kept].abs(), (left * values)[:, :kept].abs(), atol=1e-6)
-    assert (found[:, kept:] == 0).all() and found.shape == (rows, width)
-    assert all(column[column.abs().argmax()] >= 0 for column in found.T), (
+    components = principal_components(x, width := 6)
+    vectors, values, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    rank = min(rows, features, width)
+    assert torch.allclose(components[:, :rank].abs(), (vectors * values)[:, :rank].abs(), atol=1e-6)
+    assert (components[:, rank:] == 0).all() and components.shape == (rows, width)
+    assert all(column[column.abs().argmax()] >= 0 for column in components.T), (
         "its sign is no accident of the machine"
     )
     assert torch.allclose(
-        principal_components(x[:, torch.randperm(features)], width), found, atol=1e-6
+        principal_components(x[:, torch.randperm(features)], width), components, atol=1e-6
     ), "nor is the order of features"
 
 
@@ -72,9 +72,9 @@ def test_rotated_encoders_have_the_same_representations_after_the_fit(toys, tmp_
         (programs["a"].represent_all() - programs[c].represent_all()).norm(dim=1).mean().item()
         for c in "bc"
     )
-    before, told = apart(), fit_shared_subspace(fed, programs["a"].algorithm.width)
+    before, results = apart(), fit_shared_subspace(fed, programs["a"].algorithm.width)
     assert before > 0.5 and apart() < 0.05
-    assert told.keys() == set("abc") and all(0.7 < fit <= 1 for fit in told.values())
+    assert results.keys() == set("abc") and all(0.7 < fit <= 1 for fit in results.values())
     features = programs["b"].model.features(public_batch(programs["b"], torch.arange(24)))
     assert (
         rms_length(features).item() == pytest.approx(features.shape[1] ** 0.5, rel=1e-4)
@@ -87,9 +87,9 @@ def test_later_clients_fit_to_the_existing_subspace(toys, tmp_path):
     fed = toys.federation(tmp_path / "run", method, toys.clients())
     fed.start_round(1)
     fed.sampled = ["a", "b"]
-    asked, call = [], fed.call
+    calls, call = [], fed.call
     fed.call = lambda operation, **about: (
-        asked.append((operation, list(about["per_client"]))) or call(operation, **about)
+        calls.append((operation, list(about["per_client"]))) or call(operation, **about)
     )
     assert (
         fit_shared_subspace(fed, method.width).keys() == set("ab")
@@ -100,7 +100,7 @@ def test_later_clients_fit_to_the_existing_subspace(toys, tmp_path):
     assert fit_shared_subspace(fed, method.width).keys() == {"c"} and torch.equal(
         fed.state["joint"], space
     )
-    assert asked == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
+    assert calls == [("outline", ["a", "b"]), ("fit", ["a", "b"]), ("fit", ["c"])]
 
 
 def test_a_client_that_cannot_fit_is_left_out_of_the_round(toys, tmp_path, monkeypatch):
@@ -148,9 +148,9 @@ def test_a_client_refuses_a_subspace_of_another_shape(toys, tmp_path):
     fed.start_round(1)
     fed.call("kind_of")
     program = fed.engine.host.programs["a"]
-    for wrong in (torch.zeros(3, 4), torch.zeros(len(public_samples(program)), 3)):
+    for target in (torch.zeros(3, 4), torch.zeros(len(public_samples(program)), 3)):
         with pytest.raises(ValueError, match="expected a shared subspace of"):
-            program.fit(wrong)
+            program.fit(target)
     program.model.projection = nn.Identity()
     with pytest.raises(ValueError, match="expected a linear projection"):
         program.fit(program.outline())
@@ -223,24 +223,24 @@ def test_clients_with_different_modalities_and_tasks_fit_one_subspace(toys, tmp_
 
 def test_fold_replicas_are_fitted_like_their_client(toys, tmp_path, monkeypatch):
     """The space knows no labels, so that the safeguard may judge who met the others."""
-    seen = []
+    fitted = []
     fit = FedMuscle.Program.fit
 
     @operation
     @wraps(fit)
     def watched(self, target):
-        seen.append((self.client.id, fit(self, target)))
-        return seen[-1][1]
+        fitted.append((self.client.id, fit(self, target)))
+        return fitted[-1][1]
 
     monkeypatch.setattr(FedMuscle.Program, "fit", watched)
-    told = toys.execute(
+    results = toys.execute(
         tmp_path / "run", joint(toys, backbone_lr_scale=0.5), toys.clients(), safeguard=True
     )
-    fits = {c: {value for id, value in seen if id == c} for c in "abc"}
-    assert all(len([id for id, _ in seen if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), (
+    fits = {c: {value for id, value in fitted if id == c} for c in "abc"}
+    assert all(len([id for id, _ in fitted if id == c]) > 1 and len(fits[c]) == 1 for c in "abc"), (
         "each shadow, and alike"
     )
-    assert {its["kept"] for its in told["clients"].values()} <= {"alone", "together"}
+    assert {entry["kept"] for entry in results["clients"].values()} <= {"alone", "together"}
 
 
 def test_shared_init_and_slow_backbone_in_a_whole_run_that_resumes(toys, tmp_path):
@@ -251,11 +251,11 @@ def test_shared_init_and_slow_backbone_in_a_whole_run_that_resumes(toys, tmp_pat
             raise KeyboardInterrupt
 
     clients = lambda: [toys.client("a"), toys.client("b", model=toys.noisy), toys.client("c")]
-    made = lambda: joint(toys, backbone_lr_scale=0.1, average_heads="epoch")
-    whole = toys.execute(tmp_path / "whole", made(), clients(), alone=True)
+    method = lambda: joint(toys, backbone_lr_scale=0.1, average_heads="epoch")
+    whole = toys.execute(tmp_path / "whole", method(), clients(), alone=True)
     with pytest.raises(KeyboardInterrupt):
-        toys.execute(tmp_path / "cut", made(), clients(), alone=True, watch=interrupted)
-    cut = toys.execute(tmp_path / "cut", made(), clients(), alone=True, workers=2)
+        toys.execute(tmp_path / "cut", method(), clients(), alone=True, watch=interrupted)
+    cut = toys.execute(tmp_path / "cut", method(), clients(), alone=True, workers=2)
     assert cut["clients"] == whole["clients"] and cut["bytes"] == whole["bytes"]
     own = toys.execute(
         tmp_path / "own",
@@ -267,7 +267,7 @@ def test_shared_init_and_slow_backbone_in_a_whole_run_that_resumes(toys, tmp_pat
         whole["bytes"]["up"] > own["bytes"]["up"] and whole["bytes"]["down"] > own["bytes"]["down"]
     )
     assert toys.apart(toys.states(tmp_path / "whole"), toys.states(tmp_path / "own")) > 1e-3
-    alone = [[its["alone"] for its in told["clients"].values()] for told in (whole, own)]
+    alone = [[entry["alone"] for entry in results["clients"].values()] for results in (whole, own)]
     assert alone[0] == alone[1] and None not in alone[0], "alone nobody meets anybody"
 
 
