@@ -1,4 +1,4 @@
-"""AFMCC: clusters are found, by whom and in which process does not matter, a stopped run ends the same, the formulas are the paper's."""
+"""AFMCC: it finds clusters, workers and resuming change nothing, formulas are the paper's."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SHAPE = {"left": (3,), "right": (3,)}
 
 def clients(toys, owned=("left right", "left right", "left", "right"), **about):
     """Blobs whose first three features are one modality and whose last three are another."""
-    made = []
+    members = []
     for id, names in zip("abcd", owned, strict=False):
         x, y = toys.blobs(24, ord(id))
         x = {
@@ -26,7 +26,7 @@ def clients(toys, owned=("left right", "left right", "left", "right"), **about):
             for name, part in (("left", x[:, :3]), ("right", x[:, 3:]))
             if name in names.split()
         }
-        made.append(
+        members.append(
             toys.client(
                 id,
                 model=lambda: Autoencoder(SHAPE, (8,), 4),
@@ -37,7 +37,7 @@ def clients(toys, owned=("left right", "left right", "left", "right"), **about):
                 **about,
             )
         )
-    return made
+    return members
 
 
 def small(**changed):
@@ -62,7 +62,7 @@ def test_processes_and_memory_make_no_difference(toys, tmp_path, weights):
 
 
 def test_sending_all_models_gives_the_same(toys, tmp_path):
-    """Where all arrive at the same instants; else two messages a visit meet other models than one does."""
+    """If all arrive at the same instants; else two messages per visit meet other models than one."""
     for how in ("encoders", "paper"):
         toys.execute(
             tmp_path / how, small(exchange=how), clients(toys, ["left right"] * 3), rounds=2
@@ -127,17 +127,18 @@ def test_objective_is_equation_7(toys):
     )
 
 
-def test_a_sample_counts_only_where_it_has_something(toys):
-    """Each term is that of the samples that take part in it; what stands where a modality is missing does not matter, not even NaN."""
-    left, right = torch.arange(10) % 3 > 0, torch.arange(10) % 3 < 2
+def test_missing_modalities_count_nowhere_in_the_loss(toys):
+    """Each term is over samples that take part in it; values of a missing modality, even NaN, do
+    not matter."""
+    has_left, has_right = torch.arange(10) % 3 > 0, torch.arange(10) % 3 < 2
     losses = {}
     for nothing in (7.0, float("nan")):
         one = clients(toys)[0]
         x, y = one.train.rows(torch.arange(10))
-        x["left"][~left], x["right"][~right] = nothing, nothing
+        x["left"][~has_left], x["right"][~has_right] = nothing, nothing
         method = small(alpha=0.7, beta=0.3)
         program = method.Program(
-            replace(one, train=({**x, "left?": left, "right?": right}, y)),
+            replace(one, train=({**x, "left?": has_left, "right?": has_right}, y)),
             method,
             toys.training(),
             0,
@@ -150,27 +151,27 @@ def test_a_sample_counts_only_where_it_has_something(toys):
             subset: program.objective(subset)(program.model, program.rows())
             for subset in program.subsets()
         }
-    auto, there, x = (
+    auto, has, x = (
         program.model.encoder,
-        {"left": left, "right": right},
+        {"left": has_left, "right": has_right},
         program.client.to_device(x),
     )
-    z = {name: auto.encoders[name](torch.where(there[name][:, None], x[name], 0)) for name in there}
+    z = {name: auto.encoders[name](torch.where(has[name][:, None], x[name], 0)) for name in has}
     for (subset, loss), same in zip(losses[7.0].items(), losses[nothing].values(), strict=True):
-        seen = torch.stack([there[name] for name in subset]).any(0)
+        has_subset = torch.stack([has[name] for name in subset]).any(0)
         h = torch.stack(
             [
-                torch.stack([z[name][i] for name in subset if there[name][i]]).mean(0)
-                if seen[i]
+                torch.stack([z[name][i] for name in subset if has[name][i]]).mean(0)
+                if has_subset[i]
                 else z["left"][i] * 0
                 for i in range(10)
             ]
         )
         by_hand = 0.3 * class_correlation_loss(
-            (h[seen] @ program.model.head.weight.mT).softmax(-1), 0.3
+            (h[has_subset] @ program.model.head.weight.mT).softmax(-1), 0.3
         )
-        for name, own in there.items():
-            both = seen & own
+        for name, own in has.items():
+            both = has_subset & own
             by_hand = (
                 by_hand
                 + reconstruction(x[name][both], auto.decoders[name](h[both]))
@@ -179,15 +180,16 @@ def test_a_sample_counts_only_where_it_has_something(toys):
         assert torch.allclose(loss, by_hand, rtol=1e-12) and torch.equal(loss, same)
 
 
-def test_samples_without_a_modality_train_in_a_stack_as_one_by_one(toys, tmp_path):
+def test_missing_modalities_train_the_same_in_a_batch_of_clients(toys, tmp_path):
     def odd():
-        made = clients(toys, ["left right"] * 4)
+        members = clients(toys, ["left right"] * 4)
         for i in (0, 2):
-            held = made[i].train
-            made[i] = replace(
-                made[i], train=({**held.x, "left?": torch.arange(24) % (i + 2) > 0}, held.y)
+            samples = members[i].train
+            members[i] = replace(
+                members[i],
+                train=({**samples.x, "left?": torch.arange(24) % (i + 2) > 0}, samples.y),
             )
-        return made
+        return members
 
     for how in ({}, {"alive": 1}):
         results = toys.execute(
@@ -205,7 +207,8 @@ def test_samples_without_a_modality_train_in_a_stack_as_one_by_one(toys, tmp_pat
 
 
 def test_weights_follow_the_distance(toys):
-    """A model whose codes lie farther from the client's own fused features counts more as printed, less the other way round."""
+    """A model whose codes are farther from the client's fused features has more weight with `far`,
+    less with `near`."""
     shares = {}
     for weights in ("far", "near"):
         method = small(weights=weights, sharpness=2.0)
@@ -222,27 +225,28 @@ def test_weights_follow_the_distance(toys):
 
 
 def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
-    """Eq. 6 as docs/afmcc.md reads it, by hand: of each model the mean over modalities of ||Z^v - H||, H of the client's own model."""
+    """Eq. 6 as docs/afmcc.md reads it: for each model the mean over modalities of ||Z^v - H||, H from
+    the client's own model."""
     client = clients(toys, dtype=torch.float64)[0]
-    some = torch.arange(24) > 4
-    client = replace(client, train=({**client.train.x, "right?": some}, client.train.y))
+    has_right = torch.arange(24) > 4
+    client = replace(client, train=({**client.train.x, "right?": has_right}, client.train.y))
     program = AFMCC.Program(client, small(sharpness=2.0), toys.training(), 0)
     models = [
         AFMCC.Program(client, small(), toys.training(), seed).model.encoder for seed in range(3)
     ]
     x = {name: client.train.x[name].double() for name in SHAPE}
     z = [{name: model.encoders[name](x[name]) for name in SHAPE} for model in models]
-    h = torch.where(some[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
+    h = torch.where(has_right[:, None], (z[1]["left"] + z[1]["right"]) / 2, z[1]["left"])
     far = torch.stack(
-        [((each["left"] - h).norm() + (each["right"] - h)[some].norm()) / 2 for each in z]
+        [((codes["left"] - h).norm() + (codes["right"] - h)[has_right].norm()) / 2 for codes in z]
     )
     stacked = {
         f"encoder.{name}": torch.stack([model.state_dict()[name] for model in models])
         for name in models[0].state_dict()
         if "encoders" in name
     }
-    told = ClientRuntime(program).perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
-    assert told == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
+    shares = ClientRuntime(program).perform("weigh", 1, 0, {"models": stacked, "own": 1})["shares"]
+    assert shares == pytest.approx((2.0 * far / far.mean()).softmax(0).tolist(), rel=1e-9)
 
 
 def test_other_models_and_tasks_are_refused(toys, tmp_path):
@@ -252,40 +256,44 @@ def test_other_models_and_tasks_are_refused(toys, tmp_path):
         toys.execute(tmp_path / "2", small(), [toys.client("a")])
 
 
-def test_rows_and_clusters_that_do_not_fit_are_told_before_anything_runs(toys, tmp_path):
+def test_other_shapes_and_cluster_counts_are_refused_before_the_run(toys, tmp_path):
     for method in (small(), FMCSC()):
-        some = clients(toys)
-        some[2].train.x["left"], some[3].train.x["right"] = (
+        members = clients(toys)
+        members[2].train.x["left"], members[3].train.x["right"] = (
             torch.rand(24, 5),
-            some[3].train.x["right"].long(),
+            members[3].train.x["right"].long(),
         )
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as error:
             toys.execute(
-                tmp_path / "run", method, [*some, replace(some[0], task=Clustering(5), id="e")]
+                tmp_path / "run",
+                method,
+                [*members, replace(members[0], task=Clustering(5), id="e")],
             )
         for sentence in (
             'clients.c   its modality "left" has 5 features, and its autoencoder was made for 3.',
-            'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real numbers',
-            "clients.e   it looks for 5 clusters and others for 4: clients that cluster together must look for the same number.",
+            'clients.d   its modality "right" holds torch.int64, and an autoencoder takes real '
+            "numbers",
+            "clients.e   it looks for 5 clusters and others for 4: clients that cluster together "
+            "must look for the same number.",
         ):
-            assert sentence in str(told.value)
+            assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize("method", [small(), FMCSC()])
-def test_models_that_cannot_be_mixed_are_told_before_anything_runs(toys, tmp_path, method):
-    some = clients(toys)
-    some[2].model = lambda: Autoencoder(
+def test_models_of_other_shapes_are_refused_before_the_run(toys, tmp_path, method):
+    members = clients(toys)
+    members[2].model = lambda: Autoencoder(
         {"left": (3,)}, (8,), 4
     )  # made for what it owns, not for what all own
     with pytest.raises(
         UserError,
-        match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a, and ",
+        match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a",
     ):
-        run(method, some, out=tmp_path / "run")
+        run(method, members, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "fields",
     [
         {"alpha": -1.0},
         {"beta": -1.0},
@@ -297,32 +305,32 @@ def test_models_that_cannot_be_mixed_are_told_before_anything_runs(toys, tmp_pat
         {"starts": 0},
     ],
 )
-def test_fields_out_of_bounds_are_refused(toys, tmp_path, wrong):
-    with pytest.raises(UserError, match=rf"algorithm\.{next(iter(wrong))} +must be"):
-        run(AFMCC(**wrong), clients(toys), out=tmp_path / "run")
+def test_fields_out_of_bounds_are_refused(toys, tmp_path, fields):
+    with pytest.raises(UserError, match=rf"algorithm\.{next(iter(fields))} +must be"):
+        run(AFMCC(**fields), clients(toys), out=tmp_path / "run")
 
 
-@pytest.mark.parametrize(("steps", "each"), [(45, 15), (6, 2), (3, 1)])
-def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, each):
+@pytest.mark.parametrize(("steps", "steps_each"), [(45, 15), (6, 2), (3, 1)])
+def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, steps_each):
     program = AFMCC.Program(clients(toys)[0], small(pretraining=steps), toys.training(), 0)
-    seen, objective = [], AFMCC.Program.objective
+    subsets, objective = [], AFMCC.Program.objective
     monkeypatch.setattr(
         AFMCC.Program,
         "objective",
-        lambda self, subset: seen.append(subset) or objective(self, subset),
+        lambda self, subset: subsets.append(subset) or objective(self, subset),
     )
     program.pretrain()
-    assert [seen.count(subset) for subset in program.subsets()] == [each] * 3
-    assert seen[: min(each, 5)] == [("left",)] * min(each, 5)
+    assert [subsets.count(subset) for subset in program.subsets()] == [steps_each] * 3
+    assert subsets[: min(steps_each, 5)] == [("left",)] * min(steps_each, 5)
 
 
-def test_nobody_need_pretrain(toys, tmp_path):
+def test_pretraining_may_be_zero(toys, tmp_path):
     assert not toys.execute(tmp_path / "run", small(pretraining=0), clients(toys), rounds=1)[
         "failures"
     ]
 
 
-def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
+def test_clients_trained_in_a_batch_end_the_same_as_one_by_one(toys, tmp_path, monkeypatch):
     """Different numbers of rows are filled up, and what fills them up counts for nothing."""
     odd = lambda: [
         toys.client(
@@ -330,11 +338,11 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
         )
         for id, rows in (("a", 24), ("b", 17), ("c", 9), ("d", 24))
     ]
-    asked = []
+    batches = []
     perform = ClientRuntime.perform_together
 
     def watched(runtimes, name, *args, **named):
-        asked.append((name, len(runtimes)))
+        batches.append((name, len(runtimes)))
         return perform(runtimes, name, *args, **named)
 
     monkeypatch.setattr(ClientRuntime, "perform_together", staticmethod(watched))
@@ -346,8 +354,8 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
         federation=FederationConfig(tick=10.0),
         alone=True,
     )
-    assert {("train", 4), ("visit", 4), ("weigh", 4)} <= set(asked) and not once["failures"]
-    alone = {client: told["alone"] for client, told in once["clients"].items()}
+    assert {("train", 4), ("visit", 4), ("weigh", 4)} <= set(batches) and not once["failures"]
+    alone = {client: result["alone"] for client, result in once["clients"].items()}
     for how in ({"alive": 1}, {"workers": 2}):
         apart = toys.execute(
             tmp_path / str(how),
@@ -360,18 +368,25 @@ def test_alike_clients_at_once_are_as_one_by_one(toys, tmp_path, monkeypatch):
         )
         assert toys.apart(toys.states(tmp_path / "once"), toys.states(tmp_path / str(how))) <= 1e-9
         assert {
-            client: told["alone"] for client, told in apart["clients"].items()
+            client: result["alone"] for client, result in apart["clients"].items()
         } == alone and None not in alone.values()
 
 
-def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
-    one = clients(toys, ["left right"] * 4)
-    one[1].train.x["left"][3] = float("nan")
+def test_nan_at_one_client_leaves_the_batch_alone(toys, tmp_path):
+    members = clients(toys, ["left right"] * 4)
+    members[1].train.x["left"][3] = float("nan")
     results = toys.execute(
-        tmp_path / "run", small(), one, rounds=2, federation=FederationConfig(tick=10.0), alone=True
+        tmp_path / "run",
+        small(),
+        members,
+        rounds=2,
+        federation=FederationConfig(tick=10.0),
+        alone=True,
     )
     assert [failure["client"] for failure in results["failures"]] == ["b"]
-    assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
+    assert [client for client, result in results["clients"].items() if result["alone"] is None] == [
+        "b"
+    ]
     assert results["failures"][0]["reason"].startswith(
         'modality "left" has NaN or infinity in 1 of 24 samples'
     )
@@ -380,15 +395,15 @@ def test_nan_in_one_of_a_stack_leaves_the_others_alone(toys, tmp_path):
     )
 
 
-def test_who_diverges_in_a_stack_is_named_and_the_others_go_on(toys, tmp_path):
-    one = clients(toys, ["left right"] * 3)
-    one[1].train.x["left"] = (
-        one[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
+def test_a_diverging_client_of_a_batch_is_named_and_left_out(toys, tmp_path):
+    members = clients(toys, ["left right"] * 3)
+    members[1].train.x["left"] = (
+        members[1].train.x["left"].double().index_fill_(0, torch.tensor([3]), 1e200)
     )
     results = toys.execute(
         tmp_path / "run",
         small(weights="uniform"),
-        one,
+        members,
         rounds=2,
         federation=FederationConfig(tick=10.0),
         alone=True,
@@ -396,16 +411,18 @@ def test_who_diverges_in_a_stack_is_named_and_the_others_go_on(toys, tmp_path):
     assert {failure["client"] for failure in results["failures"]} == {
         "b"
     } and "the data of b" in results["failures"][0]["reason"]
-    assert [client for client, told in results["clients"].items() if told["alone"] is None] == ["b"]
+    assert [client for client, result in results["clients"].items() if result["alone"] is None] == [
+        "b"
+    ]
 
 
-def test_quick_clients_go_on_where_nobody_rests(toys, tmp_path):
-    some = clients(toys, ["left right"] * 2) + clients(toys, ["left right"] * 4, speed=300.0)[2:]
-    visits = toys.execute(tmp_path / "run", small(rest=False), some, rounds=4)["visits"]
+def test_without_rest_fast_clients_continue(toys, tmp_path):
+    members = clients(toys, ["left right"] * 2) + clients(toys, ["left right"] * 4, speed=300.0)[2:]
+    visits = toys.execute(tmp_path / "run", small(rest=False), members, rounds=4)["visits"]
     assert visits["c"] == visits["d"] == 4 and visits["a"] > 6
 
 
-def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_path):
+def test_fewer_samples_than_clusters_are_refused_before_the_run(toys, tmp_path):
     with pytest.raises(UserError, match=r"clients\.b +it has 3 samples, fewer than the 4 clusters"):
         toys.execute(
             tmp_path / "run",
@@ -414,13 +431,13 @@ def test_fewer_samples_than_clusters_is_refused_before_anything_runs(toys, tmp_p
         )
 
 
-def test_the_same_of_many_clients_is_told_once(toys, tmp_path):
-    some = clients(toys)
-    for one in some[:3]:
+def test_a_problem_of_several_clients_is_reported_once(toys, tmp_path):
+    members = clients(toys)
+    for one in members[:3]:
         one.train.x["left"] = torch.ones(24, 3)
-    with pytest.raises(UserError, match=r"^1 problem in") as told:
-        toys.execute(tmp_path / "run", small(), some)
+    with pytest.raises(UserError, match=r"^1 problem in") as error:
+        toys.execute(tmp_path / "run", small(), members)
     assert (
-        'clients.a   its modality "left" is the same in all its samples and tells nothing apart: leave it out. The same is true of b'
-        in str(told.value)
+        'clients.a   its modality "left" is the same in all its samples and tells nothing apart: '
+        "leave it out. The same is true of b" in str(error.value)
     )

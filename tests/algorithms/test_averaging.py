@@ -14,7 +14,7 @@ def beginning(toys, client, seed=0):
 
 
 def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
-    """A client's local epochs: AdamW afresh, batches of 8 in the order of its stream. Changes the model."""
+    """Train a model for a client's local epochs: fresh AdamW, batches of 8 in its stream's order."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
     x, y = client.train.rows(torch.arange(len(client.train)))
     model.train()
@@ -64,11 +64,12 @@ def alike(toys):
 @pytest.mark.parametrize("rounds, epochs", [(1, 1), (3, 2)])
 def test_fedavg_is_the_loop_by_hand(rounds, epochs, toys, tmp_path):
     fed = toys.federation(tmp_path, FedAvg(), alike(toys), rounds=rounds, epochs=epochs)
-    left = toys.serve(fed, FedAvg())
+    models = toys.serve(fed, FedAvg())
     shared = rounds_by_hand(toys, alike(toys), rounds, epochs)
-    assert toys.apart(left, dict.fromkeys("abc", shared)) <= 1e-9
+    assert toys.apart(models, dict.fromkeys("abc", shared)) <= 1e-9
     assert (
-        toys.apart(left, dict.fromkeys("abc", beginning(toys, alike(toys)[0]).state_dict())) > 1e-2
+        toys.apart(models, dict.fromkeys("abc", beginning(toys, alike(toys)[0]).state_dict()))
+        > 1e-2
     )
 
 
@@ -93,11 +94,12 @@ def test_uniform_mean_is_the_plain_mean_of_the_clients(toys, tmp_path):
 
 
 def test_fedprox_is_the_loop_by_hand(toys, tmp_path):
-    left = toys.serve(
+    models = toys.serve(
         toys.federation(tmp_path, FedProx(mu=0.5), alike(toys), rounds=2), FedProx(mu=0.5)
     )
     assert (
-        toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys), 2, mu=0.5))) <= 1e-9
+        toys.apart(models, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys), 2, mu=0.5)))
+        <= 1e-9
     )
 
 
@@ -110,7 +112,7 @@ def test_fedprox_without_mu_is_fedavg(toys, tmp_path):
     assert toys.apart(ends[0], ends[2]) > 1e-4
 
 
-def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
+def test_fedprox_gradient_is_mu_times_the_drift(toys):
     """d/dw of mu / 2 ||w - w_sent||^2 is mu (w - w_sent)."""
     gradients = {}
     for mu in (0.0, 0.3):
@@ -125,20 +127,20 @@ def test_fedprox_pulls_by_mu_times_the_way_gone(toys):
         program.loss(program.client.to_device(x), y).backward()
         gradients[mu] = [p.grad for p in program.model.parameters()]
     assert all(
-        torch.allclose(held - free, torch.full_like(free, 0.3 * 0.1))
-        for free, held in zip(*gradients.values(), strict=True)
+        torch.allclose(with_term - without_term, torch.full_like(without_term, 0.3 * 0.1))
+        for without_term, with_term in zip(*gradients.values(), strict=True)
     )
 
 
-def test_unlike_shapes_form_groups(toys, tmp_path):
+def test_clients_of_different_shapes_form_groups(toys, tmp_path):
     """a and b average with each other; c, of another shape, goes on from its own parameters."""
     clients = toys.clients()
-    left = toys.serve(toys.federation(tmp_path / "all", FedAvg(), clients, rounds=2), FedAvg())
-    assert toys.apart({"x": left["a"]}, {"x": left["b"]}) == 0
+    models = toys.serve(toys.federation(tmp_path / "all", FedAvg(), clients, rounds=2), FedAvg())
+    assert toys.apart({"x": models["a"]}, {"x": models["b"]}) == 0
     pair = toys.serve(
         toys.federation(tmp_path / "pair", FedAvg(), toys.clients(2), rounds=2), FedAvg()
     )
-    assert toys.apart(pair, {c: left[c] for c in "ab"}) == 0
+    assert toys.apart(pair, {c: models[c] for c in "ab"}) == 0
     fed = toys.federation(tmp_path / "again", FedAvg(), toys.clients(), rounds=1)
     toys.serve(fed, FedAvg())
     assert (
@@ -147,8 +149,8 @@ def test_unlike_shapes_form_groups(toys, tmp_path):
     )
 
 
-def test_rows_of_a_head_that_stand_for_other_labels_are_not_averaged(toys, tmp_path):
-    """Three clients of one shape, the third with the same labels in another order: what it calls the first is another's last."""
+def test_heads_with_other_labels_are_not_averaged(toys, tmp_path):
+    """Three clients of one shape, the third with the same labels in another order."""
     names = [str(label) for label in range(4)]
     clients = [
         toys.client("a"),
@@ -169,14 +171,16 @@ def test_a_group_of_one_trains_alone(toys, tmp_path):
     from unalike.models import MLP
 
     lone = toys.client("z", model=toys.partial(MLP, (6,), (5,), 8))
-    left = toys.serve(toys.federation(tmp_path, FedAvg(), [*alike(toys), lone], rounds=2), FedAvg())
+    models = toys.serve(
+        toys.federation(tmp_path, FedAvg(), [*alike(toys), lone], rounds=2), FedAvg()
+    )
     model = beginning(toys, lone)
     for round in (1, 2):
         by_hand(model, lone, round)
-    assert toys.apart({"z": left["z"]}, {"z": model.state_dict()}) <= 1e-9
+    assert toys.apart({"z": models["z"]}, {"z": model.state_dict()}) <= 1e-9
 
 
-def test_who_does_not_answer_does_not_count(toys, tmp_path):
+def test_clients_that_do_not_answer_are_left_out_of_the_mean(toys, tmp_path):
     """The mean is over those who replied: with one client too slow it is that of the other two."""
     slow = [
         toys.client("a", rows=20),
@@ -186,15 +190,15 @@ def test_who_does_not_answer_does_not_count(toys, tmp_path):
     fed = toys.federation(
         tmp_path, FedAvg(), slow, rounds=2, federation=FederationConfig(deadline=60)
     )
-    left = toys.serve(fed, FedAvg())
+    models = toys.serve(fed, FedAvg())
     assert {f.client for f in fed.failures} == {"c"}
     assert (
-        toys.apart(left, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9
+        toys.apart(models, dict.fromkeys("abc", rounds_by_hand(toys, alike(toys)[:2], 2))) <= 1e-9
     ), "c leaves with the global model too"
 
 
-def test_latecomers_join_when_they_can_be_reached(toys, tmp_path):
-    """c missed the introductions; its link is mended before the second round, and from then on it counts."""
+def test_clients_that_missed_registration_join_later(toys, tmp_path):
+    """c missed registration; its link works from the second round on, and then it takes part."""
     clients = [
         toys.client("a", rows=20),
         toys.client("b", rows=12),
@@ -206,7 +210,7 @@ def test_latecomers_join_when_they_can_be_reached(toys, tmp_path):
     for round in FedAvg().serve(fed):
         if round == 1:
             assert set(fed.state["group"]) == {"a", "b"}
-            fed.engine.told["c"] = toys.client("c", rows=36).info()
+            fed.engine.client_infos["c"] = toys.client("c", rows=36).info()
     assert set(fed.state["group"]) == {"a", "b", "c"} and len(fed.state["models"]) == 1
     assert fed.ledger.total("up", round=2, client="c", operation="update") > 0
 
@@ -219,8 +223,8 @@ def accuracy(model, samples):
 
 @pytest.mark.parametrize("name", ["fedavg", "local"])
 @pytest.mark.parametrize("test", ["own", "common"])
-def test_where_a_value_is_measured(name, test, toys, tmp_path):
-    """A global model on the common test set where there is one; a personal model always on the client's own."""
+def test_values_are_measured_on_the_common_or_own_test_set(name, test, toys, tmp_path):
+    """A global model on the common test set, if any; a personal model always on the client's own."""
     common = {"common": toys.blobs(60, 77)} if test == "common" else {}
     # own test sets of one class each, so that the two cannot be confused
     own = {id: (toys.blobs(40, 5)[0], torch.full((40,), k)) for k, id in enumerate("abc")}

@@ -1,4 +1,4 @@
-"""FedMPT and its rivals: the head written out, switches, what travels and what stays, what is looked at once, and bad input."""
+"""FedMPT and other prompt methods: heads by hand, switches, what is sent, caching, bad input."""
 
 import json
 import math
@@ -21,13 +21,13 @@ TWO = ("pose", "a background")
 
 
 @pytest.fixture
-def program(toys):
-    def made(method=None, **about):
+def build_program(toys):
+    def build(method=None, **about):
         method = method or FedMPT(conditions=TWO, rank=3)
         client = toys.toys_for(FedMPT)["client"]("a", **about)
         return method.Program(client, method, toys.training(), 0)
 
-    return made
+    return build
 
 
 def stir(model):
@@ -42,17 +42,17 @@ def unit(v):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_head_is_equations_6_to_11(program, whole):
-    made = program(
+def test_the_head_is_equations_6_to_11(build_program, whole):
+    program = build_program(
         FedMPT(conditions=TWO, rank=3, entropy=0.2, whole=whole)
     )  # the paper's, which ten steps of any plan are enough for
-    made.model.eval()
-    stir(made.model)
-    head, model = made.model.head, made.model.encoder
-    x = made.client.to_device(made.client.train.rows(torch.arange(2))[0])
-    patches, seen = model.patches(x)
+    program.model.eval()
+    stir(program.model)
+    head, model = program.model.head, program.model.encoder
+    x = program.client.to_device(program.client.train.rows(torch.arange(2))[0])
+    patches, image_features = model.patches(x)
     places = (
-        torch.cat([patches, seen[:, None]], 1) if whole else patches
+        torch.cat([patches, image_features[:, None]], 1) if whole else patches
     )  # the gate goes by patches alone
     word = lambda text: model.embed(model.tokens([text])[0])[0]
     for image in range(2):
@@ -82,25 +82,25 @@ def test_the_head_is_equations_6_to_11(program, whole):
                 (entropy / 4).softmax(0).numpy(), [0.25] * 4, cost.numpy(), 0.2, stopThr=1e-13
             )
             mixed += gate[n].detach() * 4 * (torch.from_numpy(plan) * s).sum(0)
-        wanted = head.verdict((mixed)[None])[0]
-        torch.testing.assert_close(made.model(x)[image], wanted, rtol=1e-6, atol=1e-6)
+        expected = head.verdict((mixed)[None])[0]
+        torch.testing.assert_close(program.model(x)[image], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_adapters_leave_out_in_training_only(program):
-    made = program(FedMPT(conditions=TWO, rank=3, dropout=0.5))
-    stir(made.model)
-    x = made.client.to_device(made.client.train.rows(torch.arange(2))[0])
-    assert not torch.equal(made.model.train()(x), made.model(x))
-    assert torch.equal(made.model.eval()(x), made.model(x))
+def test_adapter_dropout_is_active_in_training_only(build_program):
+    program = build_program(FedMPT(conditions=TWO, rank=3, dropout=0.5))
+    stir(program.model)
+    x = program.client.to_device(program.client.train.rows(torch.arange(2))[0])
+    assert not torch.equal(program.model.train()(x), program.model(x))
+    assert torch.equal(program.model.eval()(x), program.model(x))
 
 
 @pytest.mark.parametrize(
     ("off", "gone"),
     [("prompts", "condition_tokens"), ("adapters", "down"), ("gate", "route"), ("transport", None)],
 )
-def test_each_part_can_be_switched_off(program, off, gone):
+def test_each_part_can_be_switched_off(build_program, off, gone):
     plain = {"conditions": TWO, "rank": 3, "whole": False, "dropout": 0.0}
-    whole, less = program(FedMPT(**plain)), program(FedMPT(**plain | {off: False}))
+    whole, less = build_program(FedMPT(**plain)), build_program(FedMPT(**plain | {off: False}))
     names = {name.split(".")[1] for name in whole.model.state_dict()} - {
         name.split(".")[1] for name in less.model.state_dict()
     }
@@ -109,23 +109,23 @@ def test_each_part_can_be_switched_off(program, off, gone):
     stir(less.model)
     x = whole.client.to_device(whole.client.train.rows(torch.arange(2))[0])
     assert (whole.model(x) - less.model(x)).abs().max() > 1e-6
-    told = less.model.explain(x)
-    torch.testing.assert_close(told["plan"].sum((1, 2)), torch.ones(2, 4, dtype=torch.float64))
-    assert off != "gate" or (told["fired"] == 0.5).all()
+    reasons = less.model.explain(x)
+    torch.testing.assert_close(reasons["plan"].sum((1, 2)), torch.ones(2, 4, dtype=torch.float64))
+    assert off != "gate" or (reasons["fired"] == 0.5).all()
 
 
-def test_only_what_is_learnt_travels_and_is_kept(toys, tmp_path):
+def test_only_learnt_parameters_are_sent_and_saved(toys, tmp_path):
     clients = toys.toys_for(FedMPT)["clients"](dtype=torch.float32)
     results = toys.execute(tmp_path / "run", FedMPT(), clients, rounds=2)
-    told = results["clients"]["a"]
-    assert told["trainable"] < told["parameters"] and told["parameters"] - told["trainable"] == sum(
-        p.numel() for p in toys.Telling().parameters()
-    )
+    result = results["clients"]["a"]
+    assert result["trainable"] < result["parameters"] and result["parameters"] - result[
+        "trainable"
+    ] == sum(p.numel() for p in toys.Telling().parameters())
     rows = [
         line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()[1:]
     ]
     sizes = {int(size) for _, _, _, operation, _, size in rows if operation == "update"}
-    assert all(0 < size - 4 * told["trainable"] < 2048 for size in sizes)
+    assert all(0 < size - 4 * result["trainable"] < 2048 for size in sizes)
     assert not any(
         "joint" in name or "base" in name
         for state in toys.states(tmp_path / "run").values()
@@ -133,14 +133,14 @@ def test_only_what_is_learnt_travels_and_is_kept(toys, tmp_path):
     )
 
 
-def test_clients_count_the_same_and_in_rivals_by_their_samples():
+def test_fedmpt_averages_uniformly_and_promptfl_by_samples():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
     assert FedMPT().client_weights(replies) == {"a": 1.0, "b": 1.0} and ALGORITHMS[
         "promptfl"
     ]().client_weights(replies) == {"a": 10.0, "b": 30.0}
 
 
-def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_path, monkeypatch):
+def test_images_are_encoded_once_and_the_cache_changes_nothing(toys, tmp_path, monkeypatch):
     rows, see = [], toys.Telling.see
     monkeypatch.setattr(
         toys.Telling, "see", lambda self, images: (rows.append(len(images)), see(self, images))[1]
@@ -161,14 +161,14 @@ def test_images_are_looked_at_once_and_the_end_is_the_same_without(toys, tmp_pat
     )
 
 
-def test_rows_without_any_label_are_borne(program):
-    made = program(FedMPT(conditions=("pose",)))  # and a list of one condition
-    x = made.client.to_device(made.client.train.rows(torch.arange(4))[0])
+def test_rows_without_labels_give_finite_losses(build_program):
+    program = build_program(FedMPT(conditions=("pose",)))  # and a list of one condition
+    x = program.client.to_device(program.client.train.rows(torch.arange(4))[0])
     for y in (torch.zeros(4, 4), torch.full((4, 4), -1.0), torch.full((4, 4), math.nan)):
-        loss = made.loss(x, y)
+        loss = program.loss(x, y)
         loss.backward()
         assert loss.isfinite() and all(
-            p.grad is None or p.grad.isfinite().all() for p in made.model.parameters()
+            p.grad is None or p.grad.isfinite().all() for p in program.model.parameters()
         )
 
 
@@ -207,55 +207,60 @@ def test_conditions_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedmpt", "promptfl", "zeroshot"])
-def test_labels_that_cannot_be_read_and_models_that_cannot_read(toys, program, name, tmp_path):
+def test_unreadable_labels_and_other_models_are_refused(toys, build_program, name, tmp_path):
     method = ALGORITHMS[name]()
     blank = MultiLabel(("0", " ", "2", "3"))
     with pytest.raises(UserError, match=r"' ' has no word|has no word this model can read"):
-        toys.execute(tmp_path / "blank", method, [replace(program(method).client, task=blank)])
+        toys.execute(
+            tmp_path / "blank", method, [replace(build_program(method).client, task=blank)]
+        )
     mute = toys.toys_for(ALGORITHMS["fednca"])["client"]("a")
     with pytest.raises(UserError, match="needs a vision-language model, such as clip"):
         toys.execute(tmp_path / "mute", method, [mute])
 
 
 @pytest.mark.parametrize("name", ["fedmvp", "fedtpg", "promptfl"])
-def test_rivals_begin_as_the_frozen_model_does(program, name):
-    """What they add says nothing at first: the order of labels is that of a hand-written prompt, but for a little noise of tokens."""
-    x = program().client.to_device(program().client.train.rows(torch.arange(8))[0])
-    ours, plain = program(ALGORITHMS[name]()).model(x), program(ALGORITHMS["zeroshot"]()).model(x)
-    torch.testing.assert_close(ours, plain, rtol=0, atol=0.1)
+def test_prompt_methods_start_at_the_frozen_model(build_program, name):
+    """Their additions are zero at first: logits are those of a written prompt, but for token noise."""
+    x = build_program().client.to_device(build_program().client.train.rows(torch.arange(8))[0])
+    logits, zero_shot = (
+        build_program(ALGORITHMS[name]()).model(x),
+        build_program(ALGORITHMS["zeroshot"]()).model(x),
+    )
+    torch.testing.assert_close(logits, zero_shot, rtol=0, atol=0.1)
 
 
-def test_dualcoop_weighs_evidence_for_against_evidence_against(program):
-    made = program(ALGORITHMS["feddualcoop"](tokens=2))
-    stir(made.model)
-    x = made.client.to_device(made.client.train.rows(torch.arange(3))[0])
-    head, model = made.model.head, made.model.encoder
+def test_dualcoop_logits_by_hand(build_program):
+    program = build_program(ALGORITHMS["feddualcoop"](tokens=2))
+    stir(program.model)
+    x = program.client.to_device(program.client.train.rows(torch.arange(3))[0])
+    head, model = program.model.head, program.model.encoder
     texts = model.read(*head.texts(head.tokens.flatten(0, 1)))
     patches, _ = model.patches(x)
     for image, label in ((0, 1), (2, 3)):
-        there, absent = (
+        positive, negative = (
             20 * torch.cosine_similarity(patches[image], texts[row], dim=-1)
             for row in (label, 4 + label)
         )
-        wanted = 5 * (there.softmax(0) * (there - absent)).sum()
-        assert made.model(x)[image, label].item() == pytest.approx(wanted.item(), rel=1e-9)
+        expected = 5 * (positive.softmax(0) * (positive - negative)).sum()
+        assert program.model(x)[image, label].item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_ram_without_knowledge_is_plain_transport_and_with_it_heeds_the_frozen_model(program):
+def test_ram_without_knowledge_is_plain_transport(build_program):
     method = ALGORITHMS["fedram"]
-    x = program().client.to_device(program().client.train.rows(torch.arange(3))[0])
-    made = program(method(knowledge=0.0))
-    patches, _ = made.model.encoder.patches(x)
-    head = made.model.head
+    x = build_program().client.to_device(build_program().client.train.rows(torch.arange(3))[0])
+    program = build_program(method(knowledge=0.0))
+    patches, _ = program.model.encoder.patches(x)
+    head = program.model.head
     cosine = torch.nn.functional.normalize(patches, dim=-1) @ head.texts.mT
     plan = ot.sinkhorn([0.25] * 4, [0.25] * 4, (1 - cosine[0]).numpy(), 0.1, stopThr=1e-13)
-    wanted = head.verdict((20 * 4 * (torch.from_numpy(plan) * cosine[0]).sum(0))[None])[0]
-    torch.testing.assert_close(made.model(x)[0], wanted, rtol=1e-6, atol=1e-6)
-    assert (program(method(knowledge=5.0)).model(x) - made.model(x)).abs().max() > 1e-3
+    expected = head.verdict((20 * 4 * (torch.from_numpy(plan) * cosine[0]).sum(0))[None])[0]
+    torch.testing.assert_close(program.model(x)[0], expected, rtol=1e-6, atol=1e-6)
+    assert (build_program(method(knowledge=5.0)).model(x) - program.model(x)).abs().max() > 1e-3
 
 
-def test_labels_can_be_withheld_at_random():
-    told, _ = load(
+def test_labels_can_be_masked_at_random():
+    scenario, _ = load(
         "fedmpt-digits",
         settings=[
             "clients.0.masked=0.7",
@@ -263,7 +268,7 @@ def test_labels_can_be_withheld_at_random():
             "data.partition={name: iid}",
         ],
     )
-    first, again = (build_clients(told)[0] for _ in range(2))
+    first, again = (build_clients(scenario)[0] for _ in range(2))
     y = first.train.y[first.train.index]
     assert 0.6 < (y < 0).float().mean() < 0.8 and torch.equal(y, again.train.y[again.train.index])
     assert (first.common.labelled_batch(torch.arange(20))[1] >= 0).all()
@@ -276,7 +281,7 @@ def test_a_run_is_explained(tmp_path):
 
     from unalike.runs import run_scenario
 
-    made, method = load(
+    scenario, method = load(
         "fedmpt-digits",
         settings=[
             "data.options={train: 40, test: 20}",
@@ -287,23 +292,26 @@ def test_a_run_is_explained(tmp_path):
             "algorithm.conditions=[pose, background]",
         ],
     )
-    _, folder = run_scenario(made, method, out=tmp_path / "run")
-    told = explain(folder, "3", top=2)
-    assert len(told["labels"]) == 2 and sum(told["conditions"].values()) == pytest.approx(
-        1, abs=1e-3
-    )
-    first = build_clients(made)[0]
-    assert told["there"] == [
+    _, folder = run_scenario(scenario, method, out=tmp_path / "run")
+    explanation = explain(folder, "3", top=2)
+    assert len(explanation["labels"]) == 2 and sum(
+        explanation["conditions"].values()
+    ) == pytest.approx(1, abs=1e-3)
+    first = build_clients(scenario)[0]
+    assert explanation["there"] == [
         name
         for name, mark in zip(first.task.labels, first.common.rows(torch.tensor([3]))[1][0])
         if mark == 1
     ]
-    assert (folder / "explained" / "3.png").stat().st_size > 1000 and json.dumps(told)
+    assert (folder / "explained" / "3.png").stat().st_size > 1000 and json.dumps(explanation)
     Image.new("RGB", (40, 30), "white").save(tmp_path / "white.jpg")
-    told = explain(folder, str(tmp_path / "white.jpg"), client="c-1")
-    assert told["client"] == "c-1" and "there" not in told
-    for image, said in (("20", "numbered 0 to 19, got 20"), ("no.png", "there is no image no.png")):
-        with pytest.raises(UserError, match=said):
+    explanation = explain(folder, str(tmp_path / "white.jpg"), client="c-1")
+    assert explanation["client"] == "c-1" and "there" not in explanation
+    for image, message in (
+        ("20", "numbered 0 to 19, got 20"),
+        ("no.png", "there is no image no.png"),
+    ):
+        with pytest.raises(UserError, match=message):
             explain(folder, image)
     (tmp_path / "bad.png").write_text("rubbish")
     with pytest.raises(UserError, match="is no image"):

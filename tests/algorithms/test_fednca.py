@@ -1,4 +1,4 @@
-"""FedNCA: its head and loss written out, prototypes that never change, switches, diagnostics, and bad input."""
+"""FedNCA: head and loss by hand, fixed prototypes, switches, diagnostics, bad input."""
 
 import json
 import math
@@ -32,11 +32,11 @@ SMALL = partial(CNN, (1, 8, 8), (4, 8), 16)
 
 
 def client(id="a", model=SMALL, **about):
-    given = {"task": MultiLabel(LABELS), "train": data(12, ord(id)), "test": data(8, 99)}
-    return Client(id=id, model=model, dtype=torch.float64, **(given | about))
+    defaults = {"task": MultiLabel(LABELS), "train": data(12, ord(id)), "test": data(8, 99)}
+    return Client(id=id, model=model, dtype=torch.float64, **(defaults | about))
 
 
-def program(method=None, one=None, **training):
+def build_program(method=None, one=None, **training):
     method = method or FedNCA()
     return method.Program(
         one or client(), method, Training(rounds=2, batch_size=4, lr=0.01, **training), 0
@@ -51,37 +51,37 @@ def test_the_head_is_one_attention_with_the_prototypes_as_queries():
     own.in_proj_weight.data = torch.cat([head.queries.weight, keys, values])
     own.in_proj_bias.data = torch.cat([head.queries.bias, head.keys_values.bias])
     own.out_proj.load_state_dict(head.out.state_dict())
-    seen = torch.randn(3, 16, 2, 3, dtype=torch.float64)
-    tokens = seen.flatten(2).mT
+    grid = torch.randn(3, 16, 2, 3, dtype=torch.float64)
+    tokens = grid.flatten(2).mT
     torch.testing.assert_close(
-        head.features(seen), own(head.prototypes.expand(3, -1, -1), tokens, tokens)[0]
+        head.features(grid), own(head.prototypes.expand(3, -1, -1), tokens, tokens)[0]
     )
 
 
 def test_a_class_is_predicted_by_its_own_feature():
     head = ClassHead(LABELS, 16, 4, 10.0, False).double()
     head.bias.data.normal_()
-    seen = torch.randn(3, 16, 2, 3, dtype=torch.float64)
-    f, w = head.features(seen), head.prototypes
+    grid = torch.randn(3, 16, 2, 3, dtype=torch.float64)
+    f, w = head.features(grid), head.prototypes
     for b, k in ((0, 1), (2, 4)):
-        assert head(seen)[b, k].item() == pytest.approx((10 * w[k] @ f[b, k] + head.bias[k]).item())
+        assert head(grid)[b, k].item() == pytest.approx((10 * w[k] @ f[b, k] + head.bias[k]).item())
         for j in range(LABELS):
             assert head.logits(f)[b, k, j].item() == pytest.approx(
                 (10 * w[j] @ f[b, k] + head.bias[j]).item()
             )
-    torch.testing.assert_close(head(seen), head.logits(f).diagonal(dim1=-2, dim2=-1))
+    torch.testing.assert_close(head(grid), head.logits(f).diagonal(dim1=-2, dim2=-1))
 
 
-def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
+def test_loss_is_the_sum_of_its_terms_and_each_can_be_switched_off():
     x, y = data(6)
     y[0] = -1  # an all-unknown row
     x, y = x.double(), y.double()
-    made = program()
-    f = made.model.head.features(made.model.features(x))
-    logits = made.model.head.logits(f)
+    program = build_program()
+    f = program.model.head.features(program.model.features(x))
+    logits = program.model.head.logits(f)
     entries = [
         (z, t)
-        for zs, ts in zip(made.model(x).tolist(), y.tolist())
+        for zs, ts in zip(program.model(x).tolist(), y.tolist())
         for z, t in zip(zs, ts)
         if t >= 0
     ]
@@ -92,21 +92,21 @@ def test_the_loss_is_the_sum_of_its_parts_and_each_can_be_switched_off():
     )
     assert parts[0] > 0 and parts[1] > 0
     for on in ((1, 1), (0, 1), (1, 0), (0, 0)):
-        switched = program(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
+        switched = build_program(FedNCA(rejection=0.01 * on[0], prototype=float(on[1])))
         assert switched.loss(x, y).item() == pytest.approx(
             bce + on[0] * parts[0] + on[1] * parts[1], rel=1e-5
         )
 
 
-def test_without_a_present_label_only_the_criterion_is_left():
+def test_without_a_present_label_the_loss_is_the_task_loss():
     x, _ = data(6)
     absent = torch.zeros(6, LABELS, dtype=torch.float64)
-    assert program().loss(x.double(), absent).item() == pytest.approx(
-        LABELS * program().task_loss(x.double(), absent).item()
+    assert build_program().loss(x.double(), absent).item() == pytest.approx(
+        LABELS * build_program().task_loss(x.double(), absent).item()
     )
 
 
-def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys, tmp_path):
+def test_frozen_prototypes_never_change_and_trainable_ones_do(toys, tmp_path):
     for etf in ("frozen", "trainable"):
         method = FedNCA(etf=etf)
         fed = toys.federation(tmp_path / etf, method, [client("a"), client("b")], rounds=3)
@@ -121,24 +121,27 @@ def test_a_frozen_simplex_is_the_same_to_the_bit_and_a_trainable_one_moves(toys,
         )
 
 
-def test_clients_count_the_same_unless_told_otherwise():
+def test_mean_is_uniform_by_default():
     replies = {"a": {"samples": 10}, "b": {"samples": 30}}
     assert FedNCA().client_weights(replies) == {"a": 1, "b": 1} and FedNCA(
         mean="samples"
     ).client_weights(replies) == {"a": 10, "b": 30}
 
 
-def test_without_disentanglement_one_feature_stands_for_every_class_and_any_encoder_will_do():
-    made = program(FedNCA(disentangle=False), client(model=partial(MLP, (1, 8, 8), (8,), 16)))
+def test_without_disentanglement_all_classes_share_one_feature():
+    program = build_program(
+        FedNCA(disentangle=False), client(model=partial(MLP, (1, 8, 8), (8,), 16))
+    )
     x = data(3)[0].double()
-    f = made.model.head.features(made.model.features(x))
-    assert torch.equal(f[:, 0], made.model.encoder(x)) and torch.equal(f[:, 0], f[:, 4])
+    f = program.model.head.features(program.model.features(x))
+    assert torch.equal(f[:, 0], program.model.encoder(x)) and torch.equal(f[:, 0], f[:, 4])
     torch.testing.assert_close(
-        made.model(x), 10 * made.model.encoder(x) @ simplex_etf(LABELS, 16).float().double().mT
+        program.model(x),
+        10 * program.model.encoder(x) @ simplex_etf(LABELS, 16).float().double().mT,
     )
 
 
-def test_collapse_is_noted_each_round(toys, tmp_path):
+def test_collapse_is_logged_each_round(toys, tmp_path):
     nobody = (
         data()[0],
         torch.zeros(12, LABELS),
@@ -162,15 +165,15 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
             == {"a", "b"}
         )
         assert set(noted[number, "train_loss"]) == set("abc")
-    drawn = curves.plot_logged_metrics(read(tmp_path / "run"))
+    figure = curves.plot_logged_metrics(read(tmp_path / "run"))
     assert (
-        drawn.caption
+        figure.caption
         == "By round and client: train loss, variance within / between and cosine to prototypes."
     )
 
 
 @pytest.mark.parametrize(
-    ("method", "about", "said"),
+    ("method", "about", "message"),
     [
         (
             FedNCA(),
@@ -194,8 +197,8 @@ def test_collapse_is_noted_each_round(toys, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_runs(method, about, said, toys, tmp_path):
-    with pytest.raises(Problems, match=said):
+def test_impossible_settings_are_refused_before_the_run(method, about, message, toys, tmp_path):
+    with pytest.raises(Problems, match=message):
         toys.execute(tmp_path / "run", method, [client(**({"test": None} | about))])
 
 
@@ -212,7 +215,7 @@ def test_fields_out_of_range_are_refused(setting, message):
         load("fednca-digits", settings=[f"algorithm.{setting}"])
 
 
-def test_the_bench_measures_its_rivals(tmp_path, monkeypatch):
+def test_the_benchmark_measures_its_baselines(tmp_path, monkeypatch):
     from unalike.cli.benchmarks import benchmark_module
     from unalike.report import read
     from unalike.runs import run_scenario
@@ -243,5 +246,5 @@ def test_the_cost_is_a_ratio():
     from unalike.cli.benchmarks import benchmark_module
 
     bench = benchmark_module("fednca")
-    told = bench.bench_fednca_cost(bench.Study(quick=True))
-    assert told["ratio"] > 0 and told["plain_ms"] > 0
+    result = bench.bench_fednca_cost(bench.Study(quick=True))
+    assert result["ratio"] > 0 and result["plain_ms"] > 0

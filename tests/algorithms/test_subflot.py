@@ -1,4 +1,4 @@
-"""SubFLOT's parts against their formulas, methods that send submodels, and what a server does with what comes back."""
+"""SubFLOT's parts against their formulas, and other methods that send submodels."""
 
 import copy
 from dataclasses import replace
@@ -49,9 +49,9 @@ def clients(toys, model=net, **about):
     ]
 
 
-def begun(toys, folder, algorithm, made):
+def start_federation(toys, folder, algorithm, members):
     """A federation whose server knows everybody."""
-    fed = toys.federation(folder, algorithm, made)
+    fed = toys.federation(folder, algorithm, members)
     fed.start_round(1)
     algorithm.register_clients(fed)
     return fed
@@ -61,9 +61,9 @@ def largest(one, other):
     return max(float((one[n].double() - other[n].double()).abs().max()) for n in one)
 
 
-def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(toys, tmp_path):
+def test_cold_start_sends_the_first_units_at_the_announced_ratio(toys, tmp_path):
     algorithm = SubFLOT()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.build_messages(fed, fed.active)
     whole = algorithm.server_model(fed, "a")
     for client, ratio in CAPACITIES.items():
@@ -81,10 +81,10 @@ def test_cold_start_sends_the_first_units_and_every_width_is_as_the_card_says(to
     )
 
 
-def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
+def test_otp_recovers_an_upload_that_is_the_permuted_server_model(toys, tmp_path):
     """Equal width, alpha = 1."""
     algorithm = SubFLOT(alpha=1.0)
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     whole, widths = algorithm.server_model(fed, "a"), algorithm.channel_groups(fed, "a")
     mixed = dict(whole)
     for width in widths:
@@ -108,9 +108,9 @@ def test_otp_gives_back_a_history_that_is_the_global_permuted(toys, tmp_path):
 
 
 @pytest.mark.parametrize("model", [net, lambda: MLP((6,), (32,), 8)])
-def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_path, model):
+def test_ota_of_one_narrow_client_computes_the_same(toys, tmp_path, model):
     algorithm = SubFLOT(solver="auto")
-    fed = begun(toys, tmp_path, algorithm, clients(toys, model))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys, model))
     sent = algorithm.build_messages(fed, ["b"])["b"]
     program = fed.engine.host.programs["b"]
     torch.manual_seed(0)
@@ -128,10 +128,10 @@ def test_ota_of_a_narrow_client_alone_computes_what_the_client_does(toys, tmp_pa
     torch.testing.assert_close(whole.eval()(x), small.eval()(x), atol=1e-6, rtol=0)
 
 
-def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
-    """What was cut and comes back untrained changes nothing; trained, it changes its own entries and leaves the others alone."""
+def test_picked_units_return_to_their_positions(toys, tmp_path):
+    """Submodels that return untrained change nothing; trained ones change their own entries only."""
     algorithm = SubFLOT()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     before, group = (
         {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()},
         fed.state["group"]["b"],
@@ -151,8 +151,8 @@ def test_picked_units_go_back_where_they_came_from(toys, tmp_path):
     assert float((change[:2] - 0.001).abs().max()) < 1e-9 and float(change[2:].max()) == 0
 
 
-def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(toys, tmp_path):
-    """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest to itself."""
+def test_at_full_width_without_penalty_it_is_fedavg(toys, tmp_path):
+    """lambda = 0, rho = 0, alpha = 1, and steps so small that each neuron stays nearest itself."""
     alike = lambda: [toys.client(id, model=net) for id in "abc"]
     states = {}
     for name, algorithm in (("fedavg", FedAvg()), ("subflot", SubFLOT(alpha=1.0, penalty=0.0))):
@@ -168,9 +168,9 @@ def test_at_full_width_without_penalty_and_history_weights_are_those_of_fedavg(t
     assert largest(states["fedavg"], states["subflot"]) < 1e-6
 
 
-def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
+def test_penalty_gradient_is_two_lambda_rho_times_the_drift(toys, tmp_path):
     algorithm = SubFLOT(penalty=3.0)
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.build_messages(fed, ["c"])["c"]
     fed.call("update", per_client={"c": sent})
     program = fed.engine.host.programs["c"]
@@ -195,8 +195,9 @@ def test_the_penalty_pulls_by_two_lambda_rho_times_the_way_gone(toys, tmp_path):
 
 
 def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
-    """It computes the same meanwhile and keeps its weights; of one Adam step, columns four times as strong make twice as much."""
-    fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
+    """Reparametrized, it computes the same; columns four times as large make an Adam step twice as
+    large."""
+    fed = start_federation(toys, tmp_path, SubFLOT(), clients(toys))
     sent = SubFLOT().build_messages(fed, ["c"])["c"]
     x, _ = toys.blobs(5, 1)
     ways = {}
@@ -235,24 +236,24 @@ def test_a_narrow_client_learns_at_the_pace_of_full_ones(toys, tmp_path):
     ) == pytest.approx(1, rel=0.02)
 
 
-def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play_its_steps(
-    toys, tmp_path
-):
-    """What is recorded reads the same places: parameters, what they are multiplied with, and where the round began."""
+def test_tensors_keep_their_addresses_from_round_to_round(toys, tmp_path):
+    """A CUDA graph reads the same addresses: parameters, scales, and the round's start."""
     algorithm = SubFLOT(penalty=3.0)
-    fed, places, distances = begun(toys, tmp_path, algorithm, clients(toys)), [], []
-    program, seen = fed.engine.host.programs["c"], []
-    tape, where = (
+    fed, addresses, distances = start_federation(toys, tmp_path, algorithm, clients(toys)), [], []
+    program, recordings = fed.engine.host.programs["c"], []
+    tape, model_addresses = (
         program.tape,
         lambda: [tensor.data_ptr() for tensor in program.model.state_dict().values()],
     )
-    program.tape = lambda loss: seen.append((loss.graph_safe, where())) or tape(loss)
+    program.tape = lambda loss: (
+        recordings.append((loss.graph_safe, model_addresses())) or tape(loss)
+    )
     for round in (1, 2, 3):
         fed.start_round(round)
         sent = algorithm.build_messages(fed, ["c"])["c"]
         fed.call("update", per_client={"c": sent})
-        places.append(
-            where()
+        addresses.append(
+            model_addresses()
             + [
                 tensor.data_ptr()
                 for tensor in (*program.training_scales().values(), program.round_start)
@@ -261,11 +262,15 @@ def test_from_round_to_round_a_submodel_stays_where_it_is_so_that_a_gpu_can_play
         program.load_submodel(**sent)
         with rescale_columns(program.model, program.training_scales()):
             distances.append(float(program.squared_drift()))
-    assert places[0] == places[1] == places[2] and seen[0] == seen[1] == seen[2] and seen[0][0]
+    assert (
+        addresses[0] == addresses[1] == addresses[2]
+        and recordings[0] == recordings[1] == recordings[2]
+        and recordings[0][0]
+    )
     assert distances == [0.0] * 3  # and it is where this round began, not the first
 
 
-def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_back():
+def test_shared_parameters_are_rescaled_once_and_restored_after_errors():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
     model[1].weight = model[0].weight
     x, before, more = (
@@ -284,8 +289,9 @@ def test_a_parameter_of_two_layers_is_divided_once_and_whatever_fails_all_come_b
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimizer(toys, tmp_path, optimizer):
-    """Divided parameters come in another order than plain ones; what is kept of an optimizer is of the plain order."""
+def test_a_client_restored_from_disk_keeps_its_optimizer(toys, tmp_path, optimizer):
+    """Reparametrized parameters have another order than plain ones; optimizer state is saved in the
+    plain order."""
     ends = [
         toys.execute(
             tmp_path / str(alive),
@@ -300,42 +306,42 @@ def test_alone_a_client_that_was_set_aside_goes_on_with_its_optimizer(toys, tmp_
         )["clients"]
         for alive in (256, 1)
     ]
-    assert [each["alone"] for each in ends[0].values()] == [
-        each["alone"] for each in ends[1].values()
+    assert [result["alone"] for result in ends[0].values()] == [
+        result["alone"] for result in ends[1].values()
     ]
-    assert all(each["alone"] is not None for each in ends[0].values())
+    assert all(result["alone"] is not None for result in ends[0].values())
 
 
-def test_a_masked_model_is_taken_home_as_it_was_measured(toys, tmp_path):
+def test_an_exported_masked_model_predicts_as_measured(toys, tmp_path):
     x, y = toys.blobs(60, 5)
-    some = {
+    label_masks = {
         c: torch.isin(y, torch.tensor(labels)) for c, labels in {"a": [0, 1], "b": [2, 3]}.items()
     }
-    made = [
+    members = [
         toys.client(c, model=net, train=(x[have], y[have]), test=(x[have], y[have]))
-        for c, have in some.items()
+        for c, have in label_masks.items()
     ]
-    told = unalike.run(
+    results = unalike.run(
         SubFLOT(masked=True),
-        made,
+        members,
         training=toys.training(rounds=2),
         out=tmp_path / "run",
         alone=False,
     )["clients"]
-    models = unalike.trained(tmp_path / "run", made)
-    for c, have in some.items():
+    models = unalike.trained(tmp_path / "run", members)
+    for c, have in label_masks.items():
         assert 100 * float(
             (models[c](x[have].double()).argmax(1) == y[have]).double().mean()
-        ) == pytest.approx(told[c]["value"])
+        ) == pytest.approx(results[c]["value"])
         assert not models[c](x.double())[
             :, [label for label in range(4) if label not in y[have]]
         ].any()
     pytest.importorskip("onnxscript")
-    assert "model.onnx" in unalike.export(tmp_path / "run", "a", clients=made)[-1]
+    assert "model.onnx" in unalike.export(tmp_path / "run", "a", clients=members)[-1]
 
 
 def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
-    """Columns four times as strong, of a quarter of the units: divided by 2 while they are trained."""
+    """Columns four times as large, of a quarter of the units: divided by 2 while they are trained."""
     moved = {}
     for units, root in ((64, 1.0), (16, 2.0)):
         layer, x = (
@@ -352,32 +358,32 @@ def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
     assert float(moved[64].min()) > 0.1
 
 
-def test_a_model_read_from_disk_goes_to_where_uploads_lie(toys, tmp_path, monkeypatch):
+def test_a_restored_model_moves_to_the_device_of_the_uploads(toys, tmp_path, monkeypatch):
     """As after a resume with clients on a GPU; "meta" stands for one."""
 
-    class Seen(Exception):
+    class Devices(Exception):
         pass
 
     def place_uploads(fed, model, states):
-        raise Seen({tensor.device.type for tensor in model.values()})
+        raise Devices({tensor.device.type for tensor in model.values()})
 
     algorithm = SubmodelMethod()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     sent = algorithm.build_messages(fed, ["c"])["c"]["parameters"]
     monkeypatch.setattr(algorithm, "place_uploads", place_uploads)
-    with pytest.raises(Seen) as seen:
+    with pytest.raises(Devices) as caught:
         algorithm.aggregate(
             fed,
             fed.state["group"]["c"],
             {"c": {name: tensor.to("meta") for name, tensor in sent.items()}},
             {"c": 1.0},
         )
-    assert seen.value.args[0] == {"meta"}
+    assert caught.value.args[0] == {"meta"}
 
 
-def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
+def test_expanded_parameters_are_on_the_full_models_device(toys, tmp_path):
     """Narrowed or not; "meta" stands for a GPU."""
-    fed = begun(toys, tmp_path, SubmodelMethod(), clients(toys))
+    fed = start_federation(toys, tmp_path, SubmodelMethod(), clients(toys))
     widths, model = (
         SubmodelMethod().channel_groups(fed, "c"),
         SubmodelMethod().server_model(fed, "c"),
@@ -392,9 +398,9 @@ def test_what_is_put_back_lies_where_the_whole_does(toys, tmp_path):
     assert {tensor.device.type for tensor in back.values()} == {"meta"}
 
 
-def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, tmp_path):
+def test_entries_are_averaged_over_clients_that_have_them(toys, tmp_path):
     algorithm = SubmodelMethod()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     before = {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()}
     sent = algorithm.build_messages(fed, ["b", "c"])
     filled = {
@@ -410,25 +416,29 @@ def test_entries_are_averaged_over_those_who_hold_them_and_the_rest_stays(toys, 
     )
 
 
-def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp_path):
+def test_batch_norm_statistics_are_recomputed_on_the_clients_data(toys, tmp_path):
     """However far off those were that came down."""
     algorithm = SubFLOT()
-    fed = begun(toys, tmp_path, algorithm, [toys.client("a", model=net, capacity=0.5)])
+    fed = start_federation(toys, tmp_path, algorithm, [toys.client("a", model=net, capacity=0.5)])
     message = algorithm.build_messages(fed, ["a"])["a"]
     message["parameters"]["encoder.norm.running_var"].fill_(1e6)
-    told = fed.call("update", per_client={"a": message})["a"]["parameters"]
+    reply = fed.call("update", per_client={"a": message})["a"]["parameters"]
     program = fed.engine.host.programs["a"]
-    given = program.model.encoder.first(
+    activations = program.model.encoder.first(
         program.client.to_device(
             program.client.train.rows(torch.arange(len(program.client.train)))[0]
         )
     )
     assert torch.allclose(
-        told["encoder.norm.running_mean"].double(), given.detach().mean(0).double(), atol=0.1
+        reply["encoder.norm.running_mean"].double(), activations.detach().mean(0).double(), atol=0.1
     )
     assert (
         0.5
-        < float((told["encoder.norm.running_var"].double() / given.detach().var(0).double()).mean())
+        < float(
+            (
+                reply["encoder.norm.running_var"].double() / activations.detach().var(0).double()
+            ).mean()
+        )
         < 2
     )
     assert program.model.encoder.norm.momentum == 0.1
@@ -444,24 +454,24 @@ def test_batch_norms_leave_with_the_statistics_of_the_clients_own_rows(toys, tmp
 )
 def test_which_units_are_sent(toys, tmp_path, method, rounds):
     algorithm = method()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     for number, units in rounds.items():
         fed.start_round(number)
         assert algorithm.select_units(fed, "c")[0].tolist() == units
 
 
-def test_federated_dropout_draws_anew_each_round(toys, tmp_path):
+def test_federated_dropout_draws_new_units_each_round(toys, tmp_path):
     algorithm = FedDropout()
-    fed = begun(toys, tmp_path, algorithm, clients(toys))
-    drawn = set()
+    fed = start_federation(toys, tmp_path, algorithm, clients(toys))
+    draws = set()
     for number in range(1, 9):
         fed.start_round(number)
-        drawn.add(tuple(algorithm.select_units(fed, "b")[0].tolist()))
+        draws.add(tuple(algorithm.select_units(fed, "b")[0].tolist()))
         assert torch.equal(algorithm.select_units(fed, "b")[0], algorithm.select_units(fed, "b")[0])
-    assert len(drawn) > 4 and all(len(set(units)) == 4 for units in drawn)
+    assert len(draws) > 4 and all(len(set(units)) == 4 for units in draws)
 
 
-def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(toys, tmp_path):
+def test_heterofl_masks_absent_labels_and_scales_narrow_layers(toys, tmp_path):
     x, _ = toys.blobs(20, 5)
     one = toys.client(
         "a",
@@ -471,16 +481,16 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
         common=(x, torch.arange(20) % 4),
     )
     algorithm = HeteroFL()
-    fed = begun(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
+    fed = start_federation(toys, tmp_path, algorithm, [one, toys.client("b", model=net)])
     fed.call("update", per_client=algorithm.build_messages(fed, ["a", "b"]))
     program = fed.engine.host.programs["a"]
     assert program.present().tolist() == [1, 1, 0, 0]
-    asked, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
+    log_loss, program.model = program.evaluate(common=True)["log_loss"], program.model.eval()
     assert not program.model(x.double())[:, 2:].any() and program.model(x.double())[:, :2].all()
     program.masks_output = False
-    assert program.model(x.double()).all() and asked == program.evaluate(common=True)["log_loss"], (
-        "of the common set it says what it thinks"
-    )
+    assert (
+        program.model(x.double()).all() and log_loss == program.evaluate(common=True)["log_loss"]
+    ), "of the common set it says what it thinks"
     hidden = program.model.encoder.first
     assert torch.allclose(hidden(x.double()), 2 * (x.double() @ hidden.weight.T + hidden.bias))
     assert not fed.engine.host.programs["b"].model.encoder.first._forward_hooks, (
@@ -498,19 +508,19 @@ def test_heterofl_masks_labels_a_client_has_none_of_and_scales_what_is_narrow(to
         SubFLOT(masked=True, solver="entropic"),
     ],
 )
-def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(
+def test_masked_rows_of_the_last_layer_are_averaged_over_clients_with_the_label(
     toys, tmp_path, algorithm
 ):
     x, _ = toys.blobs(20, 5)
-    some = {
+    labels = {
         "a": torch.arange(20) % 2,
         "b": torch.arange(20) % 2 + 1,
     }  # labels 0 and 1, 1 and 2; nobody has 3
-    fed = begun(
+    fed = start_federation(
         toys,
         tmp_path,
         algorithm,
-        [toys.client(c, model=net, train=(x, y)) for c, y in some.items()],
+        [toys.client(c, model=net, train=(x, y)) for c, y in labels.items()],
     )
     before = {n: t.clone() for n, t in algorithm.server_model(fed, "a").items()}
     ups = {
@@ -527,13 +537,15 @@ def test_masked_rows_of_the_last_layer_are_averaged_over_who_has_their_label(
     ) == pytest.approx(2)
 
 
-def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tmp_path):
-    """Blind to labels it lacks, a client is right more often on its own rows, and tells only then which it has."""
+def test_every_submodel_method_can_be_masked(toys, tmp_path):
+    """A masked client never predicts labels that it lacks, and only then sends which it has."""
     x, y = toys.blobs(40, 5)
     few = toys.client("a", model=net, capacity=0.5, train=(x, y % 2), test=(x, y % 2))
     for masked in (True, False):
         algorithm = SubFLOT(masked=masked)
-        fed = begun(toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)])
+        fed = start_federation(
+            toys, tmp_path / str(masked), algorithm, [few, toys.client("b", model=net)]
+        )
         up = {
             c: reply["parameters"]
             for c, reply in fed.call(
@@ -548,7 +560,7 @@ def test_masked_or_not_is_a_choice_of_every_method_that_sends_submodels(toys, tm
             assert "sent only if" in str(fed.call("present", clients=["a"], quorum=0).failures["a"])
 
 
-def test_masked_it_does_not_go_with_privacy():
+def test_masked_excludes_privacy():
     assert (
         "set algorithm.masked to false" in (HeteroFL().privacy_problem() or "")
         and HeteroFL(masked=False).privacy_problem() is None
@@ -561,7 +573,7 @@ def test_masked_it_does_not_go_with_privacy():
 )
 def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
     algorithm = SubFLOT(budget=budget)
-    fed = begun(
+    fed = start_federation(
         toys,
         tmp_path,
         algorithm,
@@ -570,7 +582,7 @@ def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
     assert fed.state["ratio"]["b"] == ratio
 
 
-def test_a_budget_nothing_fits_is_told_before_anything_runs(toys, tmp_path):
+def test_a_budget_too_small_is_refused_before_the_run(toys, tmp_path):
     with pytest.raises(
         UserError,
         match=r"client b has 0\.01 of the full model's memory, and the smallest submodel needs 0\.\d+",
@@ -583,21 +595,21 @@ def test_a_budget_nothing_fits_is_told_before_anything_runs(toys, tmp_path):
 
 
 def test_a_client_may_change_its_capacity_between_rounds(toys, tmp_path):
-    made = clients(toys)
-    fed = toys.federation(tmp_path, algorithm := SubFLOT(), made, rounds=4)
+    members = clients(toys)
+    fed = toys.federation(tmp_path, algorithm := SubFLOT(), members, rounds=4)
     sizes = []
     for finished in algorithm.serve(fed):
         fed.finished = finished
         sizes.append(len(fed.engine.host.programs["b"].model.encoder.first.weight))
-        made[1].capacity = 0.25 if finished == 1 else 0.75
+        members[1].capacity = 0.25 if finished == 1 else 0.75
     assert sizes == [4, 4, 2, 6] and not fed.failures
     assert fed.state["uploads"]["b"]["units"][0] == 6
 
 
-def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monkeypatch):
+def test_an_upload_of_another_shape_is_refused(toys, tmp_path, monkeypatch):
     update = SubFLOT.Program.update
 
-    def wrong(self, parameters, units):
+    def truncated_update(self, parameters, units):
         reply = update(self, parameters, units)
         if self.client.id == "b" and self.round == 2:
             reply["parameters"] = {
@@ -605,8 +617,8 @@ def test_an_upload_of_the_wrong_shape_is_named_and_left_out(toys, tmp_path, monk
             }
         return reply
 
-    wrong.operation, wrong.sends = "changes", {}
-    monkeypatch.setattr(SubFLOT.Program, "update", wrong)
+    truncated_update.operation, truncated_update.sends = "changes", {}
+    monkeypatch.setattr(SubFLOT.Program, "update", truncated_update)
     results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys), rounds=3)
     (failure,) = results["failures"]
     assert (failure["client"], failure["round"]) == ("b", 2) and "other names or shapes" in failure[
@@ -619,11 +631,11 @@ def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, 
     from unalike.engines.store import Archive
 
     before = Archive.__init__.__defaults__
-    found = []
+    results = []
     for limit in (2**30, 1):
         Archive.__init__.__defaults__ = (limit,)
         try:
-            found.append(
+            results.append(
                 toys.execute(
                     tmp_path / str(limit),
                     SubFLOT(),
@@ -634,10 +646,10 @@ def test_partial_participation_uses_the_last_upload_and_memory_is_bounded(toys, 
             )
         finally:
             Archive.__init__.__defaults__ = before
-    assert toys.hashes(found[0]) == toys.hashes(found[1])
+    assert toys.hashes(results[0]) == toys.hashes(results[1])
 
 
-def test_results_tell_parameters_operations_and_bytes_and_time_goes_by_width(toys, tmp_path):
+def test_results_have_parameters_flops_and_bytes_and_time_depends_on_width(toys, tmp_path):
     slow = {"speed": 10.0, "latency": 0.0, "link": 1e12}
     results = toys.execute(tmp_path / "run", SubFLOT(), clients(toys, **slow), rounds=2)["clients"]
     assert (
@@ -656,7 +668,7 @@ def test_results_tell_parameters_operations_and_bytes_and_time_goes_by_width(toy
     assert alone["b"]["clock"] / alone["a"]["clock"] == pytest.approx(share, rel=1e-3)
 
 
-def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_path):
+def test_a_model_that_cannot_be_traced_is_refused_before_the_run(toys, tmp_path):
     class Odd(nn.Module):
         width = 8
 
@@ -669,7 +681,7 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
 
     with pytest.raises(UserError, match=r"clients\.a .*cannot follow"):
         toys.execute(tmp_path / "run", SubFLOT(), [toys.client("a", model=Odd)])
-    fed = begun(
+    fed = start_federation(
         toys, tmp_path, SubFLOT(fixed=("encoder",)), [toys.client("a", model=Odd, capacity=0.5)]
     )
     assert not [
@@ -680,8 +692,8 @@ def test_a_model_that_cannot_be_traced_is_told_before_anything_runs(toys, tmp_pa
     ], "the way out it names"
 
 
-def test_without_a_part(toys, tmp_path):
-    """Each can be left out, and without OTP and OTA what is sent and merged is that of plain submodels."""
+def test_without_otp_and_ota_it_sends_plain_submodels(toys, tmp_path):
+    """Without OTP and OTA, plain submodels are sent and merged."""
     plain = toys.execute(tmp_path / "plain", SubmodelMethod(), clients(toys), rounds=2)
     bare = toys.execute(
         tmp_path / "bare",
@@ -693,8 +705,8 @@ def test_without_a_part(toys, tmp_path):
     assert toys.hashes(plain) == toys.hashes(bare) and toys.hashes(whole) != toys.hashes(bare)
 
 
-def test_unlike_models_keep_to_themselves(toys, tmp_path):
-    others = [
+def test_a_client_with_another_model_trains_by_itself(toys, tmp_path):
+    members = [
         *clients(toys),
         Client(
             id="d",
@@ -706,15 +718,15 @@ def test_unlike_models_keep_to_themselves(toys, tmp_path):
             dtype=torch.float64,
         ),
     ]
-    results = toys.execute(tmp_path / "run", SubFLOT(), others, rounds=2)
+    results = toys.execute(tmp_path / "run", SubFLOT(), members, rounds=2)
     assert not results["failures"] and results["clients"]["d"]["value"] is not None
 
 
-def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
+def test_channel_groups_survive_the_message_format(toys, tmp_path):
     from unalike.base.message import decode, encode
     from unalike.methods.submodels import groups_from_message, groups_to_message
 
-    fed = begun(toys, tmp_path, SubFLOT(), clients(toys))
+    fed = start_federation(toys, tmp_path, SubFLOT(), clients(toys))
     widths = SubFLOT().channel_groups(fed, "a")
     back = groups_from_message(
         decode(encode(groups_to_message(reindex_groups(widths, first_units(widths, 0.5)))))
@@ -727,7 +739,7 @@ def test_renumbered_widths_travel_as_they_are(toys, tmp_path):
 
 
 @pytest.mark.parametrize("method", [SubFLOT(), HeteroFL()])
-def test_a_submodel_can_be_taken_home_and_made_again(toys, tmp_path, method):
+def test_a_submodel_can_be_exported_and_rebuilt(toys, tmp_path, method):
     """What HeteroFL scales in a narrow model is scaled in the copy too."""
     results = unalike.run(
         algorithm=method,

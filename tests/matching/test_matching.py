@@ -1,4 +1,4 @@
-"""Plans and what they carry: a permuted network comes back, a wider one computes the same, and several are matched as one by one."""
+"""Matching: permuted networks are recovered, wider ones compute the same, batches equal single pairs."""
 
 import copy
 
@@ -45,7 +45,7 @@ MODELS = {
 }
 
 
-def made(name, seed=0):
+def build_case(name, seed=0):
     """A model in double precision whose norms have seen something, rows, and its widths."""
     torch.manual_seed(seed)
     model, shape = MODELS[name][0]().double(), MODELS[name][1]
@@ -63,16 +63,16 @@ def made(name, seed=0):
     return model.eval(), x, trace(model, x)
 
 
-def permuted(state, widths, seed=1):
+def permuted(state, groups, seed=1):
     """The same network with its units in another order."""
-    draws, mixed = torch.Generator().manual_seed(seed), dict(state)
-    for width in widths:
+    draws, shuffled = torch.Generator().manual_seed(seed), dict(state)
+    for width in groups:
         order = torch.randperm(width.units, generator=draws)
         for place in width.slices:
-            index = torch.arange(mixed[place.tensor].shape[place.axis])
+            index = torch.arange(shuffled[place.tensor].shape[place.axis])
             index[place.entries.flatten()] = place.entries[order].flatten()
-            mixed[place.tensor] = mixed[place.tensor].index_select(place.axis, index)
-    return mixed
+            shuffled[place.tensor] = shuffled[place.tensor].index_select(place.axis, index)
+    return shuffled
 
 
 def output(model, state, x):
@@ -87,21 +87,21 @@ def apart(a, b):
 
 @pytest.mark.parametrize("inputs", ["mass", "barycentre"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_permuted_network_comes_back(name, inputs):
-    model, x, widths = made(name)
-    mixed = permuted(model.state_dict(), widths)
+def test_a_permuted_network_is_recovered(name, inputs):
+    model, x, groups = build_case(name)
+    shuffled = permuted(model.state_dict(), groups)
     assert (
-        torch.allclose(output(model, mixed, x), model(x), atol=1e-9)
-        and apart(mixed, model.state_dict()) > 1e-2
+        torch.allclose(output(model, shuffled, x), model(x), atol=1e-9)
+        and apart(shuffled, model.state_dict()) > 1e-2
     )
-    (back,) = Matcher(inputs).transport([model.state_dict()], [mixed], widths, widths)
-    assert apart(back, mixed) < 1e-6
+    (back,) = Matcher(inputs).transport([model.state_dict()], [shuffled], groups, groups)
+    assert apart(back, shuffled) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["conv, batch norm, residual", "group norm", "depthwise"])
-def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
+def test_norms_do_not_influence_the_matching(name):
     """Two clients' data leave other statistics in the same units."""
-    model, _, widths = made(name)
+    model, _, groups = build_case(name)
     state, draws = model.state_dict(), torch.Generator().manual_seed(3)
     norms = [
         f"{path}.{part}"
@@ -114,18 +114,18 @@ def test_norms_and_their_statistics_tell_nothing_of_which_unit_is_which(name):
         n: t + 10 * torch.rand(t.shape, generator=draws) if n in norms else t
         for n, t in state.items()
     }
-    (back,) = Matcher(solver="picked").transport([state], [other], widths, widths)
+    (back,) = Matcher(solver="picked").transport([state], [other], groups, groups)
     assert norms and apart(back, state) == 0
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_made_wider_computes_the_same(name):
     """16 units become 32: with "mass" each is split; with "barycentre" outputs would grow."""
-    model, x, widths = made(name)
-    keep = first_units(widths, 0.5)
-    small = narrow_model(model, widths, keep, x).eval()
+    model, x, groups = build_case(name)
+    keep = first_units(groups, 0.5)
+    small = narrow_model(model, groups, keep, x).eval()
     (wide,) = Matcher("mass").transport(
-        [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
+        [small.state_dict()], [model.state_dict()], reindex_groups(groups, keep), groups
     )
     assert torch.allclose(output(model, wide, x), small(x), atol=1e-6)
     assert {n: t.shape for n, t in wide.items()} == {
@@ -139,67 +139,69 @@ def test_the_barycentre_of_columns_multiplies_outputs_by_the_ratio_of_widths():
         nn.Linear(4, 16, bias=False), nn.Linear(16, 16, bias=False), nn.Linear(16, 2, bias=False)
     ).double()
     x = torch.randn(5, 4, dtype=torch.float64)
-    widths = trace(model, x)
-    keep = first_units(widths, 0.5)
-    small = narrow_model(model, widths, keep)
+    groups = trace(model, x)
+    keep = first_units(groups, 0.5)
+    small = narrow_model(model, groups, keep)
     (wide,) = Matcher("barycentre").transport(
-        [small.state_dict()], [model.state_dict()], reindex_groups(widths, keep), widths
+        [small.state_dict()], [model.state_dict()], reindex_groups(groups, keep), groups
     )
     assert torch.allclose(output(model, wide, x), 4 * small(x), atol=1e-9)
 
 
-def test_narrowing_what_was_widened_gives_it_back():
-    model, x, widths = made("linear")
-    keep = first_units(widths, 0.5)
-    small, own = narrow_model(model, widths, keep, x).state_dict(), reindex_groups(widths, keep)
+def test_widening_and_narrowing_is_the_identity():
+    model, x, groups = build_case("linear")
+    keep = first_units(groups, 0.5)
+    small, own = narrow_model(model, groups, keep, x).state_dict(), reindex_groups(groups, keep)
     matcher = Matcher("mass")
-    (wide,) = matcher.transport([small], [model.state_dict()], own, widths)
-    (back,) = matcher.transport([wide], [small], widths, own)
+    (wide,) = matcher.transport([small], [model.state_dict()], own, groups)
+    (back,) = matcher.transport([wide], [small], groups, own)
     assert apart(back, small) < 1e-6
 
 
 @pytest.mark.parametrize("large", [0, 2**30])
 @pytest.mark.parametrize("solver", ["auto", "picked", "entropic"])
-def test_several_are_matched_as_one_by_one_and_plans_are_remembered(solver, large, monkeypatch):
+def test_batches_match_as_one_by_one_and_plans_are_cached(solver, large, monkeypatch):
     monkeypatch.setattr("unalike.matching.transport.LARGE", large)
-    model, _, widths = made("conv, batch norm, residual")
-    keep = first_units(widths, 0.5)
-    own, full = reindex_groups(widths, keep), model.state_dict()
-    clients = [extract(permuted(full, widths, seed), widths, keep) for seed in range(3)]
+    model, _, groups = build_case("conv, batch norm, residual")
+    keep = first_units(groups, 0.5)
+    own, full = reindex_groups(groups, keep), model.state_dict()
+    clients = [extract(permuted(full, groups, seed), groups, keep) for seed in range(3)]
     matcher = Matcher(solver=solver)
-    together = matcher.transport([full] * 3, clients, widths, own, keys=["a", "b", "c"])
+    together = matcher.transport([full] * 3, clients, groups, own, keys=["a", "b", "c"])
     alone = [
-        Matcher(solver=solver).transport([full], [client], widths, own)[0] for client in clients
+        Matcher(solver=solver).transport([full], [client], groups, own)[0] for client in clients
     ]
     assert all(
         apart(a, b) <= (1e-5 if solver == "entropic" else 0) for a, b in zip(together, alone)
     )
     monkeypatch.setattr("unalike.matching.transport.solve_plans", None)
     assert (
-        apart(matcher.transport([full], [clients[1]], widths, own, keys=["b"])[0], together[1])
+        apart(matcher.transport([full], [clients[1]], groups, own, keys=["b"])[0], together[1])
         < 1e-12
     )
     with pytest.raises(TypeError):
-        matcher.transport([full], [clients[1]], widths, own, keys=["d"])
+        matcher.transport([full], [clients[1]], groups, own, keys=["d"])
 
 
-def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
+def test_plans_have_their_marginals_and_entropic_ones_approach_the_exact():
     torch.manual_seed(0)
     costs = torch.rand(3, 6, 4, dtype=torch.float64)
     for solver in ("exact", "entropic"):
-        found = solve_plans(costs, solver)
+        plan = solve_plans(costs, solver)
         torch.testing.assert_close(
-            found.sum(2), torch.full((3, 6), 1 / 6, dtype=torch.float64), atol=1e-5, rtol=0
+            plan.sum(2), torch.full((3, 6), 1 / 6, dtype=torch.float64), atol=1e-5, rtol=0
         )
         torch.testing.assert_close(
-            found.sum(1), torch.full((3, 4), 1 / 4, dtype=torch.float64), atol=1e-5, rtol=0
+            plan.sum(1), torch.full((3, 4), 1 / 4, dtype=torch.float64), atol=1e-5, rtol=0
         )
     assert (solve_plans(costs, "exact") > 0).flatten(1).sum(1).max() <= 9
-    paid = lambda found: (found * costs).sum((1, 2))
-    assert (paid(solve_plans(costs, "exact")) <= paid(solve_plans(costs, "entropic")) + 1e-9).all()
+    total_cost = lambda plan: (plan * costs).sum((1, 2))
+    assert (
+        total_cost(solve_plans(costs, "exact")) <= total_cost(solve_plans(costs, "entropic")) + 1e-9
+    ).all()
     torch.testing.assert_close(
-        paid(entropic_plans(costs, 0.002, 20000)),
-        paid(solve_plans(costs, "exact")),
+        total_cost(entropic_plans(costs, 0.002, 20000)),
+        total_cost(solve_plans(costs, "exact")),
         atol=1e-3,
         rtol=0,
     )
@@ -210,19 +212,19 @@ def test_plans_have_their_marginals_and_entropy_goes_to_the_exact_one():
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (7, 7)])
 @pytest.mark.parametrize("apart", [0.0, 5.0])
-def test_picked_pairs_are_the_cheapest_whether_or_not_two_want_the_same(shape, apart):
+def test_picked_pairs_are_the_cheapest_assignment(shape, apart):
     from scipy.optimize import linear_sum_assignment
 
     costs = torch.rand(20, *shape, generator=torch.Generator().manual_seed(0)) + apart * (
         1 - torch.eye(*shape)
     )
     for cost, plan in zip(costs, solve_plans(costs, "picked"), strict=True):
-        wanted = torch.zeros(shape)
-        wanted[linear_sum_assignment(cost.numpy())] = 1 / shape[1]
-        assert torch.equal(plan, wanted)
+        expected = torch.zeros(shape)
+        expected[linear_sum_assignment(cost.numpy())] = 1 / shape[1]
+        assert torch.equal(plan, expected)
 
 
-def test_large_layers_get_entropic_plans_unless_told(monkeypatch):
+def test_large_layers_get_entropic_plans_by_default(monkeypatch):
     monkeypatch.setattr("unalike.matching.solvers.MAX_EXACT", 3)
     costs = torch.rand(1, 4, 4)
     assert (solve_plans(costs) > 0).sum() == 16 and (solve_plans(costs, "exact") > 0).sum() < 16
@@ -231,14 +233,14 @@ def test_large_layers_get_entropic_plans_unless_told(monkeypatch):
 
 
 def test_expand_is_a_plan_of_ones():
-    """Where a client's units are the first of the global's, carrying and expanding agree on them."""
-    model, _, widths = made("linear")
-    keep = first_units(widths, 0.5)
-    small = extract(model.state_dict(), widths, keep)
+    """If a client's units are the server's first ones, transport and expand agree on them."""
+    model, _, groups = build_case("linear")
+    keep = first_units(groups, 0.5)
+    small = extract(model.state_dict(), groups, keep)
     (narrow_to_self,) = Matcher().transport(
-        [small], [small], reindex_groups(widths, keep), reindex_groups(widths, keep)
+        [small], [small], reindex_groups(groups, keep), reindex_groups(groups, keep)
     )
     assert (
         apart(narrow_to_self, small) < 1e-9
-        and apart(expand(small, widths, keep, model.state_dict()), model.state_dict()) == 0
+        and apart(expand(small, groups, keep, model.state_dict()), model.state_dict()) == 0
     )

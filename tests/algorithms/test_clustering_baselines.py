@@ -1,4 +1,4 @@
-"""Clustering by other methods than AFMCC: autoencoders alone, averaged or pooled, and FMCSC; and clients who cannot cluster."""
+"""Clustering methods beside AFMCC: autoencoders alone or averaged, FMCSC, and bad input."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SHAPE = {"left": (3,), "right": (3,)}
 
 
 def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
-    made = []
+    members = []
     for id, names in zip("abcd", owned, strict=False):
         x, y = toys.blobs(rows, ord(id))
         x = {
@@ -27,7 +27,7 @@ def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
             for name, part in (("left", x[:, :3]), ("right", x[:, 3:]))
             if name in names.split()
         }
-        made.append(
+        members.append(
             toys.client(
                 id,
                 model=lambda: Autoencoder(SHAPE, (8,), 4),
@@ -37,26 +37,26 @@ def clients(toys, owned=("left right", "left right", "left", "right"), rows=24):
                 public=None,
             )
         )
-    return made
+    return members
 
 
-def side_of(method, client, toys):
+def build_program(method, client, toys):
     return method.Program(client, method, toys.training(), 0)
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "fedprox", "fmcsc", "afmcc"])
 def test_both_protocols_are_reported(name, toys, tmp_path):
-    some = clients(toys)
-    held = some[0].train
-    some[0] = replace(
-        some[0], train=({**held.x, "right?": torch.arange(24) % 4 > 0}, held.y)
+    members = clients(toys)
+    samples = members[0].train
+    members[0] = replace(
+        members[0], train=({**samples.x, "right?": torch.arange(24) % 4 > 0}, samples.y)
     )  # samples lack a modality
-    results = toys.execute(tmp_path / "run", toys.method(name), some, rounds=2, alone=True)
+    results = toys.execute(tmp_path / "run", toys.method(name), members, rounds=2, alone=True)
     assert not results["failures"] and set(results["metrics"]) == {"acc", "nmi", "ari", "joint"}
     assert set(results["metrics"]["joint"]) == {"acc", "nmi", "ari"}
     assert all(
-        set(its["metrics"]) == {"acc", "nmi", "ari"} and its["alone"] is not None
-        for its in results["clients"].values()
+        set(result["metrics"]) == {"acc", "nmi", "ari"} and result["alone"] is not None
+        for result in results["clients"].values()
     )
 
 
@@ -64,11 +64,11 @@ def test_local_is_as_good_as_alone(toys, tmp_path):
     results = toys.execute(
         tmp_path / "run", toys.method("local"), clients(toys), rounds=2, alone=True
     )
-    assert all(its["value"] == its["alone"] for its in results["clients"].values())
+    assert all(result["value"] == result["alone"] for result in results["clients"].values())
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg"])
-def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
+def test_clients_with_labels_may_take_part(name, toys, tmp_path):
     results = toys.execute(
         tmp_path / "run", toys.method(name), [*clients(toys)[:2], toys.client("e")], rounds=2
     )
@@ -85,7 +85,7 @@ def test_clients_with_labels_may_be_there_too(name, toys, tmp_path):
 
 def test_alone_a_client_minimises_the_error_of_its_autoencoder(toys):
     for name in ("local", "fedavg", "fedprox"):
-        program = side_of(ALGORITHMS[name](), clients(toys)[0], toys)
+        program = build_program(ALGORITHMS[name](), clients(toys)[0], toys)
         x, y = program.client.train.labelled_batch(torch.arange(10))
         h = program.model.encoder(program.client.to_device(x))
         by_hand = sum(
@@ -115,7 +115,7 @@ def test_averaging_helps_autoencoders_find_clusters(toys, tmp_path):
 
 @pytest.mark.parametrize("name", ["local", "fedavg", "fmcsc", "afmcc"])
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (
             lambda x, y: ({name: rows[:3] for name, rows in x.items()}, y[:3]),
@@ -131,16 +131,16 @@ def test_averaging_helps_autoencoders_find_clusters(toys, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_clustered_is_refused_before_anything_runs(
-    name, change, said, toys, tmp_path
+def test_data_that_cannot_be_clustered_are_refused_before_the_run(
+    name, change, message, toys, tmp_path
 ):
-    some = clients(toys)
-    some[1] = replace(some[1], train=change(some[1].train.x, some[1].train.y))
-    with pytest.raises(UserError, match=said):
-        toys.execute(tmp_path / "run", toys.method(name), some)
+    members = clients(toys)
+    members[1] = replace(members[1], train=change(members[1].train.x, members[1].train.y))
+    with pytest.raises(UserError, match=message):
+        toys.execute(tmp_path / "run", toys.method(name), members)
 
 
-def test_a_client_needs_a_modality_and_rows_of_one_number(toys):
+def test_a_client_needs_a_modality_and_equal_numbers_of_rows(toys):
     one = clients(toys)[0]
     with pytest.raises(ValueError, match="client a, train: there is no modality"):
         replace(one, train=({}, one.train.y))
@@ -183,8 +183,8 @@ def some_rows(program):
     return program.client.to_device(program.client.train.rows(torch.arange(10))[0])
 
 
-def test_several_views_are_drawn_to_the_fused_feature(toys):
-    program = side_of(FMCSC(constraint=0.5), clients(toys)[0], toys)
+def test_loss_of_several_views_by_hand(toys):
+    program = build_program(FMCSC(constraint=0.5), clients(toys)[0], toys)
     x = some_rows(program)
     net, z, h = views_of(program, x)
     by_hand = sum(
@@ -199,8 +199,8 @@ def test_several_views_are_drawn_to_the_fused_feature(toys):
     )
 
 
-def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toys):
-    program = side_of(FMCSC(), clients(toys)[2], toys)
+def test_loss_of_a_single_view_by_hand(toys):
+    program = build_program(FMCSC(), clients(toys)[2], toys)
     x = some_rows(program)
     other = {name: t + 0.3 for name, t in program.model.state_dict().items()}
     net, z, h = views_of(program, x)
@@ -209,30 +209,33 @@ def test_a_single_view_follows_the_model_it_was_sent_and_leaves_its_own_code(toy
         program.loss(x, torch.zeros(10)), rebuilt
     )  # alone there is nobody to follow
     program.sent_model = other
-    given = side_of(FMCSC(), clients(toys)[2], toys)
-    given.model.load_state_dict(other)
+    sent = build_program(FMCSC(), clients(toys)[2], toys)
+    sent.model.load_state_dict(other)
     near, far = (
         (h * to).sum(-1).div(0.5).exp()
-        for to in (given.model.features(x), normalize(z["left"], dim=-1))
+        for to in (sent.model.features(x), normalize(z["left"], dim=-1))
     )
     assert torch.allclose(
         program.loss(x, torch.zeros(10)), rebuilt - (near / (near + far)).log().mean(), rtol=1e-12
     )
 
 
-def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
+def test_clients_with_several_views_distil_into_models_for_fewer(toys):
     method = FMCSC(teaching=200)
-    program, one = side_of(method, clients(toys)[0], toys), side_of(method, clients(toys)[2], toys)
+    program, one = (
+        build_program(method, clients(toys)[0], toys),
+        build_program(method, clients(toys)[2], toys),
+    )
     first = {name: t.clone() for name, t in program.shared().items()}
-    told = ClientRuntime(program).perform(
+    reply = ClientRuntime(program).perform(
         "update", 1, 0, {"models": {"left,right": first, "left": first}}
     )
     assert (
-        set(told["models"]) == set(told["weights"]) == {"left,right", "left"}
-        and min(told["weights"].values()) >= 0
+        set(reply["models"]) == set(reply["weights"]) == {"left,right", "left"}
+        and min(reply["weights"].values()) >= 0
     )
     assert all(
-        torch.equal(t, told["models"]["left,right"][name]) for name, t in program.shared().items()
+        torch.equal(t, reply["models"]["left,right"][name]) for name, t in program.shared().items()
     )  # it keeps its own
     x = program.rows()
     goal = program.model.features(x)
@@ -241,26 +244,28 @@ def test_who_owns_several_views_teaches_the_models_for_fewer(toys):
         one.model.load_state_dict(model)
         return (one.model.features({"left": x["left"]}) - goal).square().mean()
 
-    assert far(told["models"]["left"]) < 0.5 * far(first)
+    assert far(reply["models"]["left"]) < 0.5 * far(first)
 
 
 def test_pretraining_goes_from_client_to_client(toys, tmp_path):
     method = FMCSC(pretraining=3)
-    some = clients(toys, ["left", "left right", "right"])
-    fed = toys.federation(tmp_path / "a", method, some)
+    members = clients(toys, ["left", "left right", "right"])
+    fed = toys.federation(tmp_path / "a", method, members)
     fed.start_round(1)
     method.register_clients(fed)
-    given = {}
-    for client in (some[1], some[0], some[2]):  # most views first
-        runtime = ClientRuntime(side_of(method, client, toys))
-        given = runtime.perform("pretrain", 1, 0, {"given": given})
+    parameters = {}
+    for client in (members[1], members[0], members[2]):  # most views first
+        runtime = ClientRuntime(build_program(method, client, toys))
+        parameters = runtime.perform("pretrain", 1, 0, {"given": parameters})
     assert set(fed.state["models"]) == {"left,right", "left", "right"}
     assert all(
-        torch.equal(t, given[n]) for model in fed.state["models"].values() for n, t in model.items()
+        torch.equal(t, parameters[n])
+        for model in fed.state["models"].values()
+        for n, t in model.items()
     )
 
 
-def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_path, monkeypatch):
+def test_models_by_view_are_averaged_by_mutual_information(toys, tmp_path, monkeypatch):
     method = FMCSC(pretraining=1)
     fed = toys.federation(tmp_path / "a", method, clients(toys))
     got, call = {}, fed.call
@@ -274,25 +279,25 @@ def test_a_model_for_each_set_of_views_weighs_clients_by_information(toys, tmp_p
         ),
     )
     next(method.serve(fed))
-    told = got["update"]
+    replies = got["update"]
     for views, members in (("left,right", "ab"), ("left", "abc"), ("right", "abd")):
-        weights = {c: told[c]["weights"][views] for c in members}
+        weights = {c: replies[c]["weights"][views] for c in members}
         by_hand = sum(
-            w * told[c]["models"][views]["encoder.common.0.weight"] for c, w in weights.items()
+            w * replies[c]["models"][views]["encoder.common.0.weight"] for c, w in weights.items()
         ) / sum(weights.values())
         assert torch.allclose(
             fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9
         )
-        assert {c for c in told if views in told[c]["models"]} == set(members)
+        assert {c for c in replies if views in replies[c]["models"]} == set(members)
 
 
 def test_information_weights_may_be_multiplied_by_samples(toys, tmp_path):
-    """12 and 4 samples, information 2 and 4; where there is no information all weights are equal."""
-    some = [
+    """12 and 4 samples, information 2 and 4; without any information all weights are equal."""
+    members = [
         replace(c, train=c.train.subset(torch.arange(n)))
         for c, n in zip(clients(toys, ["left right"] * 2), (12, 4), strict=True)
     ]
-    fed = toys.federation(tmp_path, FMCSC(), some)
+    fed = toys.federation(tmp_path, FMCSC(), members)
     replies = {"a": {"weights": {"left": 2.0}}, "b": {"weights": {"left": 4.0}}}
     assert FMCSC().information_weights(fed, "left", replies) == {"a": 2.0, "b": 4.0}
     by_samples = FMCSC(mean="samples").information_weights(fed, "left", replies)
@@ -313,12 +318,12 @@ def test_mutual_information():
     assert mutual_information(torch.zeros(5), a[:5]) == 0
 
 
-def test_too_few_in_the_relay_is_no_quorum(toys, tmp_path):
-    some = clients(toys, ["left right"] * 3)
-    some[1].train.x["left"][0] = float("nan")
+def test_too_few_clients_in_the_relay_miss_the_quorum(toys, tmp_path):
+    members = clients(toys, ["left right"] * 3)
+    members[1].train.x["left"][0] = float("nan")
     with pytest.raises(
         RuntimeError, match="pretrain, round 1: 2 of 3 clients replied, the quorum is 3"
     ):
         toys.execute(
-            tmp_path / "run", FMCSC(pretraining=2), some, federation=FederationConfig(quorum=1.0)
+            tmp_path / "run", FMCSC(pretraining=2), members, federation=FederationConfig(quorum=1.0)
         )
