@@ -310,14 +310,14 @@ def severed(folder):
         "--block",
         "--disable-usage-stats",
     ]
-    toys_of = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
+    other_machine = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
     time.sleep(0.5)
-    inside = f"nsenter -t {toys_of.pid} -n "
+    inside = f"nsenter -t {other_machine.pid} -n "
     # addresses are on lo: a cut leaves each machine its own
     route = "ip route replace 10.77.0.2/32 dev here src 10.77.0.1"
     for words in (
         "ip link add here type veth peer name there",
-        f"ip link set there netns {toys_of.pid}",
+        f"ip link set there netns {other_machine.pid}",
         "ip addr add 10.77.0.1/32 dev lo",
         "ip link set here up",
         route,
@@ -420,7 +420,7 @@ def severed(folder):
             }
     finally:
         cluster.shutdown()  # or this program ends with the cluster
-        for process in [*nodes, toys_of]:
+        for process in [*nodes, other_machine]:
             process.terminate()
             process.wait(30)
     return report

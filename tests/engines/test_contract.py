@@ -15,7 +15,7 @@ from unalike.base.message import encoded_size
 from unalike.core.engine import EngineSettings
 from unalike.core.operations import operation, query
 from unalike.core.runtime import ClientRuntime
-from unalike.engines import ENGINES, engine_class, engine_options, hosts_clients
+from unalike.engines import ENGINES, engine_class, engine_options, has_slow_messages, hosts_clients
 
 HOSTING = [("local", {}), ("local", {"workers": 2}), ("toy", {})]
 
@@ -189,3 +189,4 @@ def test_every_listed_engine_is_of_one_of_the_two_kinds(name, package):
         methods = ["launch"]
     assert all(callable(getattr(engine, method)) for method in methods)
     assert isinstance(engine.uses_this_machine, bool)
+    assert has_slow_messages(name) == (name == "flower")

@@ -72,9 +72,9 @@ class FedMuscle(AlignmentParts):
     projection: Literal["auto", "always", "never"] = "auto"  # to d; auto: where the width differs
 
     @classmethod
-    def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """With Flower a message takes seconds: one exchange per pass, unless `sync` is given."""
-        return {"sync": "epoch", **fields} if engine == "flower" else fields
+    def for_engine(cls, fields: dict[str, Any], slow_messages: bool) -> dict[str, Any]:
+        """Where a message takes seconds: one exchange per pass, unless `sync` is given."""
+        return {"sync": "epoch", **fields} if slow_messages else fields
 
     @property
     def contrast(self) -> AnchoredContrast:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from unalike.engines import ENGINES
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -78,7 +80,7 @@ def run(
     settings: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Where clients run: local, ray, flare or flower.")
+        str | None, typer.Option(help=f"Where clients run: {', '.join(ENGINES)}.")
     ] = None,
     replay: Annotated[
         Path | None,

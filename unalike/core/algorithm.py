@@ -325,8 +325,13 @@ class Algorithm:
         return {name: value for name, value in vars(self).items() if type(value) is int}
 
     @classmethod
-    def for_engine(cls, engine: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields a scenario gives this method, with defaults that suit an engine added."""
+    def for_engine(cls, fields: dict[str, Any], slow_messages: bool) -> dict[str, Any]:
+        """Add defaults that suit the engine to the fields that a scenario gives this method.
+
+        Args:
+            fields: by name; what is given stays.
+            slow_messages: whether a message takes seconds on the engine.
+        """
         return fields
 
     @classmethod

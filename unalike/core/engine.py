@@ -15,10 +15,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from unalike.base.message import MAX_BYTES, Value
 from unalike.core.client import Client, ClientInfo
+
+if TYPE_CHECKING:
+    from unalike.core.runtime import ClientRuntime
 
 Watch = Callable[..., None]  # watch(event, **facts): follows a run
 
@@ -135,7 +138,7 @@ class HostingEngine(Engine, Protocol):
     def __init__(
         self,
         clients: list[Client],
-        build_runtime: Callable[[Client], Any],
+        build_runtime: Callable[[Client], "ClientRuntime"],
         folder: Path,
         settings: EngineSettings,
     ) -> None:
@@ -171,6 +174,8 @@ class RemoteLauncher(Protocol):
 
     hosts_clients: ClassVar[bool] = False
     uses_this_machine: ClassVar[bool] = False
+    # Whether a message takes seconds, however small it is (`Algorithm.for_engine`).
+    slow_messages: ClassVar[bool] = False
 
     def __init__(self, folder: RunFolder) -> None:
         """Prepare what is described in the run's folder; options are keyword-only arguments."""

@@ -53,6 +53,7 @@ class FlareEngine:
 
     hosts_clients: ClassVar[bool] = False
     uses_this_machine: ClassVar[bool] = False
+    slow_messages: ClassVar[bool] = False
 
     def __init__(
         self,

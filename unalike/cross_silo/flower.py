@@ -59,6 +59,7 @@ class FlowerEngine:
 
     hosts_clients: ClassVar[bool] = False
     uses_this_machine: ClassVar[bool] = False
+    slow_messages: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -53,3 +53,16 @@ def hosts_clients(name: Any) -> bool:
         return engine_class(name).hosts_clients
     except UserError:
         return False
+
+
+def has_slow_messages(name: Any) -> bool:
+    """Whether a message takes seconds on the engine of this name, so that few are better.
+
+    False for a name that is not listed, and where the engine's package is missing.
+    """
+    if not isinstance(name, str) or name not in ENGINES:
+        return False
+    try:
+        return getattr(engine_class(name), "slow_messages", False)
+    except UserError:
+        return False

@@ -13,6 +13,7 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.core.algorithm import Algorithm
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
+from unalike.engines import has_slow_messages
 from unalike.scenarios.schema import Data, Group, Public, Scenario
 from unalike.scenarios.validate import BuildCheck, parse_scenario
 from unalike.training.loop import Training
@@ -147,8 +148,8 @@ def load(
         mapping["engine"] = {"name": mapping["engine"]}
     method = _method(mapping)
     if method is not None:
-        engine = _engine_name(mapping.get("engine"))
-        mapping["algorithm"] = method.for_engine(engine, mapping["algorithm"])
+        slow_messages = has_slow_messages(_engine_name(mapping.get("engine")))
+        mapping["algorithm"] = method.for_engine(mapping["algorithm"], slow_messages)
     return parse_scenario(mapping, name, build_check)
 
 
