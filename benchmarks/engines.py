@@ -25,11 +25,12 @@ from unalike.algorithms.fedmuscle import FedMuscle
 from unalike.base.events import EventTail
 from unalike.base.message import encoded_size
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.operations import query
 from unalike.core.participation import FederationConfig
+from unalike.core.program import ClientProgram
 from unalike.core.runtime import build_runtime
 from unalike.cross_silo import flare, supervisor
 from unalike.cross_silo import flare_kits as kits

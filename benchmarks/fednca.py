@@ -9,8 +9,9 @@ import torch
 from benchmarks.study import Row, Study, averages, benchmark
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fednca import FedNCA
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
+from unalike.core.program import ClientProgram
 from unalike.data import Tensors
 from unalike.models import build_encoder
 from unalike.report import Run

@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     )
     from unalike.base.errors import Problems, Refusal, RunError, UserError
     from unalike.base.randomness import scope, stream
-    from unalike.core.algorithm import Algorithm, ClientProgram
+    from unalike.core.algorithm import Algorithm
     from unalike.core.client import Client, ClientInfo
     from unalike.core.federation import Federation
     from unalike.core.operations import graph_safe, operation, query, sends
     from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
     from unalike.core.privacy import Privacy
+    from unalike.core.program import ClientProgram
     from unalike.core.signatures import Shape
     from unalike.data import Samples, Table, load_dataset
     from unalike.methods.averaging import Averaging, AveragingProgram
@@ -115,7 +116,7 @@ _MODULES = {
     "scope": "unalike.base.randomness",
     "stream": "unalike.base.randomness",
     "Algorithm": "unalike.core.algorithm",
-    "ClientProgram": "unalike.core.algorithm",
+    "ClientProgram": "unalike.core.program",
     "Client": "unalike.core.client",
     "ClientInfo": "unalike.core.client",
     "Federation": "unalike.core.federation",

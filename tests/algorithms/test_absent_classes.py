@@ -57,7 +57,7 @@ def test_classes_that_only_other_clients_of_the_group_have_are_masked(parted):
     for c, classes in (("a", [0, 1, 3]), ("b", [1, 2, 3])):
         program = programs[c]
         program.model.eval()
-        x, y = program.sampled(torch.arange(24))
+        x, y = program.training_batch(torch.arange(24))
         loss = program.task_loss(x, y)
         log_probabilities = program.model(x)[:, classes].log_softmax(1)
         torch.testing.assert_close(

@@ -148,7 +148,7 @@ def test_missing_modalities_count_nowhere_in_the_loss(toys):
             and torch.isfinite(program.embed()["features"]).all()
         )
         losses[nothing] = {
-            subset: program.objective(subset)(program.model, program.rows())
+            subset: program.objective(subset)(program.model, program.all_inputs())
             for subset in program.subsets()
         }
     auto, has, x = (

@@ -237,7 +237,7 @@ def test_clients_with_several_views_distil_into_models_for_fewer(toys):
     assert all(
         torch.equal(t, reply["models"]["left,right"][name]) for name, t in program.shared().items()
     )  # it keeps its own
-    x = program.rows()
+    x = program.all_inputs()
     goal = program.model.features(x)
 
     def far(model):

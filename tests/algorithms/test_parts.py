@@ -8,8 +8,8 @@ import torch
 
 from unalike import Classification, FederationConfig
 from unalike.algorithms import FedMuscle
-from unalike.core.algorithm import ClientProgram
 from unalike.core.privacy import Privacy
+from unalike.core.program import ClientProgram
 from unalike.methods.group_averaging import GroupAveragingProgram
 from unalike.report.outcome import describe_judged, kept_model
 

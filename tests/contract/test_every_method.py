@@ -350,7 +350,7 @@ def test_takes_inputs_of_another_precision(name, toys, tmp_path):
 def test_safeguard_works_or_is_refused_before_anything_runs(name, toys, tmp_path):
     """It changes nothing of what was reached together, and survives a resume; one client has a single label."""
     small = lambda: [toys.client("a", rows=1), toys.client("b"), toys.client("c", model=toys.noisy)]
-    if toys.method(name).unjudged():
+    if toys.method(name).safeguard_problem():
         with pytest.raises(UserError, match="safeguard"):
             toys.execute(
                 tmp_path / "run",

@@ -8,7 +8,7 @@ import torch
 from unalike.algorithms import Local
 from unalike.base import message
 from unalike.core.runtime import ClientRuntime
-from unalike.core.safeguard import build_fold_replicas, folds
+from unalike.core.safeguard import build_fold_replicas, split_folds
 from unalike.core.safeguard import safeguard as decide
 from unalike.data.samples import Samples
 from unalike.training.loop import build_optimizer, step
@@ -147,7 +147,7 @@ def test_a_side_without_shadows_can_take_a_state_that_has_them(guarded):
 
 def test_each_label_is_held_back_once(guarded):
     program = guarded(rows=13)
-    held = folds(program, len(program.fold_replicas))
+    held = split_folds(program, len(program.fold_replicas))
     assert sorted(torch.cat(held).tolist()) == list(range(13))
     x, _ = program.client.train.rows(torch.arange(13))
     for shadow, rows in zip(program.fold_replicas, held, strict=True):

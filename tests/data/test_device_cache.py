@@ -7,8 +7,8 @@ import torch
 
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
+from unalike.core.program import ClientProgram
 from unalike.data import Lazy, Tensors
 from unalike.data.device_cache import DeviceCache, cache_on_device
 from unalike.data.samples import resize

@@ -307,9 +307,9 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg")
     run = json.loads((tmp_path / "away" / "run.json").read_text())["run"]
     models = trained(tmp_path / "sites" / "a" / "unalike" / run)
-    from unalike.core.algorithm import digest
+    from unalike.core.program import hash_model
 
-    assert digest(models["a"]) == results["clients"]["a"]["hash"]
+    assert hash_model(models["a"]) == results["clients"]["a"]["hash"]
 
 
 def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):

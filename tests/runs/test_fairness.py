@@ -16,7 +16,7 @@ from unalike import (
     MultiLabel,
 )
 from unalike.base.errors import UserError
-from unalike.core.algorithm import digest
+from unalike.core.program import hash_model
 from unalike.core.runtime import ClientRuntime
 from unalike.engines.local import LocalEngine
 
@@ -66,7 +66,7 @@ def test_the_local_baseline_starts_from_the_weights_of_averaging(toys, tmp_path,
     train = AveragingProgram.train
 
     def look(self):
-        firsts.setdefault(self.client.id, digest(self.model))
+        firsts.setdefault(self.client.id, hash_model(self.model))
         return train(self)
 
     look.operation = "changes"

@@ -335,11 +335,11 @@ def test_trained_models_come_back(tmp_path, toys, capsys):
 
 @pytest.mark.parametrize("options", [{"safeguard": True}, {"workers": 2, "alive": 1}])
 def test_trained_models_have_the_hashes_of_the_results(tmp_path, toys, options):
-    from unalike.core.algorithm import digest
+    from unalike.core.program import hash_model
 
     results = go(tmp_path, FedMuscle(peers=1, width=8, batch=8), toys.clients(), **options)
     assert {
-        id: digest(model) for id, model in unalike.trained(tmp_path, toys.clients()).items()
+        id: hash_model(model) for id, model in unalike.trained(tmp_path, toys.clients()).items()
     } == toys.hashes(results)
 
 

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from unalike.base.message import Value
 from unalike.base.randomness import stream
 from unalike.base.types import Parameters
-from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
+from unalike.core.algorithm import Algorithm
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Ask, Federation, Replies
 from unalike.core.operations import measurement, operation, query, sends, together
+from unalike.core.program import ClientProgram, Embedding, State
 from unalike.core.signatures import Shape, tensor_spec
 from unalike.data.modalities import MARK, modalities
 from unalike.losses.clustering import class_correlation_loss, fusion_contrast, reconstruction
@@ -289,7 +290,7 @@ class AFMCC(Algorithm):
 
         @query
         @measurement
-        def appraise(self, parameters: Parameters) -> Embedded:
+        def appraise(self, parameters: Parameters) -> Embedding:
             """Fused features under these parameters, and labels, for the server to score."""
             encoder = self.autoencoder
             own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
@@ -421,7 +422,7 @@ def descend_batches(
         for program, generator in zip(programs, generators, strict=True):
             order = torch.randperm(len(program.client.train), generator=generator)
             index = order[: first.training.batch_size].to(first.client.device)
-            batches.append({name: rows[index] for name, rows in program.rows().items()})
+            batches.append({name: rows[index] for name, rows in program.all_inputs().items()})
         last_losses = stack.step(loss, pad_rows(batches))
     return stack.unstack(), last_losses
 
@@ -442,7 +443,7 @@ def descend_full_batch(
     recording = first.recordings.get(key)
     if recording is not None:
         return recording.replay(parameters)
-    x = pad_rows([program.rows() for program in programs])
+    x = pad_rows([program.all_inputs() for program in programs])
     stack = Stack(first.model, parameters, first.training)
     recorded = sum(recording is not None for recording in first.recordings.values())
     if key in first.recordings and recorded < MAX_RECORDINGS:
@@ -468,7 +469,7 @@ def feature_distances(
         own: for each client, the position of its own model.
     Returns: ||Z - H||, mean over the client's modalities, (clients, models) in float64.
     """
-    x = pad_rows([program.rows() for program in programs])
+    x = pad_rows([program.all_inputs() for program in programs])
     device = next(iter(x.values())).device
     client = torch.arange(len(programs), device=device)
     own_model = torch.tensor(own, device=device)

@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.public_data import (
     PublicTraining,

@@ -21,10 +21,10 @@ from torch.nn.functional import cross_entropy, normalize
 
 from unalike.base.message import Value
 from unalike.base.randomness import stream
-from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.losses import infonce, muscle_loss
 from unalike.methods.public_data import (

@@ -15,9 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.losses.kernels import cka
 from unalike.methods.public_data import blank_rows, check_batch, public_batch, public_batches

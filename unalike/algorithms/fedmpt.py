@@ -117,7 +117,7 @@ class FedMPT(PromptTuning):
             (labels, conditions); `places`, the transport plan of the most confident prediction as a
             map (rows, columns).
             """
-            data = self.held("common" if self.client.common is not None else "test")
+            data = self.samples("common" if self.client.common is not None else "test")
             if data is None or not len(data):
                 raise ValueError("expected test images to explain, the client has none")
             own = {name: tensor.clone() for name, tensor in self.shared().items()}

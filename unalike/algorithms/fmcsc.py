@@ -154,7 +154,7 @@ class FMCSC(Averaging):
             self, models: dict[str, Parameters]
         ) -> ViewUpdate:
             """Train the model for the client's views, then distil it into those for fewer."""
-            all_views = tuple(modalities(self.rows()))
+            all_views = tuple(modalities(self.all_inputs()))
             own = ",".join(all_views)
             self.receive(models[own])
             self.sent_model = models[own]
@@ -195,7 +195,7 @@ class FMCSC(Averaging):
             feature of the model that was sent, minus that with the view's code.
             """
             encoder, bins = self.encoder, self.algorithm.bins
-            x = select_views(self.rows(), views)
+            x = select_views(self.all_inputs(), views)
             with torch.no_grad():
                 codes = encoder.codes(x)
                 h = encoder(x)

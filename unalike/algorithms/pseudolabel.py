@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
+from unalike.core.program import ClientProgram
 from unalike.methods.public_data import (
     PublicTraining,
     predict_public,

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate, one_hot
 
 from unalike.base.message import Value
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.data.augmentation import augment
 from unalike.methods.public_data import (
     PublicTraining,

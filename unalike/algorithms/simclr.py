@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation
+from unalike.core.program import ClientProgram
 from unalike.data.augmentation import augment
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.public_data import (

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from unalike.base.ledger import Ledger
 from unalike.base.message import Value, find_nonfinite
-from unalike.core.algorithm import ClientProgram
 from unalike.core.asynchronous import Act, Ask, Invite, run_visits
 from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival, Engine, Sent
 from unalike.core.operations import is_protected, list_measurements, unanswered_measurements
 from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
 from unalike.core.privacy import Privacy
+from unalike.core.program import ClientProgram
 from unalike.core.replay import Replay
 from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import declared, spec_mismatch, tensor_spec

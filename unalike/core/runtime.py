@@ -10,10 +10,11 @@ from typing import Any
 
 from unalike.base.errors import Refusal
 from unalike.base.message import Value
-from unalike.core.algorithm import Algorithm, ClientProgram, State
+from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
 from unalike.core.operations import list_operations, run_operation
 from unalike.core.privacy import Privacy
+from unalike.core.program import ClientProgram, State
 from unalike.core.protection import Protection
 from unalike.core.safeguard import build_fold_replicas
 from unalike.core.signatures import validate_request
@@ -138,7 +139,7 @@ class ClientRuntime:
             return run_operation(self.program, name, round, turn, body)
         except Diverged:
             # With privacy the search is left out: how long a reply takes can be observed.
-            data = self.program.held("train") if self.privacy is None else None
+            data = self.program.samples("train") if self.privacy is None else None
             problem = None if data is None else nonfinite_problem(data)
             if problem is not None:
                 raise ValueError(problem) from None

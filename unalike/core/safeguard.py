@@ -1,9 +1,10 @@
-"""Nobody loses: a client decides, from its own labelled data alone, which model to keep. Knows nothing of servers or engines.
+"""The safeguard: a client decides by cross-validation on its own labels which model to keep.
 
-A model that has seen all labels cannot be judged on them, a few held-out images are noise, and a student of such a model inherits
-what it memorised. So the client keeps shadows: the same side, without one fold of the labels each. A shadow does whatever the
-client is told to do, by the same messages, and its replies are dropped. In the end the shadows' log-loss on the folds they never
-saw is what taking part was worth, and shadows trained alone tell what staying alone is worth.
+A model that was trained on all labels of a client cannot be judged on them, and a few held-out
+samples say little. So the client keeps fold replicas: copies of its program that never see one
+fold of the labels each. A replica runs every request that the client runs, and its replies are
+dropped. At the end the log-loss of the replicas on the folds they never saw is what taking part
+is worth; replicas trained alone say what training alone is worth.
 """
 
 import copy
@@ -20,104 +21,122 @@ from unalike.base.randomness import stream
 from unalike.core.operations import run_operation
 
 if TYPE_CHECKING:
-    from unalike.core.algorithm import ClientProgram
+    from unalike.core.program import ClientProgram
 
-FOR_WHOM = "safeguard is for methods whose clients keep their own model and get nothing made from their own labels"
-UNJUDGED = "unjudged"  # in a side's memory: something came down that was made from its own labels, which shadows must not know. In the
-# server's state: to whom
+REQUIREMENT = (
+    "safeguard is for methods whose clients keep their own model and get nothing made from their "
+    "own labels"
+)
+# In a program's memory: it received something computed from its own labels, so replicas would
+# know of labels they must not see. In the server's state: the list of such clients.
+UNJUDGED = "unjudged"
 FOLDS = 3
-BLOCKS = 20  # of a fold at most, whose losses are compared
-MARGIN = 1.5  # standard errors by which together must be better
+BLOCKS = 20  # a fold's losses are compared in at most so many blocks of rows
+MARGIN = 1.5  # standard errors by which the federated model must be better
 
 
 @dataclass(frozen=True)
 class Decision:
+    """Which model to keep.
+
+    Attributes:
+        name: "together" for the federated model, "alone" for the one trained alone.
+        state: its parameters.
+        log_loss: cross-validated, of both, and the standard error of their difference ("doubt");
+            empty where the decision was not made by them.
+    """
+
     name: Literal["together", "alone"]
     state: dict[str, Tensor]
-    log_loss: dict[
-        str, float
-    ]  # cross-validated, and the standard error of their difference; empty: it was not judged by them
+    log_loss: dict[str, float]
 
 
 def unjudge(state: dict, clients: Iterable[str]) -> None:
-    """Note in the server's state that these are sent what was made from their own labels."""
+    """Record in the server's state that these clients receive something of their own labels."""
     state[UNJUDGED] = sorted({*state.get(UNJUDGED, []), *clients})
 
 
-def folds(program: "ClientProgram", count: int) -> list[Tensor]:
-    """Rows of the client's labelled data, cut at random into folds; none where a fold would leave nothing to learn from."""
+def split_folds(program: "ClientProgram", count: int) -> list[Tensor]:
+    """Rows of the client's training data, cut at random into folds.
+
+    Returns: indices of each fold; none where there would be nothing left to train on.
+    """
     rows = len(program.client.train)
     order = torch.randperm(rows, generator=stream(program.seed, "folds", program.client.id))
     return [order[i::count] for i in range(count)] if rows > count else []
 
 
 def build_fold_replicas(program: "ClientProgram", count: int = FOLDS) -> list["ClientProgram"]:
-    """The same side with the same first weights, once for each fold that it does not see."""
-    made = []
-    for held in folds(program, count):
-        kept = torch.tensor(sorted(set(range(len(program.client.train))) - set(held.tolist())))
-        client = dataclasses.replace(program.client, train=program.client.train.subset(kept))
-        made.append(program.fresh_copy(client))
-    return made
+    """A program with the same initial weights for each fold that it does not see."""
+    replicas = []
+    train = program.client.train
+    for fold in split_folds(program, count):
+        others = torch.tensor(sorted(set(range(len(train))) - set(fold.tolist())))
+        client = dataclasses.replace(program.client, train=train.subset(others))
+        replicas.append(program.fresh_copy(client))
+    return replicas
 
 
 def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
-    """Together if its cross-validated log-loss is lower by more than MARGIN standard errors, else alone. `rounds` are those it was here.
-    Who cannot be judged keeps what was learnt together."""
+    """Decide between the federated model and one that is trained alone now.
+
+    The federated model is kept if its cross-validated log-loss is lower by more than MARGIN
+    standard errors, or if it cannot be cross-validated because the client received something
+    computed from its own labels.
+
+    Args:
+        rounds: those that the client took part in.
+    """
     if program.memory.get(UNJUDGED):
         return Decision("together", copy.deepcopy(program.model.state_dict()), {})
     alone = train_alone(program.fresh_copy(), rounds)
-    candidates, scores = {"alone": alone.model, "together": program.model}, {}
-    best: Literal["together", "alone"] = "alone"
+    log_loss: dict[str, float] = {}
+    federated_wins = False
     if program.fold_replicas:
-        losses = {
-            "alone": judge(
-                program,
-                [
-                    train_alone(shadow, rounds)
-                    for shadow in build_fold_replicas(program, len(program.fold_replicas))
-                ],
-            ),
-            "together": judge(program, program.fold_replicas),
-        }
-        better = losses["alone"] - losses["together"]
-        doubt = float(better.std() / len(better) ** 0.5)
-        if math.isfinite(float(better.sum())) and math.isfinite(doubt):
-            scores = {name: float(loss.mean()) for name, loss in losses.items()} | {"doubt": doubt}
-            best = "together" if float(better.mean()) > MARGIN * doubt else "alone"
-    return Decision(best, copy.deepcopy(candidates[best].state_dict()), scores)
+        fresh = build_fold_replicas(program, len(program.fold_replicas))
+        alone_losses = cross_validate(program, [train_alone(r, rounds) for r in fresh])
+        federated_losses = cross_validate(program, program.fold_replicas)
+        gain = alone_losses - federated_losses
+        standard_error = float(gain.std() / len(gain) ** 0.5)
+        if math.isfinite(float(gain.sum())) and math.isfinite(standard_error):
+            log_loss = {
+                "alone": float(alone_losses.mean()),
+                "together": float(federated_losses.mean()),
+                "doubt": standard_error,
+            }
+            federated_wins = float(gain.mean()) > MARGIN * standard_error
+    if federated_wins:
+        return Decision("together", copy.deepcopy(program.model.state_dict()), log_loss)
+    return Decision("alone", copy.deepcopy(alone.model.state_dict()), log_loss)
 
 
 def train_alone(program: "ClientProgram", rounds: Sequence[int]) -> "ClientProgram":
-    """The work of local training, to the bit: what the results call alone."""
+    """Train a program exactly like the local baseline of a run does."""
     for number in rounds:
         run_operation(program, "train", number, 0, {})
     return program
 
 
-def judge(program: "ClientProgram", judged: list["ClientProgram"]) -> Tensor:
-    """Log-losses of the shadows on the folds they never saw, in blocks of rows, after the one scaling of all their outputs that
-    suits them best: a model that is right but too sure of itself is not to lose against one that is wrong modestly."""
-    outputs, labels = [], []
-    for shadow, held in zip(judged, folds(program, len(judged)), strict=True):
-        shadow.model.eval()
+def cross_validate(program: "ClientProgram", replicas: list["ClientProgram"]) -> Tensor:
+    """Log-losses, (blocks,), of the replicas on the folds they never saw.
+
+    All outputs are multiplied by the one scale that suits them best, so that a model that is
+    right but over-confident does not lose against one that is less right but modest.
+    """
+    outputs = []
+    labels = []
+    client = program.client
+    for replica, fold in zip(replicas, split_folds(program, len(replicas)), strict=True):
+        replica.model.eval()
         with torch.no_grad():
-            for rows in held.split(-(-len(held) // BLOCKS)):
-                x, y = program.client.train.labelled_batch(rows)
-                outputs.append(shadow.model(program.client.to_device(x)).cpu())
-                labels.append(program.client.to_device(y).cpu())
+            for rows in fold.split(math.ceil(len(fold) / BLOCKS)):
+                x, y = client.train.labelled_batch(rows)
+                outputs.append(replica.model(client.to_device(x)).cpu())
+                labels.append(client.to_device(y).cpu())
 
-    def scaled(scale: float) -> Tensor:
-        return torch.stack(
-            [
-                program.client.task.loss(output * scale, y)
-                for output, y in zip(outputs, labels, strict=True)
-            ]
-        )
+    def losses_at(scale: float) -> Tensor:
+        pairs = zip(outputs, labels, strict=True)
+        return torch.stack([client.task.loss(output * scale, y) for output, y in pairs])
 
-    # Only scores of classes can be too sure of themselves; other outputs stay as they are.
-    powers = range(-10, 3) if program.client.task.classifies else (0,)
-    return min(
-        (scaled(2.0 ** (power / 2)) for power in powers),
-        key=lambda losses: float(losses.mean()),
-    )
+    candidates = [losses_at(2.0 ** (power / 2)) for power in range(-10, 3)]
+    return min(candidates, key=lambda losses: float(losses.mean()))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import query
+from unalike.core.program import ClientProgram
 from unalike.methods.averaging import LabelMask, label_masks
 
 MASK = "open"  # in a program's memory: the classes to mask

@@ -11,8 +11,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.federation import Federation
+from unalike.core.program import ClientProgram
 from unalike.methods.distillation import PublicDistillation
 from unalike.methods.final_model import LocalFinalModel
 from unalike.methods.group_averaging import HeadAveraging

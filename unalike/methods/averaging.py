@@ -19,10 +19,11 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.base.types import Parameters
-from unalike.core.algorithm import Algorithm, ClientProgram, Embedded, State
+from unalike.core.algorithm import Algorithm
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import measurement, operation, query, sends
+from unalike.core.program import ClientProgram, Embedding, State
 from unalike.core.signatures import Shape
 from unalike.tasks import Task
 
@@ -85,7 +86,7 @@ class AveragingProgram(ClientProgram):
 
     @query
     @measurement
-    def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedded:
+    def appraise(self, parameters: Parameters, common: bool) -> dict[str, float] | Embedding:
         """Evaluate these parameters without keeping them.
 
         Args:

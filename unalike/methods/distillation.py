@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.parts import Part, drop_invalid_replicas
 from unalike.methods.public_data import predict_public, train_on_public, with_targets

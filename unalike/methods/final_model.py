@@ -1,9 +1,9 @@
 """The model that a client ends with: the one after the last local epochs, before the alignment that
 follows them, whose head no longer fits the representation it gets."""
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
+from unalike.core.program import ClientProgram
 from unalike.core.safeguard import UNJUDGED
 from unalike.methods.parts import Part
 

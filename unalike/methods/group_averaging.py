@@ -7,9 +7,9 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.base.types import Parameters
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.core.safeguard import UNJUDGED, unjudge
 from unalike.methods.absent_classes import classes_in_groups
 from unalike.methods.averaging import mean_states, shape_hash, short_hash

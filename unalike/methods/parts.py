@@ -6,8 +6,8 @@ alone, from which the method's `Program` inherits next to others.
 
 from collections.abc import Sequence
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
+from unalike.core.program import ClientProgram
 from unalike.core.safeguard import UNJUDGED
 
 

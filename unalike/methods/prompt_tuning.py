@@ -13,9 +13,9 @@ import torch
 from pydantic import PositiveInt
 from torch import nn
 
-from unalike.core.algorithm import Described
 from unalike.core.client import Client
 from unalike.core.operations import measurement, query, sends
+from unalike.core.program import ModelDescription
 from unalike.data import Samples, Tensors
 from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.models.prompts import PromptedModel
@@ -44,11 +44,11 @@ class PromptTuningProgram(AveragingProgram):
         encoder.tokens(labels)
         return PromptedModel(encoder, self.algorithm.head(encoder, labels))
 
-    def held(self, part: str) -> Samples | None:
+    def samples(self, part: str) -> Samples | None:
         """The client's samples with image features in place of images."""
         if not hasattr(self, "feature_cache"):
             self.feature_cache: dict[str, Samples] = {}
-        data = super().held(part)
+        data = super().samples(part)
         if data is None or not len(data):
             return data
         if part not in self.feature_cache:
@@ -58,7 +58,7 @@ class PromptTuningProgram(AveragingProgram):
     @query
     @measurement
     @sends(parameters="open", flops="open", trainable="open")
-    def describe(self) -> Described:
+    def describe(self) -> ModelDescription:
         """As of every model, with the parameters of the frozen encoders."""
         description = super().describe()
         description["parameters"] += sum(p.numel() for p in self.model.encoder.parameters())

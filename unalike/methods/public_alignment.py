@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from unalike.base.randomness import scope
-from unalike.core.algorithm import ClientProgram
 from unalike.core.operations import operation, sends
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.public_data import (
     blank_rows,

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.federation import Federation
+from unalike.core.program import ClientProgram
 from unalike.data.device_cache import DeviceCache
 from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
@@ -110,7 +111,7 @@ def train_on_public(
         stream(program.seed, "public", program.round, epoch) for epoch in range(settings.passes)
     ]
     program.work += len(rows) * len(orders)
-    graphed_loss = program.tape(loss)
+    graphed_loss = program.graphed_step(loss)
     return train(
         program.model,
         len(rows),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.public_data import blank_rows, public_samples
 from unalike.tasks import Task

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.parts import Part
 from unalike.methods.public_data import blank_rows, predict_public, public_samples

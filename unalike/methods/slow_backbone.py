@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.operations import graph_safe, operation
+from unalike.core.program import ClientProgram
 
 SLOW_BACKBONE = "gently"  # name of the optimizer
 

@@ -23,10 +23,10 @@ from unalike.base.errors import UserError
 from unalike.base.message import Value
 from unalike.base.randomness import stream
 from unalike.base.types import Parameters
-from unalike.core.algorithm import ClientProgram, State, measure
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import measurement, operation, query, sends
+from unalike.core.program import ClientProgram, State, measure
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
     Averaging,
@@ -112,7 +112,7 @@ class SubmodelProgram(ClientProgram):
 
     def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
-        self.channel_groups = find_channel_groups(self.model, self.row(), algorithm.fixed)
+        self.channel_groups = find_channel_groups(self.model, self.example_input(), algorithm.fixed)
         # Shapes without values, from which submodels are built.
         self.full_model: nn.Module = copy.deepcopy(self.model).to("meta")
         persistent = self.model.state_dict()
@@ -141,7 +141,7 @@ class SubmodelProgram(ClientProgram):
             owner, _, attribute = name.rpartition(".")
             setattr(submodel.get_submodule(owner), attribute, buffer)
         groups = reindex_groups(self.channel_groups, keep)
-        check_submodel(submodel, groups, self.row(), self.algorithm.fixed)
+        check_submodel(submodel, groups, self.example_input(), self.algorithm.fixed)
         assert isinstance(submodel, Model)
         self.add_output_mask(submodel)
         return submodel
@@ -176,7 +176,7 @@ class SubmodelProgram(ClientProgram):
         if key not in self.flops_by_units:
             keep = [torch.arange(count) for count in units]
             submodel = narrow_model(self.full_model, self.channel_groups, keep)
-            x = self.row()
+            x = self.example_input()
             if isinstance(x, dict):
                 x = {name: rows.to("meta") for name, rows in x.items()}
             else:
@@ -342,7 +342,7 @@ class SubmodelProgram(ClientProgram):
         if count > 1 and tracking_batch_norms(model.train()):
             generator = stream(self.seed, "statistics", self.client.id, self.round)
             indices = batches(count, self.training.batch_size, generator)
-            rows = (self.client.to_device(self.sampled(index)[0]) for index in indices)
+            rows = (self.client.to_device(self.training_batch(index)[0]) for index in indices)
             recompute_statistics(model, rows)
             self.work += count / 3
 

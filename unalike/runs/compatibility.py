@@ -14,9 +14,10 @@ import torch
 from unalike.base.errors import Problem, Problems, UserError, describe_error
 from unalike.base.randomness import scope
 from unalike.base.tracebacks import format_traceback, is_bug, is_debugging, user_location
-from unalike.core.algorithm import Algorithm, ClientProgram
+from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, ClientInfo
 from unalike.core.privacy import Privacy, uncounted
+from unalike.core.program import ClientProgram
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
 from unalike.runs.initial_models import SharedFactory
@@ -208,7 +209,7 @@ def task_problems(
     """
     problems: list[Problem] = []
     if safeguard:
-        reason = algorithm.unjudged()
+        reason = algorithm.safeguard_problem()
         unlabelled = next((client for client in clients if not client.task.labelled), None)
         if reason:
             problems.append(("safeguard", f"{reason}. Leave it out, or set it to false."))

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unalike.base.errors import UserError, unknown_name
-from unalike.core.algorithm import Algorithm, ClientProgram, digest
+from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
+from unalike.core.program import ClientProgram, hash_model
 from unalike.data.samples import Samples
 from unalike.engines.store import Store, quote
 from unalike.runs.plan import plan_from_dict
@@ -209,7 +210,7 @@ def _restore(folder: Folder, program: ClientProgram) -> ClientProgram:
     try:
         if state is not None:
             program.restore(state)
-        is_equal = expected_hash is None or digest(program.model) == expected_hash
+        is_equal = expected_hash is None or hash_model(program.model) == expected_hash
     except RuntimeError:  # names or shapes of parameters differ
         is_equal = False
     if not is_equal:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from unalike.algorithms.local import Local
-from unalike.core.algorithm import ClientProgram
 from unalike.core.client import Client
 from unalike.core.engine import Engine
 from unalike.core.federation import Federation, Replies
 from unalike.core.participation import FederationConfig
+from unalike.core.program import ClientProgram
 from unalike.data.samples import Samples, fingerprint
 from unalike.runs.plan import RunPlan
 from unalike.runs.run_folder import Folder

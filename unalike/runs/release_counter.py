@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from unalike.core.algorithm import ClientProgram
 from unalike.core.federation import Federation
 from unalike.core.privacy import Privacy, protects, releases
+from unalike.core.program import ClientProgram
 
 
 class ReleaseCounter:

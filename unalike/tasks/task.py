@@ -48,7 +48,7 @@ class ProgramLike(Protocol):
     client: Any
     seed: int
 
-    def held(self, part: str) -> Any: ...
+    def samples(self, part: str) -> Any: ...
 
     def measure(self, data: Any) -> dict[str, float]: ...
 
@@ -190,7 +190,7 @@ class Task:
             program: the client, with its model and data.
             common: evaluate on the test set shared by all clients instead of the client's own.
         """
-        data = program.held("common" if common else "test")
+        data = program.samples("common" if common else "test")
         if data is None or not len(data):
             return {}
         return program.measure(data)

@@ -1,0 +1,356 @@
+"""The client half of a method: its model, its memory and the operations a server may request.
+
+Method authors subclass `ClientProgram` as `Program` inside their `Algorithm`. Engines run it
+through a `ClientRuntime` (runtime.py).
+"""
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from unalike.base.randomness import scope, stream
+from unalike.core.client import Client
+from unalike.core.operations import graph_safe, measurement, operation, query, sends
+from unalike.core.safeguard import safeguard
+from unalike.core.signatures import Shape
+from unalike.data.modalities import with_masks
+from unalike.data.samples import Samples, nonfinite_problem
+from unalike.models.flops import count_flops
+from unalike.models.model import Model, find_trunk, width_of
+from unalike.tasks.task import UNKNOWN
+from unalike.training.batching import batches
+from unalike.training.cuda_graphs import GraphedStep
+from unalike.training.loop import Training, build_optimizer, train
+
+if TYPE_CHECKING:
+    from unalike.core.algorithm import Algorithm
+
+State = dict[str, Any]
+Loss = Callable[[Tensor | dict, Tensor], Tensor]  # loss(x, y) of a batch, a scalar
+
+
+class Embedding(TypedDict):
+    """Features of all training samples of a client, and their labels."""
+
+    features: Annotated[Tensor, Shape("samples", None)]
+    y: Annotated[Tensor, Shape("samples", whole=True)]
+
+
+class ModelDescription(TypedDict):
+    """Numbers of parameters, floating-point operations of a forward pass, hash of all weights."""
+
+    parameters: int
+    flops: int
+    trainable: int
+    hash: str
+
+
+class SafeguardReply(TypedDict):
+    """Which model a client kept, and the cross-validated losses that decided."""
+
+    kept: Literal["alone", "together"]
+    log_loss: dict[str, float]
+
+
+class ClientProgram:
+    """The client half of a method.
+
+    What must survive between calls is in `model`, `optimizers` and `memory`. Everything else is a
+    cache that may be gone at the next call.
+
+    Attributes:
+        client: the client, with its data.
+        model: its model, on its device.
+        memory: what the method keeps between calls; plain values and tensors.
+        round: the current round.
+        work: samples trained on since the engine last read it. A forward pass counts a third.
+        fold_replicas: with the safeguard, programs of this client without one fold of its labels.
+    """
+
+    def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
+        self.algorithm = algorithm
+        self.training = training
+        self.seed = seed
+        encoder = client.encoder(seed).to(client.device, client.dtype)
+        self.client = client.with_cached_features(find_trunk(encoder))
+        with scope(seed, "build", client.id):
+            self.model = self.build(encoder).to(client.device, client.dtype)
+        self.memory: State = {}
+        self.round = 0
+        self.work = 0.0
+        self.fold_replicas: list[ClientProgram] = []
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._graphed_steps: dict[str, GraphedStep] = {}  # by the name of the loss
+        self._all_inputs: dict[str, Tensor] | None = None
+
+    # what a method may override
+
+    def build(self, encoder: nn.Module) -> Model:
+        """Build the whole model around the client's encoder; the default adds the task's head."""
+        task = self.client.task
+        task.check_encoder(encoder, self.client.info().modalities)
+        return Model(encoder, nn.Identity(), self.head(self.encoder_width(encoder)), task.dense)
+
+    @graph_safe
+    def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+        """What the method's local training minimises on a batch.
+
+        Args:
+            x: inputs, (n, ...), or by modality.
+            y: labels; -1 where a client has none because its task is not learnt from labels.
+        """
+        return self.task_loss(x, y)
+
+    @graph_safe
+    def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
+        """What a client that trains alone minimises on a batch."""
+        return self.client.task.local_loss(self.model, x, y, self.error)
+
+    def error(self, output: Tensor, y: Tensor) -> Tensor:
+        """The task's loss of a model's output, (n, ...), against labels."""
+        return self.client.task.loss(output, y)
+
+    def samples(self, part: str) -> Samples | None:
+        """The client's "train", "test" or "common" samples as its model takes them, or None."""
+        return getattr(self.client, part)
+
+    def state(self) -> State | None:
+        """What is saved between calls; None: nothing.
+
+        A method may leave out what the server sends with every request.
+        """
+        return {
+            "model": dict(self.model.state_dict()),
+            "memory": self.memory,
+            "optimizers": {name: _optimizer_state(o) for name, o in self.optimizers.items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """Take up what `state` returned."""
+        self.model.load_state_dict(state["model"], strict=False)  # `state` may leave out some
+        self.memory = state["memory"]
+        self.optimizers = {}
+        for name, saved in state["optimizers"].items():
+            optimizer = self.optimizer(name, rate=saved["rate"])
+            optimizer.load_state_dict(
+                {
+                    "state": {int(index): entry for index, entry in saved["state"].items()},
+                    "param_groups": optimizer.state_dict()["param_groups"],
+                }
+            )
+
+    def load(self, parameters: dict[str, Tensor]) -> None:
+        """Load a whole model, e.g. one that was exported."""
+        self.model.load_state_dict(parameters)
+
+    # tools for methods
+
+    def head(self, width: int) -> nn.Module:
+        """A head for features of this width: a copy of the client's own, or the task's."""
+        if self.client.head is not None:
+            return copy.deepcopy(self.client.head)
+        return self.client.task.head(width)
+
+    def encoder_width(self, encoder: nn.Module) -> int:
+        """The width of an encoder's features, from a forward pass over at most two samples."""
+        rows = torch.arange(min(2, len(self.client.train)))
+        return width_of(encoder, lambda: self.client.to_device(self.client.train.rows(rows)[0]))
+
+    def example_input(self) -> Any:
+        """One input of the client, (1, ...), before any cached features, on its device."""
+        data = getattr(self.client.train, "raw", self.client.train)
+        return self.client.to_device(data.rows(torch.arange(1))[0])
+
+    def all_inputs(self) -> dict[str, Tensor]:
+        """All training inputs by modality, with masks of present ones, on the client's device.
+
+        Raises:
+            ValueError: some are not finite.
+        """
+        if self._all_inputs is None:
+            problem = nonfinite_problem(self.client.train)
+            if problem is not None:
+                raise ValueError(problem)
+            x, _ = self.client.train.rows(torch.arange(len(self.client.train)))
+            self._all_inputs = with_masks(self.client.to_device(x))
+        return self._all_inputs
+
+    def training_batch(self, index: Tensor) -> tuple[Any, Tensor]:
+        """Training inputs and labels of these rows; labels are -1 where a task needs none."""
+        data = self.samples("train")
+        assert data is not None
+        x, y = data.labelled_batch(index) if self.client.task.labelled else data.rows(index)
+        return x, torch.full((len(index),), UNKNOWN) if y is None else y
+
+    def optimizer(
+        self, name: str = "task", rate: float | None = None, fresh: bool = False
+    ) -> torch.optim.Optimizer:
+        """The optimizer of this name, which is saved between calls.
+
+        Args:
+            rate: learning rate of a new one; default: that of the training settings.
+            fresh: return a new optimizer that is not saved.
+        """
+        if not fresh and name in self.optimizers:
+            return self.optimizers[name]
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = build_optimizer(trainable, self.training, rate)
+        if not fresh:
+            self.optimizers[name] = optimizer
+        return optimizer
+
+    def learn(
+        self,
+        epochs: range | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        loss: Loss | None = None,
+    ) -> float:
+        """Train this round's local epochs on the client's data.
+
+        Rows come in the same order whatever the method: it depends on seed, client and round.
+
+        Args:
+            epochs: which of the round's epochs; default: all.
+            optimizer: default: the saved one.
+            loss: default: the method's `loss`.
+
+        Returns: the mean loss.
+        """
+        data = self.samples("train")
+        assert data is not None
+        orders = [
+            stream(self.seed, "order", self.client.id, self.round, epoch)
+            for epoch in epochs or range(self.training.epochs)
+        ]
+        self.work += len(data) * len(orders)
+        step = self.graphed_step(loss or self.loss)
+
+        def batch_loss(index: Tensor) -> Tensor:
+            x, y = self.training_batch(index)
+            return step(self.client.to_device(x), self.client.to_device(y))
+
+        return train(
+            self.model,
+            len(data),
+            batch_loss,
+            optimizer or self.optimizer(),
+            orders,
+            self.training.batch_size,
+            self.training.max_grad_norm,
+        )
+
+    def graphed_step(self, loss: Loss) -> GraphedStep:
+        """A loss with its backward pass; on a GPU captured in a CUDA graph if `@graph_safe`."""
+        on_gpu = torch.device(self.client.device).type == "cuda"
+        if not on_gpu or not getattr(loss, "graph_safe", False):
+            return GraphedStep(self.model, loss, enabled=False)
+        step = self._graphed_steps.get(loss.__name__)
+        if step is None or step.model is not self.model:
+            step = GraphedStep(self.model, loss)
+            self._graphed_steps[loss.__name__] = step
+        step.refresh()
+        return step
+
+    def measure(self, data: Samples) -> dict[str, float]:
+        """Every metric of the model on these samples."""
+        return measure(self.model, data, self.client, self.training.batch_size)
+
+    def fresh_copy(self, client: Client | None = None) -> Self:
+        """A new program with the initial weights, which come from the seed, and no memory.
+
+        Args:
+            client: train on the data of this one instead, e.g. the same without a fold.
+        """
+        return type(self)(client or self.client, self.algorithm, self.training, self.seed)
+
+    # operations that every client has
+
+    @operation
+    def train(self, epoch: int | None = None) -> float:
+        """Train this round's local epochs, or one of them, on the task alone."""
+        epochs = None if epoch is None else range(epoch, epoch + 1)
+        return self.learn(epochs, loss=self.task_loss)
+
+    @query
+    @measurement
+    def evaluate(self, common: bool = False) -> dict[str, float]:
+        """Every metric of the model on the client's own test set, or on the common one."""
+        return self.client.task.evaluate(self, common)
+
+    @query
+    @measurement
+    def embed(self) -> Embedding:
+        """Features of all training samples, and their labels, -1 where unknown."""
+        was_training = self.model.training
+        with torch.no_grad():
+            features = self.model.eval().features(self.all_inputs())
+        self.model.train(was_training)
+        return {"features": features, "y": self.training_batch(torch.arange(len(features)))[1]}
+
+    @operation
+    @measurement
+    @sends()
+    def grouped(self, centres: Tensor) -> None:
+        """Keep cluster centres, (clusters, width): they are the head of the final model."""
+        self.memory["centres"] = centres
+
+    @query
+    @measurement
+    @sends(parameters="open", flops="open", trainable="open")
+    def describe(self) -> ModelDescription:
+        """Size, cost and hash of the model, for the results."""
+        return {
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "flops": count_flops(self.model, self.example_input()),
+            "trainable": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "hash": hash_model(self.model),
+        }
+
+    @operation
+    @measurement
+    @sends()
+    def safeguard(self, rounds: list[int]) -> SafeguardReply:
+        """Keep the federated model, or one trained alone in these rounds, by cross-validation."""
+        decision = safeguard(self, rounds)
+        self.model.load_state_dict(decision.state)
+        self.fold_replicas = []
+        return {"kept": decision.name, "log_loss": decision.log_loss}
+
+
+def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
+    """Every metric of a model on these samples; undefined ones are left out."""
+    meter = client.task.meter()
+    was_training = model.training
+    # Dense outputs are large to copy: they are measured on the GPU.
+    on_gpu = torch.device(client.device).type == "cuda"
+    device = client.device if client.task.dense and on_gpu else "cpu"
+    model.eval()
+    with torch.no_grad():
+        for index in batches(len(data), max(batch, 256)):
+            x, y = data.rows(index)
+            meter.add(model(client.to_device(x)).to(device), y.to(device))
+    model.train(was_training)
+    return {name: value for name, value in meter.result().items() if math.isfinite(value)}
+
+
+def hash_model(model: nn.Module) -> str:
+    """Hash of every parameter and buffer with their names, 32 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        contiguous = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        digest.update(contiguous.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
+    """Learning rate and state by parameter index, without empty entries."""
+    state = {}
+    for index, entry in optimizer.state_dict()["state"].items():
+        state[str(index)] = {name: value for name, value in entry.items() if value is not None}
+    return {"rate": optimizer.param_groups[0]["lr"], "state": state}
