@@ -1,4 +1,4 @@
-"""Run folders made up for the tests, small and complete. Knows nothing of how real runs are made."""
+"""Fabricated run folders, small and complete, without running anything."""
 
 import json
 import math
@@ -24,8 +24,24 @@ SENT = [
 ROUNDS = 8
 
 
-def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, training=None, federation=None, scenario="digits", seed=0,
-              alone=True, finished=True, safeguard=False, failures=(), arrivals=False, shift=0.0, python=False):  # fmt: skip
+def fabricate(
+    folder,
+    *,
+    clients=None,
+    algorithm="fedmuscle",
+    fields=None,
+    training=None,
+    federation=None,
+    scenario="digits",
+    seed=0,
+    alone=True,
+    finished=True,
+    safeguard=False,
+    failures=(),
+    arrivals=False,
+    shift=0.0,
+    python=False,
+):
     """Write one run folder. `shift` moves every value reached together."""
     clients = clients or CLIENTS
     folder.mkdir(parents=True)
@@ -41,15 +57,15 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
         },
         "federation": {"sample": 1.0, **(federation or {})},
         "clients": [
-            {"id": client.encode(errors="replace").decode(), "model": its[0], "task": its[1]}
-            for client, its in clients.items()
+            {"id": client.encode(errors="replace").decode(), "model": about[0], "task": about[1]}
+            for client, about in clients.items()
         ],
         "seed": seed,
         **({"python": True} if python else {}),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
-    infos = {client: {"task": its[1], "metric": its[2]} for client, its in clients.items()}
+    infos = {client: {"task": about[1], "metric": about[2]} for client, about in clients.items()}
     events = [
         {
             "event": "start",
@@ -62,21 +78,27 @@ def fabricate(folder, *, clients=None, algorithm="fedmuscle", fields=None, train
     ledger = ["round,client,direction,operation,messages,bytes"]
     for at in range(1, ROUNDS + 1):
         grown = 1 - math.exp(-at / 2.5)
-        for who in ["together"] + ["alone"] * alone:
+        for training in ["together"] + ["alone"] * alone:
             for when, part in (
                 (("after local", 0.95), ("after alignment", 1.0))
-                if who == "together"
+                if training == "together"
                 else (("after local", 1.0),)
             ):
                 values = {}
                 for place, (client, (_, _, metric, low, high)) in enumerate(clients.items()):
-                    top = high + shift if who == "together" else low
+                    top = high + shift if training == "together" else low
                     values[client] = {
                         metric: top * (0.3 + 0.7 * grown) * part + math.sin(3 * at + place),
                         "loss": 1 / at,
                     }
                 events.append(
-                    {"event": "evaluation", "round": at, "when": when, "who": who, "values": values}
+                    {
+                        "event": "evaluation",
+                        "round": at,
+                        "when": when,
+                        "who": training,
+                        "values": values,
+                    }
                 )
         for name, scale in (("muscle_loss", 4.0), ("train_loss", 2.0)):
             values = {client: scale / (at + place / 2 + 1) for place, client in enumerate(clients)}
@@ -126,31 +148,48 @@ def results(
     shift=0.0,
 ):
     """What results.json would hold."""
-    told = {}
+    entries = {}
     for place, (client, (model, task, metric, low, high)) in enumerate(clients.items()):
         value = high + shift
-        told[client] = {
-            "model": model, "task": task, "metric": metric, "alone": low if alone else None, "value": value,
-            "gain": 100 * (value - low) / low if alone else None, "hash": f"{place:064x}",
-            "parameters": 12_345 * (place + 1), "samples": 40 + place, "test": "own",
-            "metrics": {metric: value, "loss": 0.5}, "after_local": value - 3,
-        }  # fmt: skip
+        entries[client] = {
+            "model": model,
+            "task": task,
+            "metric": metric,
+            "alone": low if alone else None,
+            "value": value,
+            "gain": 100 * (value - low) / low if alone else None,
+            "hash": f"{place:064x}",
+            "parameters": 12_345 * (place + 1),
+            "samples": 40 + place,
+            "test": "own",
+            "metrics": {metric: value, "loss": 0.5},
+            "after_local": value - 3,
+        }
         if safeguard:
-            kept = max(low, value)
-            told[client] |= {
-                "safeguarded": kept,
-                "safeguarded_gain": 100 * (kept - low) / low,
+            safeguarded = max(low, value)
+            entries[client] |= {
+                "safeguarded": safeguarded,
+                "safeguarded_gain": 100 * (safeguarded - low) / low,
                 "kept": "together" if value >= low else "alone",
             }
-    gains = [its["gain"] for its in told.values()]
+    gains = [about["gain"] for about in entries.values()]
     whole = {
-        "scenario": scenario, "algorithm": algorithm, "seed": seed, "clients": told, "metrics": {"loss": 0.5},
-        "delta": sum(gains) / len(gains) if alone else None, "losers": sum(gain < 0 for gain in gains) if alone else None,
-        "bytes": {"up": 2_499_840, "down": 2_549_760}, "seconds": 20.1, "clock": 20.0, "commit": "abc1234", "failures": list(failures),
-    }  # fmt: skip
+        "scenario": scenario,
+        "algorithm": algorithm,
+        "seed": seed,
+        "clients": entries,
+        "metrics": {"loss": 0.5},
+        "delta": sum(gains) / len(gains) if alone else None,
+        "losers": sum(gain < 0 for gain in gains) if alone else None,
+        "bytes": {"up": 2_499_840, "down": 2_549_760},
+        "seconds": 20.1,
+        "clock": 20.0,
+        "commit": "abc1234",
+        "failures": list(failures),
+    }
     if safeguard:
-        kept = [its["safeguarded_gain"] for its in told.values()]
-        whole["safeguard"] = {"delta": sum(kept) / len(kept), "losers": 0}
+        safeguarded_gains = [about["safeguarded_gain"] for about in entries.values()]
+        whole["safeguard"] = {"delta": sum(safeguarded_gains) / len(safeguarded_gains), "losers": 0}
     return whole
 
 
@@ -161,6 +200,6 @@ def make(tmp_path):
 
 
 @pytest.fixture
-def told():
-    """Make results without a folder: told(safeguard=True)."""
+def make_results():
+    """Make results without a folder: make_results(safeguard=True)."""
     return lambda clients=CLIENTS, **how: results(clients, **how)

@@ -16,9 +16,11 @@ from unalike.tasks import Clustering
 
 def test_the_interval_is_students():
     """Of 1, 2, 3: mean 2, s = 1, t(0.975, 2) = 4.3027, so half a width of 4.3027 / √3 = 2.4841."""
-    told = interval([1.0, 2.0, 3.0])
+    result = interval([1.0, 2.0, 3.0])
     assert (
-        told["mean"] == 2 and told["high"] - 2 == pytest.approx(2.4841, abs=1e-4) and told["n"] == 3
+        result["mean"] == 2
+        and result["high"] - 2 == pytest.approx(2.4841, abs=1e-4)
+        and result["n"] == 3
     )
     values = [61.2, 63.9, 60.1, 65.5, 62.0]
     low, high = stats.t.interval(0.95, 4, loc=sum(values) / 5, scale=stats.sem(values))
@@ -31,22 +33,25 @@ def test_one_value_has_no_interval():
 
 
 def test_groups_and_paired_differences(make):
-    """Per seed the shift moves every client alike, so it is the difference: 1, 2, 3 over the shared seeds 0, 1, 2; seed 7 has no pair."""
+    """The shift of a seed moves every client alike, so it is the difference.
+
+    1, 2 and 3 over the shared seeds 0, 1 and 2; seed 7 has no pair.
+    """
     paths = [make(f"a{seed}", seed=seed, shift=10.0 * seed) for seed in range(3)]
     paths += [
         make(f"b{seed}", seed=seed, shift=10.0 * seed + seed + 1, algorithm="fedavg")
         for seed in (2, 0, 1)
     ]
     paths += [make("b7", seed=7, shift=400.0, algorithm="fedavg")]
-    told = compare(paths)
-    first, second = told["groups"]
+    result = compare(paths)
+    first, second = result["groups"]
     assert (first["label"], first["n"], second["label"], second["n"]) == (
         "fedmuscle",
         3,
         "fedavg",
         4,
     )
-    (difference,) = told["differences"]
+    (difference,) = result["differences"]
     assert sorted(difference["seeds"]) == [0, 1, 2] and difference["n"] == 3
     assert (difference["mean"], difference["high"]) == pytest.approx(
         (2.0, 2 + 4.302653 / math.sqrt(3))
@@ -61,20 +66,20 @@ def test_groups_and_paired_differences(make):
         20.1
     )
     assert first["losers"]["mean"] == pytest.approx(1 / 3)  # oak loses with seed 0 only
-    json.dumps(told)
+    json.dumps(result)
 
 
-def test_pairing_sees_what_averages_hide(make):
-    """Seeds far apart, but the second method always one better: the averages overlap, the difference is clear."""
+def test_paired_differences_are_clear_where_averages_overlap(make):
+    """Seeds are far apart, but the second method is always one better."""
     paths = [
         make(f"a{seed}", seed=seed, algorithm="a", shift=20.0 * seed - 30) for seed in range(3)
     ]
     paths += [
         make(f"b{seed}", seed=seed, algorithm="b", shift=20.01 * seed - 29) for seed in range(3)
     ]
-    told = compare(paths)
-    assert told["groups"][0]["value"]["high"] > told["groups"][1]["value"]["low"]
-    assert told["differences"][0]["excludes_zero"] is True
+    result = compare(paths)
+    assert result["groups"][0]["value"]["high"] > result["groups"][1]["value"]["low"]
+    assert result["differences"][0]["excludes_zero"] is True
 
 
 def test_equal_runs_do_not_differ(make):
@@ -107,41 +112,41 @@ def test_settings_that_differ_make_groups(make):
         make("g", federation={"task": {}}),
         make("h", federation={"task": {"criterion": "focal"}}),
     ]
-    assert [its["fields"] for its in compare(paths)["groups"]] == [
-        {"federation.task.criterion": told} for told in (None, "focal")
+    assert [group["fields"] for group in compare(paths)["groups"]] == [
+        {"federation.task.criterion": result} for result in (None, "focal")
     ]
 
 
-def test_other_clients_make_another_group_unless_given_in_python(make):
+def test_other_clients_make_another_group_unless_made_in_python(make):
     few = {"leaf": ("cnn", "classification", "accuracy", 61.2, 83.0)}
     other = {"leaf": ("mlp", "classification", "accuracy", 61.2, 83.0)}
-    told = compare([make("a", clients=few), make("b", clients=other)])
-    assert [group["label"] for group in told["groups"]] == [
+    result = compare([make("a", clients=few), make("b", clients=other)])
+    assert [group["label"] for group in result["groups"]] == [
         "fedmuscle clients.leaf.model=cnn",
         "fedmuscle clients.leaf.model=mlp",
     ]
-    told = compare(
+    result = compare(
         [make("c", clients=few, python=True), make("d", clients=other, python=True, seed=1)]
     )
-    assert [group["n"] for group in told["groups"]] == [2]
+    assert [group["n"] for group in result["groups"]] == [2]
 
 
-def test_one_seed_is_said_to_be_one(make):
-    told = compare([make("a"), make("b", algorithm="fedavg", shift=5.0)])
-    assert told["groups"][0]["value"]["low"] is None
+def test_one_seed_has_no_interval_and_a_note_says_so(make):
+    result = compare([make("a"), make("b", algorithm="fedavg", shift=5.0)])
+    assert result["groups"][0]["value"]["low"] is None
     assert (
-        told["differences"][0]["mean"] == pytest.approx(5.0)
-        and told["differences"][0]["excludes_zero"] is None
+        result["differences"][0]["mean"] == pytest.approx(5.0)
+        and result["differences"][0]["excludes_zero"] is None
     )
     assert "one seed only, so no interval" in printed(
-        told
-    ) and "one pair: too few to say" in printed(told)
+        result
+    ) and "one pair: too few to say" in printed(result)
 
 
 def test_no_common_seed_gives_no_difference(make):
-    told = compare([make("a", seed=0), make("b", seed=1, algorithm="fedavg")])
-    assert told["differences"][0]["n"] == 0 and told["differences"][0]["mean"] is None
-    assert "no seed in common" in printed(told) and "too few" not in printed(told)
+    result = compare([make("a", seed=0), make("b", seed=1, algorithm="fedavg")])
+    assert result["differences"][0]["n"] == 0 and result["differences"][0]["mean"] is None
+    assert "no seed in common" in printed(result) and "too few" not in printed(result)
 
 
 def test_gains_over_different_baselines_are_pointed_out(make):
@@ -151,7 +156,7 @@ def test_gains_over_different_baselines_are_pointed_out(make):
     }
     weaker = as_ever | {"y": ("mlp", "clustering", "NMI", 49.0, 40.0)}
     make = partial(make, clients=as_ever)
-    told = compare(
+    result = compare(
         [
             make("a"),
             make("b", algorithm="fedavg", clients=weaker),
@@ -160,13 +165,13 @@ def test_gains_over_different_baselines_are_pointed_out(make):
             make("e", algorithm="other", alone=False),
         ]
     )
-    assert [difference["same_alone"] for difference in told["differences"]] == [
+    assert [difference["same_alone"] for difference in result["differences"]] == [
         False,
         True,
         None,
         True,
     ]
-    text = " ".join(printed(told).split())
+    text = " ".join(printed(result).split())
     assert "Local baselines of B differ from those of A" in text and "cannot be compared" in text
     assert "Local baselines" not in printed(compare([make("f"), make("g", seed=1)]))
 
@@ -177,11 +182,12 @@ def test_degraded_clients_are_marked_without_colour(make):
 
 
 def test_runs_without_a_local_baseline_compare_by_value(make):
-    told = compare([make("a", alone=False), make("b", alone=False, seed=1)])
+    result = compare([make("a", alone=False), make("b", alone=False, seed=1)])
     assert (
-        told["groups"][0]["delta"]["mean"] is None and told["groups"][0]["losers"]["mean"] is None
+        result["groups"][0]["delta"]["mean"] is None
+        and result["groups"][0]["losers"]["mean"] is None
     )
-    assert told["groups"][0]["value"]["n"] == 2 and "–" in printed(told)
+    assert result["groups"][0]["value"]["n"] == 2 and "–" in printed(result)
 
 
 def test_clients_without_a_value_everywhere_are_left_out_and_named(make):
@@ -189,9 +195,9 @@ def test_clients_without_a_value_everywhere_are_left_out_and_named(make):
     results = json.loads((folder / "results.json").read_text())
     results["clients"]["oak"]["value"] = None
     (folder / "results.json").write_text(json.dumps(results))
-    told = compare([make("a"), folder])
-    assert told["left_out"] == ["oak"] and "oak" not in told["clients"]
-    assert "Left out, for want of a value in every run: oak." in printed(told)
+    result = compare([make("a"), folder])
+    assert result["left_out"] == ["oak"] and "oak" not in result["clients"]
+    assert "Left out, for want of a value in every run: oak." in printed(result)
 
 
 def test_what_cannot_be_compared_is_refused(make):
@@ -206,15 +212,15 @@ def test_what_cannot_be_compared_is_refused(make):
             "no client in common",
         ),
     ]
-    for others, why in refused:
-        with pytest.raises(ValueError, match=why) as told:
-            compare([whole, *others])
-        assert "\n" not in str(told.value)
+    for paths, why in refused:
+        with pytest.raises(ValueError, match=why) as raised:
+            compare([whole, *paths])
+        assert "\n" not in str(raised.value)
 
 
-def printed(told, width=80):
+def printed(result, width=80):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    show_comparison(told, console)
+    show_comparison(result, console)
     return console.file.getvalue()
 
 
@@ -229,7 +235,7 @@ def test_many_groups_fit_in_eighty_columns(make):
     assert "G − A" in text and "fedmuscle mu=6" in text
 
 
-def test_clustering_runs_are_compared_by_their_federation_too(make):
+def test_clustering_runs_are_compared_by_federation_metrics_too(make):
     paths = []
     for name, shift in (("a", 0), ("b", 5)):
         paths.append(
@@ -250,10 +256,10 @@ def test_clustering_runs_are_compared_by_their_federation_too(make):
                 }
             )
         )
-    told = compare(paths)
-    assert [group["federation"]["joint acc"]["mean"] for group in told["groups"]] == [70, 75]
+    result = compare(paths)
+    assert [group["federation"]["joint acc"]["mean"] for group in result["groups"]] == [70, 75]
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    show_comparison(told, console)
+    show_comparison(result, console)
     assert "joint nmi %" in console.file.getvalue() and "75.0" in console.file.getvalue()
 
 

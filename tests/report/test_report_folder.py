@@ -59,7 +59,7 @@ def test_events_and_ledger_may_be_missing(make, missing):
     assert read(folder).results
 
 
-def test_what_is_no_run_folder_is_refused_in_one_sentence(tmp_path, make):
+def test_other_folders_are_refused_in_one_sentence(tmp_path, make):
     for path, why in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "no config.yaml")):
         with pytest.raises(ValueError, match=why):
             read(path)
@@ -73,12 +73,12 @@ def test_what_is_no_run_folder_is_refused_in_one_sentence(tmp_path, make):
     for file, text, why in broken:
         folder = make(f"bad-{why}")
         (folder / file).write_text(text)
-        with pytest.raises(ValueError, match=why) as told:
+        with pytest.raises(ValueError, match=why) as raised:
             read(folder)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(raised.value)
 
 
-def test_after_a_resume_the_later_round_wins(make):
+def test_after_a_resume_the_later_round_counts(make):
     folder = make(finished=False)
     again = [
         {"event": "resume", "round": 7},
@@ -112,9 +112,9 @@ def test_the_last_evaluation_of_a_round_is_its_value(make):
 
 def test_traffic_adds_up_to_the_ledger(make):
     run = read(make())
-    told = history.traffic_by_operation(run)
-    assert told["represent"] == {"up": 8 * 6 * 52_000, "down": 8 * 6 * 900}
-    assert sum(sum(its.values()) for its in told.values()) == sum(
+    traffic = history.traffic_by_operation(run)
+    assert traffic["represent"] == {"up": 8 * 6 * 52_000, "down": 8 * 6 * 900}
+    assert sum(sum(total.values()) for total in traffic.values()) == sum(
         row["bytes"] for row in run.ledger
     )
-    assert list(told) == ["represent", "align", "fit"]
+    assert list(traffic) == ["represent", "align", "fit"]

@@ -26,10 +26,29 @@ HOSTILE = {
     "_a $x$\x00\x1b\ud800 日本語": ("cnn", "classification", "", 50.0, 50.0),
     "c" * 300: ("cnn", "classification", "accuracy", 0.0001, 60.0),
 }
-PARTS = """fedmuscle on digits|one lost (oak −4.8 %)|Local and federated|Over the rounds|Logged by the method|What was sent
-Who was visited when|What failed|oak failed at align in round 3: <b>out of memory</b>|run/config.yaml|5.05 MB|2.5 MB up, 2.55 MB down
-commit abc1234|optimizer:|muscle loss|round|value of each client's own metric (%)|value (%)|sent in the whole run (MB)|clock of the run (s)
-over all clients""".replace("\n", "|").split("|")
+PARTS = [
+    "fedmuscle on digits",
+    "one lost (oak −4.8 %)",
+    "Local and federated",
+    "Over the rounds",
+    "Logged by the method",
+    "What was sent",
+    "Who was visited when",
+    "What failed",
+    "oak failed at align in round 3: <b>out of memory</b>",
+    "run/config.yaml",
+    "5.05 MB",
+    "2.5 MB up, 2.55 MB down",
+    "commit abc1234",
+    "optimizer:",
+    "muscle loss",
+    "round",
+    "value of each client's own metric (%)",
+    "value (%)",
+    "sent in the whole run (MB)",
+    "clock of the run (s)",
+    "over all clients",
+]
 TWO = {
     "x": ("cnn", "classification", "accuracy", 50.0, 60.0),
     "y": ("mlp", "clustering", "NMI", 50.0, 40.0),
@@ -93,7 +112,7 @@ def test_a_whole_run_shows_every_part_and_needs_no_network(make):
         {"finished": False, "failures": FAILED},
     ],
 )
-def test_partial_runs_have_a_page_too(make, how):
+def test_unfinished_runs_and_runs_without_baseline_have_a_page(make, how):
     page = outline(make(**{"clients": TWO} | how))
     unfinished = "This run has not finished: eight rounds so far, and no results yet." in " ".join(
         page.words
@@ -109,7 +128,7 @@ def bare(make):
     return folder
 
 
-def test_nothing_to_show_is_left_out(make):
+def test_figures_without_data_are_left_out(make):
     page = outline(bare(make))
     assert "svg" not in page.tags and "figure" not in page.tags
 
@@ -126,20 +145,20 @@ def test_hostile_names_stay_text(make):
     assert "\x00" not in text and "\x1b" not in text
 
 
-def test_each_picture_is_well_formed_and_gives_a_client_one_colour(make):
+def test_each_figure_is_well_formed_and_gives_a_client_one_colour(make):
     run = read(make(clients=TWO, arrivals=True))
     pictures = plot_run(run)
     with drawing_style():
         assert pictures[3] == curves.plot_traffic(run)  # the same run, the same picture
-    for drawn in pictures:
-        assert tree.fromstring(drawn.svg).get("aria-label").endswith(".")
+    for figure in pictures:
+        assert tree.fromstring(figure.svg).get("aria-label").endswith(".")
     used = [
-        {name for name in CLIENT_COLOURS if f"var(--{name})" in drawn.svg} for drawn in pictures
+        {name for name in CLIENT_COLOURS if f"var(--{name})" in figure.svg} for figure in pictures
     ]
     assert used == [{"c0", "c1"}, {"c0", "c1"}, {"c0", "c1"}, set(), {"c0", "c1"}]
 
 
-def test_a_run_from_python_gives_no_command_and_a_server_shows_its_figures(make):
+def test_a_run_from_python_has_no_command_and_server_metrics_are_shown(make):
     folder = make(clients=TWO, python=True)
     (folder / "events.jsonl").unlink()
     results = json.loads((folder / "results.json").read_text()) | {
@@ -161,13 +180,13 @@ def test_the_command_to_repeat_a_run_is_its_config(make):
 
 def test_epsilon_is_on_the_page(make):
     folder = make()
-    told = json.loads((folder / "results.json").read_text())
-    told["privacy"] = told["clients"]["oak"]["privacy"] = {
+    results = json.loads((folder / "results.json").read_text())
+    results["privacy"] = results["clients"]["oak"]["privacy"] = {
         "epsilon": 12.34,
         "delta": 1e-5,
         "releases": 21,
     }
-    (folder / "results.json").write_text(json.dumps(told))
+    (folder / "results.json").write_text(json.dumps(results))
     text = write(folder).read_text()
     for whole in (
         "<dt>Epsilon</dt>",
@@ -191,7 +210,7 @@ def test_missed_rounds_are_counted_and_are_no_failures(make):
     assert "What failed" not in text and "failed at least once" not in text
 
 
-def test_a_line_is_of_one_moment_of_each_round_and_circles_of_another(make):
+def test_a_line_shows_one_stage_of_each_round_and_rings_another(make):
     folder = make(clients=TWO)
     (folder / "events.jsonl").open("a").write(
         json.dumps(
@@ -205,18 +224,18 @@ def test_a_line_is_of_one_moment_of_each_round_and_circles_of_another(make):
         )
         + "\n"
     )
-    drawn = plot_run(read(folder))[1]
-    assert [text for _, _, text in drawn.legend] == [
+    figure = plot_run(read(folder))[1]
+    assert [text for _, _, text in figure.legend] == [
         "federated, after local",
         "local",
         "federated, after alignment",
     ]
-    assert "Federated they end at: x 99.0 and y 99.0." in drawn.svg
-    tops = [float(label) for label in re.findall(r">(\d+)</text>", drawn.svg)]
+    assert "Federated they end at: x 99.0 and y 99.0." in figure.svg
+    tops = [float(label) for label in re.findall(r">(\d+)</text>", figure.svg)]
     assert max(tops) < 99  # neither line nor circles go there
 
 
-def test_pictures_of_a_method_are_shown_as_images(make):
+def test_svg_files_of_a_method_are_shown_as_images(make):
     folder = bare(make)
     (folder / "pictures").mkdir()
     (folder / "pictures" / "transport_plan.svg").write_text(
@@ -252,7 +271,10 @@ def test_many_clients_show_the_smallest_gains(make, monkeypatch):
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    heavy = "import sys, unalike.report; print([name for name in ('matplotlib', 'scipy', 'torch', 'numpy') if name in sys.modules])"
+    heavy = (
+        "import sys, unalike.report; "
+        "print([n for n in ('matplotlib', 'scipy', 'torch', 'numpy') if n in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", heavy], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Scores of groups against the best of all matchings, k-means and both protocols over clients, and what is refused."""
+"""Clustering scores, k-means and both federated protocols, and what is refused."""
 
 from itertools import permutations
 
@@ -47,7 +47,7 @@ def test_nmi_and_ari_follow_their_formulas():
     assert scores["ari"] == pytest.approx(100 * (both - chance) / ((one + other) / 2 - chance))
 
 
-def test_groups_have_no_order_and_need_not_be_as_many_as_classes():
+def test_clusters_have_no_order_and_may_be_more_or_fewer_than_classes():
     y = torch.tensor([0, 0, 1, 1, 2, 2])
     assert clustering_scores((y + 5) * 7, y) == {"acc": 100, "nmi": 100, "ari": 100}
     assert clustering_scores(torch.zeros(6, dtype=torch.int64), y)["acc"] == pytest.approx(100 / 3)
@@ -60,7 +60,7 @@ def test_unknown_labels_count_for_nothing():
     assert clustering_scores(torch.cat([y, torch.zeros(5, dtype=torch.int64)]), more)["acc"] == 100
 
 
-def test_the_meter_takes_groups_or_scores():
+def test_the_meter_takes_clusters_or_scores():
     _, y = blobs(40)
     groups = torch.randint(4, (40,), generator=torch.Generator().manual_seed(2))
     results = []
@@ -82,12 +82,12 @@ def test_the_head_is_the_matrix_of_equation_4():
 
 
 @pytest.mark.parametrize("word", ["loss", "imitate"])
-def test_there_is_nothing_to_learn_from(word):
+def test_clustering_has_no_loss_on_labels(word):
     with pytest.raises(ValueError, match=r"clustering has no .* brings its own loss"):
         getattr(Clustering(4), word)(torch.zeros(2, 4), torch.zeros(2, 4))
 
 
-def test_kmeans_repeats_and_goes_on_from_centres():
+def test_kmeans_is_reproducible_and_can_start_from_centres():
     x, y = blobs(60)
     groups, centres = kmeans(x, 4, generator_seed=2**40 + 1, starts=5)
     again, _ = kmeans(x, 4, generator_seed=2**40 + 1, starts=5)
@@ -101,7 +101,7 @@ def test_kmeans_repeats_and_goes_on_from_centres():
     assert torch.equal(named, torch.cdist(other.double(), centres).argmin(1))
 
 
-def test_a_group_that_lost_its_rows_gets_the_farthest_as_in_scikit_learn():
+def test_an_empty_cluster_gets_the_farthest_row_as_in_scikit_learn():
     from sklearn.cluster import KMeans
 
     draws = torch.Generator().manual_seed(0)
@@ -118,7 +118,7 @@ def test_a_group_that_lost_its_rows_gets_the_farthest_as_in_scikit_learn():
     )
 
 
-def test_kmeans_bears_features_that_collapsed():
+def test_kmeans_takes_constant_features():
     groups, centres = kmeans(torch.ones(6, 3), 4, 0, starts=2)
     assert len(groups.unique()) == 1 and centres.isfinite().all()
 
@@ -160,13 +160,13 @@ def test_length_matters_only_without_normalising():
     assert federated_scores([stretched], [y], 4, 0, starts=5, normalise=False)["acc"] < 100
 
 
-def test_without_labels_nothing_is_said_of_groups():
+def test_without_labels_there_are_no_scores():
     _, y = blobs(40)
     assert clustering_scores(y, torch.full_like(y, -1)) == {}
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (
             lambda x, y: kmeans(x, 41, 0),
@@ -197,6 +197,6 @@ def test_without_labels_nothing_is_said_of_groups():
         (lambda x, y: Clustering(4).check(x), "clustering labels have 1 axes"),
     ],
 )
-def test_says_what_is_wrong(call, said):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call(*blobs(40))

@@ -1,4 +1,4 @@
-"""Regression: metrics checked by hand, what is refused, and whole runs whose gain has the right sign."""
+"""Regression: metrics checked by hand, what is refused, and runs with gains of the right sign."""
 
 import pytest
 import torch

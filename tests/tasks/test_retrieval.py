@@ -1,4 +1,4 @@
-"""Retrieval: its loss and recalls by hand, ties, several texts of one image, and what it refuses."""
+"""Retrieval: loss and recalls by hand, ties, several texts of one image, what is refused."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ def pairs(images, texts):
     return torch.stack([torch.tensor(images), torch.tensor(texts)], 1)
 
 
-def test_loss_is_cross_entropy_both_ways_and_knows_one_thing():
+def test_loss_is_symmetric_cross_entropy_without_pairs_of_the_same_thing():
     z = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0)).double()
     unit = torch.nn.functional.normalize(z, dim=-1)
     logits = unit[:, 0] @ unit[:, 1].mT / 0.07
@@ -32,34 +32,34 @@ def test_recalls_by_hand():
     """Text 1 is nearer to image 0 than its own; image 1 finds its text."""
     meter = Retrieval().meter()
     meter.add(pairs([[1.0, 0.0], [0.0, 1.0]], [[0.6, 0.8], [0.8, 0.6]]), torch.tensor([0, 1]))
-    told = meter.result()
+    metrics = meter.result()
     assert (
-        told["i2t_R@1"] == 0
-        and told["t2i_R@1"] == 0
-        and told["i2t_R@5"] == 100
-        and told["rank"] == 2
+        metrics["i2t_R@1"] == 0
+        and metrics["t2i_R@1"] == 0
+        and metrics["i2t_R@5"] == 100
+        and metrics["rank"] == 2
     )
-    assert told["recall"] == pytest.approx(400 / 6)
+    assert metrics["recall"] == pytest.approx(400 / 6)
 
 
-def test_an_image_with_several_texts_finds_any_and_is_asked_once():
+def test_an_image_with_several_texts_is_one_query_and_any_text_is_right():
     meter = Retrieval().meter()
     meter.add(
         pairs([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [-1.0, 0.0], [0.1, 1.0]]),
         torch.tensor([4, 4, 9]),
     )
-    told = meter.result()
-    assert told["i2t_R@1"] == 100 and told["t2i_R@1"] == pytest.approx(200 / 3)
+    metrics = meter.result()
+    assert metrics["i2t_R@1"] == 100 and metrics["t2i_R@1"] == pytest.approx(200 / 3)
 
 
-def test_all_alike_is_no_hit():
+def test_ties_count_half():
     meter = Retrieval().meter()
     meter.add(torch.ones(100, 2, 3), torch.arange(100))
-    told = meter.result()
-    assert told["i2t_R@1"] == 0 and told["rank"] == pytest.approx(50.5)
+    metrics = meter.result()
+    assert metrics["i2t_R@1"] == 0 and metrics["rank"] == pytest.approx(50.5)
 
 
-def test_what_it_refuses():
+def test_invalid_labels_and_temperatures_are_refused():
     with pytest.raises(ValueError, match="between two kinds"):
         Retrieval(("image",))
     with pytest.raises(ValueError, match="above 0"):

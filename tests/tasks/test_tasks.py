@@ -71,12 +71,12 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     p = 1 / (1 + np.exp(-s))
     entries = np.where(truth == 1, -np.log(p), -np.log(1 - p))
     guess = p > 0.5
-    f1, precision, hits, given, present = [], [], 0, 0, 0
+    f1, precision, hits, guessed, present = [], [], 0, 0, 0
     parted, each_precision, each_recall = [], [], []
     for k in range(4):
         t, g, score = truth[known[:, k], k], guess[known[:, k], k], s[known[:, k], k]
         hit = ((t == 1) & g).sum()
-        hits, given, present = hits + hit, given + g.sum(), present + t.sum()
+        hits, guessed, present = hits + hit, guessed + g.sum(), present + t.sum()
         f1.append(2 * hit / (t.sum() + g.sum()))
         order = np.argsort(-score)
         ranked = t[order]
@@ -92,8 +92,8 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     assert task.loss(output, y).item() == pytest.approx(entries[known].mean())
     assert result == pytest.approx(
         {
-            "micro_f1": 100 * 2 * hits / (given + present),
-            "OF1": 100 * 2 * hits / (given + present),
+            "micro_f1": 100 * 2 * hits / (guessed + present),
+            "OF1": 100 * 2 * hits / (guessed + present),
             "macro_f1": 100 * np.mean(f1),
             "CF1": 100 * 2 * cp * cr / (cp + cr),
             "macro_auc": 100 * np.mean(parted),
@@ -106,7 +106,7 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
     )
 
 
-def test_labels_without_a_question_are_left_out_and_counted():
+def test_labels_with_undefined_metrics_are_left_out_and_counted():
     """Label 0 is as it should be, 1 always present, 2 never present nor given, 3 never known."""
     y = torch.tensor([[1.0, 1, 0, -1], [0, 1, 0, -1]])
     result = measure(MultiLabel(4), torch.where(y == 1, 3.0, -3.0), y)
@@ -173,7 +173,7 @@ def test_a_right_output_measures_the_best_value(name):
 def test_losses_of_a_stack_equal_losses_one_by_one(name):
     task, _, _ = batch(name)
     outputs, ys = (
-        torch.stack(each) for each in zip(*(batch(name, seed=seed)[1:] for seed in range(3)))
+        torch.stack(parts) for parts in zip(*(batch(name, seed=seed)[1:] for seed in range(3)))
     )
     teachers = outputs.flip(0)
     for loss, other in ((task.loss, ys), (task.imitate, teachers)):
@@ -186,7 +186,7 @@ def test_losses_of_a_stack_equal_losses_one_by_one(name):
 
 
 @pytest.mark.parametrize("name", CLASSIFYING)
-def test_nothing_known_costs_nothing(name):
+def test_unknown_labels_give_no_loss_and_no_gradient(name):
     task, output, y = batch(name)
     unknown = torch.full_like(y, 255 if name == "segmentation" else -1)
     slope, cost = torch.func.grad_and_value(task.loss)(output, unknown)
@@ -196,7 +196,7 @@ def test_nothing_known_costs_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["classification", "segmentation"])
-def test_rows_that_fill_up_a_batch_change_nothing(name):
+def test_padding_rows_change_nothing(name):
     task, output, y = batch(name)
     more = torch.cat([y, torch.full_like(y[:2], 255 if name == "segmentation" else -1)])
     filled = torch.cat([output, output[:2]])
@@ -213,14 +213,14 @@ def test_imitation_is_lowest_at_the_teacher(name):
     )
 
 
-def test_a_sure_teacher_is_a_label():
+def test_a_certain_teacher_equals_a_label():
     task, output, y = batch("classification")
     teacher = 1e4 * torch.nn.functional.one_hot(y, 4).double()
     torch.testing.assert_close(task.imitate(output, teacher), task.loss(output, y))
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_heads_give_one_output_a_label(name):
+def test_heads_have_one_output_per_label(name):
     task = TASKS[name](3)
     if not task.dense:
         assert task.head(8)(torch.zeros(2, 8)).shape == (2, 3)
@@ -243,7 +243,7 @@ def test_narrow_integers_are_labels_too():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Classification(0), "at least one label"),
         (lambda: Classification("cat"), "list of names or their number, got 'cat'"),
@@ -253,13 +253,13 @@ def test_narrow_integers_are_labels_too():
         (lambda: MultiLabel(2, "hinge"), "one of bce, focal, asymmetric, got 'hinge'"),
     ],
 )
-def test_wrong_tasks_are_refused(make, said):
-    with pytest.raises(ValueError, match=said):
+def test_wrong_tasks_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
-    ("task", "y", "said"),
+    ("task", "y", "message"),
     [
         (
             Classification(10),
@@ -277,8 +277,8 @@ def test_wrong_tasks_are_refused(make, said):
         (Segmentation(2), torch.zeros(1, 2, 2), "whole numbers"),
     ],
 )
-def test_labels_that_do_not_fit_are_refused(task, y, said):
-    with pytest.raises(ValueError, match=said):
+def test_labels_that_do_not_fit_are_refused(task, y, message):
+    with pytest.raises(ValueError, match=message):
         task.check(y)
 
 
@@ -295,7 +295,7 @@ def test_labels_that_fit_pass(name):
 
 
 @pytest.mark.parametrize(
-    "task, y, said",
+    "task, y, message",
     [
         (MultiLabel(2), torch.tensor([[0.0, -1], [0, 0]]), "no label is present in any of them"),
         (MultiLabel(2), torch.tensor([[0.0, 1]]), None),
@@ -304,8 +304,8 @@ def test_labels_that_fit_pass(name):
         (Classification(2), torch.zeros(1).long(), None),
     ],
 )
-def test_where_a_metric_has_no_value_is_said(task, y, said):
-    assert task.unmeasured(y) == said
+def test_undefined_metrics_are_explained(task, y, message):
+    assert task.unmeasured(y) == message
 
 
 def test_every_task_that_classifies_says_which_classes_occur_in_a_sample():

@@ -1,4 +1,4 @@
-"""Pictures of labels: drawn where a scenario's clients have the same ones, true to what they hold."""
+"""Plots of label distributions: only where clients share labels, and true to the data."""
 
 import json
 
@@ -19,19 +19,20 @@ SMALL = [
 ]
 
 
-def test_what_clients_hold_is_told_and_drawn(tmp_path):
-    made, method = load("fednca-digits", settings=SMALL, alone=False)
-    run_scenario(made, method, out=tmp_path / "run")
+def test_label_counts_are_logged_and_plotted(tmp_path):
+    scenario, method = load("fednca-digits", settings=SMALL, alone=False)
+    run_scenario(scenario, method, out=tmp_path / "run")
     (event,) = [
         e
         for e in map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
         if e["event"] == "labels"
     ]
-    first = build_clients(made)[0]
+    first = build_clients(scenario)[0]
     y = first.train.y[first.train.index]
     assert event["counts"][first.id] == y.sum(0).int().tolist()
     assert event["together"][2][3] == sum(
-        int((c.train.y[c.train.index][:, [2, 3]].sum(1) == 2).sum()) for c in build_clients(made)
+        int((c.train.y[c.train.index][:, [2, 3]].sum(1) == 2).sum())
+        for c in build_clients(scenario)
     )
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Label distribution" in page and "Labels that occur together" in page
@@ -43,20 +44,20 @@ def test_what_clients_hold_is_told_and_drawn(tmp_path):
     )
 
 
-def test_clients_with_unlike_labels_have_no_such_picture():
+def test_clients_with_unlike_labels_have_no_label_distribution():
     assert label_statistics(build_clients(load("digits")[0])) is None
 
 
-def test_one_label_a_sample_has_no_pairs(toys):
-    told = label_statistics(toys.clients())
+def test_single_label_tasks_have_no_label_pairs(toys):
+    statistics = label_statistics(toys.clients())
     assert (
-        told["together"] is None
-        and told["pairs"] == {}
-        and torch.tensor(told["counts"]["a"]).sum() == 20
+        statistics["together"] is None
+        and statistics["pairs"] == {}
+        and torch.tensor(statistics["counts"]["a"]).sum() == 20
     )
 
 
-def test_clients_given_in_python_are_drawn_too_and_of_many_labels_those_held_most(tmp_path):
+def test_of_many_labels_those_with_most_samples_are_plotted(tmp_path):
     y = torch.zeros(6, 70)
     y[:, 3], y[0, 5:65] = (
         1,
@@ -67,13 +68,13 @@ def test_clients_given_in_python_are_drawn_too_and_of_many_labels_those_held_mos
         for id, rows in (("a", slice(3)), ("b", slice(3, 6)))
     ]
     run(FedAvg(), mine, training=Training(rounds=1), alone=False, out=tmp_path / "run")
-    drawn = [
+    figures = [
         of(read(tmp_path / "run"))
         for of in (label_distribution.plot_label_counts, label_distribution.plot_label_pairs)
     ]
     assert (
         "lacks 9 to 69 of 70 labels. Of 70 labels the 60 with the most samples are drawn."
-        in drawn[0].caption
+        in figures[0].caption
     )
-    assert drawn[1].caption.endswith("the 60 with the most samples are drawn.")
+    assert figures[1].caption.endswith("the 60 with the most samples are drawn.")
     assert label_distribution.label_counts(read(tmp_path / "run"))[2] == [3, *range(5, 64)]

@@ -1,4 +1,4 @@
-"""Pictures from what a method left in its run folder: points by class, matrices, visits, figures of the whole federation."""
+"""Plots of what a method logged: points by class, matrices, visits, federation metrics."""
 
 import json
 
@@ -16,10 +16,10 @@ def add(folder, *events):
 
 
 def titled(folder, title):
-    return next((drawn for drawn in plot_run(read(folder)) if drawn.title == title), None)
+    return next((figure for figure in plot_run(read(folder)) if figure.title == title), None)
 
 
-def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
+def test_points_are_plotted_at_a_few_rounds_in_the_same_colours(make):
     folder, classes = make(), np.arange(30) % 10
     for at in range(1, 9):
         write_figure(
@@ -29,8 +29,8 @@ def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
             points=np.random.default_rng(at).normal(size=(30, 5)) + 9 * classes[:, None],
             classes=classes,
         )
-    drawn = titled(folder, "Fused features")
-    assert [f"round {at}" in drawn.svg for at in range(1, 9)] == [
+    figure = titled(folder, "Fused features")
+    assert [f"round {at}" in figure.svg for at in range(1, 9)] == [
         True,
         False,
         True,
@@ -40,14 +40,14 @@ def test_points_are_drawn_at_a_few_moments_and_keep_their_colours(make):
         False,
         True,
     ]
-    assert len(drawn.legend) == 10 and drawn.legend[8][:2] == (
+    assert len(figure.legend) == 10 and figure.legend[8][:2] == (
         "square",
         "c0",
     )  # more classes than colours: another mark
-    assert drawn.svg.count("<path") < 80  # a path a class and panel, not one a point
+    assert figure.svg.count("<path") < 80  # a path a class and panel, not one a point
 
 
-def test_a_matrix_is_drawn_as_it_was_last(make):
+def test_the_last_matrix_is_plotted(make):
     folder = make()
     for at in (1, 2):
         write_figure(
@@ -58,14 +58,14 @@ def test_a_matrix_is_drawn_as_it_was_last(make):
             rows=["a", "b", "<c>"],
             columns=["x", "y", "z"],
         )
-    drawn = titled(folder, "Weights")
+    figure = titled(folder, "Weights")
     assert (
-        "In round 2, from 0, the palest, to 2, the darkest" in drawn.caption
-        and "&lt;c&gt;" in drawn.svg
+        "In round 2, from 0, the palest, to 2, the darkest" in figure.caption
+        and "&lt;c&gt;" in figure.svg
     )
 
 
-def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
+def test_unreadable_or_constant_arrays_do_no_harm(make):
     folder = make()
     write_figure(folder, "same", 1, points=np.zeros((20, 4)), classes=np.zeros(20, dtype=int))
     write_figure(folder, "few", 1, points=np.ones((3, 1)), classes=np.arange(3))
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_or_has_no_spread_does_no_harm(make):
     assert all(title in text for title in ("Same", "Few", "Level")) and "Broken" not in text
 
 
-def test_visits_follow_each_other_and_quick_clients_come_first(make):
+def test_visits_follow_each_other_and_fast_clients_come_first(make):
     folder = make()
     infos = {"slow": {"speed": 1.0}, "quick": {"speed": 2.0}}
     lines = [{"event": "start", "clients": infos}]
@@ -100,7 +100,7 @@ def test_visits_follow_each_other_and_quick_clients_come_first(make):
     ]
 
 
-def test_the_whole_federation_has_its_curve(make):
+def test_federation_metrics_are_plotted_over_rounds(make):
     folder = make()
     assert titled(folder, "The whole federation") is None
     add(
@@ -116,8 +116,8 @@ def test_the_whole_federation_has_its_curve(make):
             for at in (1, 2)
         ),
     )
-    drawn = titled(folder, "The whole federation")
+    figure = titled(folder, "The whole federation")
     assert (
-        drawn.legend == [("line", "c0", "NMI"), ("dash", "c1", "joint NMI")]
-        and "NMI 42.0 and joint NMI 52.0" in drawn.caption
+        figure.legend == [("line", "c0", "NMI"), ("dash", "c1", "joint NMI")]
+        and "NMI 42.0 and joint NMI 52.0" in figure.caption
     )
