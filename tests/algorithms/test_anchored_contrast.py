@@ -141,5 +141,5 @@ def test_nine_peers(outcome, toys):
     assert len(noted) == 10 and all(0 < value < 60 for value in noted.values())
     problems = dict(FedMuscle(peers=9, exchange="paper").check(10, 100))
     assert "32^9 rows" in problems["exchange"]
-    with pytest.raises(Problems, match="samples +must be at least 1, got 0"):
+    with pytest.raises(Problems, match=r"samples +must be at least 1, got 0"):
         validate_algorithm(FedMuscle(samples=0))

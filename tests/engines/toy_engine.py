@@ -20,8 +20,9 @@ class ToyEngine(RealTimeEngine):
     def shares_process(cls, options):
         return True
 
-    def __init__(self, clients, build_runtime, folder, settings=EngineSettings(), *, slow=False):
+    def __init__(self, clients, build_runtime, folder, settings=None, *, slow=False):
         super().__init__()
+        settings = settings or EngineSettings()
         self.limit, self.slow = settings.max_message_bytes, slow
         self.store = Store(folder, snapshots=3)
         self.host = Host(clients, build_runtime, self.store, settings.max_loaded_clients)

@@ -24,7 +24,7 @@ CHUNK = 1024  # rows read at once
 
 
 class Samples:
-    """Rows that can be counted, read and restricted. Whatever a client trains on is one of these."""
+    """Rows that can be counted, read and restricted. All data of a client are of this kind."""
 
     _fingerprint: str | None = None
 

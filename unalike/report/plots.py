@@ -182,11 +182,7 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
     if not any(len(curve) > 1 for curve in [*federated.values(), *local.values()]):
         return None
     known = [client for client in history.clients(run) if client in federated or client in local]
-    shown = known
-    if len(known) > mpl.MAX_PANELS:
-        known_gains = gains({"clients": run.clients})
-        shown = sorted(known, key=lambda client: known_gains.get(client, float("inf")))
-        shown = shown[: mpl.MAX_PANELS]
+    shown = _choose_clients(run, known)
     limits = _shared_limits(run, shown, federated, local, after)
 
     columns = min(3, len(shown))
@@ -233,6 +229,15 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
         f"Federated they end at: {join_names(last, 8)}."
     )
     return ReportFigure("Over the rounds", caption, to_svg(figure, "courses", description), legend)
+
+
+def _choose_clients(run: Run, known: list[str]) -> list[str]:
+    """All clients, or those with the smallest gain if there are more than panels."""
+    if len(known) <= mpl.MAX_PANELS:
+        return known
+    known_gains = gains({"clients": run.clients})
+    by_gain = sorted(known, key=lambda client: known_gains.get(client, float("inf")))
+    return by_gain[: mpl.MAX_PANELS]
 
 
 def _draw_curve(axis: Any, curve: Curve, tone: str, dashed: bool = False) -> None:
