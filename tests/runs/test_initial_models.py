@@ -102,6 +102,36 @@ def test_models_beyond_the_limit_and_those_that_cannot_be_copied_are_built_again
     assert torch.equal(client.encoder(0).weight, client.encoder(0).weight)
 
 
+class KeepsFunction(nn.Module):
+    """Its forward goes through a closure that a deep copy would not follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+        self.apply_layer = lambda x: self.layer(x)
+
+    def forward(self, x):
+        return self.apply_layer(x)
+
+
+class HasHook(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 8)
+        self.register_forward_hook(lambda module, inputs, output: output + self.bias)
+
+
+@pytest.mark.parametrize("factory", [KeepsFunction, HasHook])
+def test_a_model_whose_copy_would_use_its_parameters_is_built_again(toys, factory):
+    client = InitialModels().share(toys.client("a", model=factory), seed=0)
+    first, second = client.encoder(0), client.encoder(0)
+    x = torch.ones(1, 6)
+    expected = first(x)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.zero_()
+    assert torch.equal(second(x), expected)
+
+
 def test_another_process_gets_the_plain_factory():
     shared = SharedFactory("a", nn.Identity, InitialModels())
     assert pickle.loads(pickle.dumps(shared)) is nn.Identity

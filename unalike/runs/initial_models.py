@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import FunctionType
 
 import torch
 from torch import nn
@@ -58,7 +59,7 @@ class InitialModels:
             return copy.deepcopy(self.models[key]) if self.keeps else self.models.pop(key)
         model = factory()
         size = sum(tensor.nbytes for tensor in model.state_dict().values())
-        if self.keeps and self.bytes + size <= self.max_bytes:
+        if self.keeps and self.bytes + size <= self.max_bytes and is_self_contained(model):
             # Some modules cannot be copied; these are built again.
             with suppress(Exception):
                 self.models[key] = copy.deepcopy(model)
@@ -73,6 +74,22 @@ class InitialModels:
         """Forget all kept models: every client has begun."""
         self.keeps = False
         self.models.clear()
+
+
+def is_self_contained(model: nn.Module) -> bool:
+    """Whether a deep copy of a model shares nothing with it.
+
+    Functions are copied by reference: one that is stored in a module or registered as a hook, and
+    refers to the module in its closure, would make the copy use the original's parameters.
+    """
+    for module in model.modules():
+        values = list(vars(module).values())
+        for hooks in vars(module).values():
+            if isinstance(hooks, dict):
+                values += hooks.values()
+        if any(isinstance(value, FunctionType) and value.__closure__ for value in values):
+            return False
+    return True
 
 
 class SharedFactory:
