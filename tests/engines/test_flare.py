@@ -41,7 +41,7 @@ def test_logs_of_sites_are_not_read(outcomes):
     assert outcomes["read"] == []
 
 
-def test_privacy_goes_with_the_terms(outcomes):
+def test_privacy_is_part_of_the_plan_that_clients_get(outcomes):
     outcome = outcomes["private"]
     assert (
         outcome["apart"] <= 1e-9
@@ -131,7 +131,7 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
     assert answers[0].result(5) == b"answered" and "ping" in long.calls
 
 
-def test_an_answer_that_was_taken_is_not_kept():
+def test_an_answer_is_freed_once_it_was_taken():
     """It may have 200 MB, and so may that of everyone else."""
     from unalike.cross_silo.flare import FlareTransport
 
@@ -146,7 +146,7 @@ def test_an_answer_that_was_taken_is_not_kept():
     assert reference() is None
 
 
-def test_a_startup_kit_that_is_none_is_told(tmp_path):
+def test_a_folder_that_is_no_startup_kit_is_reported(tmp_path):
     from unalike.cross_silo.flare import Session
     from unalike.cross_silo.flare_kits import join
 
@@ -400,7 +400,7 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
         session.submit(job)
 
 
-def test_the_bench_strikes_once_there_is_a_round_to_go_on_from(tmp_path, monkeypatch):
+def test_the_benchmark_kills_after_a_round_was_saved(tmp_path, monkeypatch):
     """A round is logged before it is saved: a kill in between would measure a new start."""
     from unalike.cli.benchmarks import benchmark_module
 

@@ -23,7 +23,7 @@ def flower(folder, *steps):
     )  # an exchange takes seconds, on a busy machine a dozen
 
 
-def test_an_operation_is_answered_as_it_is_here_and_the_client_is_on_disk(tmp_path):
+def test_an_operation_has_the_local_answer_and_the_client_is_stored(tmp_path):
     outcome = flower(tmp_path, "smallest")["smallest"]
     assert outcome["cards"] == ["a"] and not outcome["refused"]
     assert outcome["same"] and outcome["right_size"] and outcome["kept"]
@@ -37,7 +37,7 @@ def test_a_whole_run_ends_the_same_with_the_same_ledger(tmp_path):
 
 @faults
 @pytest.mark.parametrize("step", ["methods"])
-def test_three_methods_that_stand_for_the_rest(step, tmp_path):
+def test_three_methods_end_like_local_runs(step, tmp_path):
     outcome = flower(tmp_path, step)[step]
     for name in ("fedavg", "afmcc", "fedmuscle"):
         assert outcome[name]["apart"] <= 1e-9 and outcome[name]["same_ledger"], name
@@ -51,7 +51,7 @@ def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
 
 
 @faults
-def test_an_intruder_runs_nothing_and_is_nobody_and_the_honest_run_ends(tmp_path):
+def test_an_intruder_can_run_nothing_and_join_nothing_and_the_honest_run_ends(tmp_path):
     """She has the address, ca.pem and a key of her own; test_gate.py has faster tests of it."""
     outcome = flower(tmp_path, "intruder")["intruder"]
     assert outcome["run"] == outcome["register"] == "[code: 404] only SuperNodes are served here"
@@ -63,7 +63,7 @@ def test_an_intruder_runs_nothing_and_is_nobody_and_the_honest_run_ends(tmp_path
     )
 
 
-def test_what_is_deployed(tmp_path):
+def test_a_deployment_has_commands_keys_and_a_readme(tmp_path):
     from unalike.cross_silo.flower_deploy import commands, prepare
 
     prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
@@ -92,7 +92,7 @@ def test_what_is_deployed(tmp_path):
         prepare("flare", "digits", tmp_path / "other", "127.0.0.1:9092")
 
 
-def test_fedmuscle_exchanges_by_epoch_unless_told_otherwise():
+def test_fedmuscle_exchanges_by_epoch_unless_sync_is_set():
     from unalike.scenarios import load
 
     assert (
@@ -185,7 +185,7 @@ def until(true, seconds=10.0):
         time.sleep(0.02)
 
 
-def test_a_supernode_is_who_its_key_was_registered_for(open_transport):
+def test_a_supernode_is_the_client_its_key_was_registered_for(open_transport):
     _, transport = open_transport(
         {1: "ada", 2: "", 3: "ben", 4: "mallory", 5: "ada"},
         least=2,
@@ -200,7 +200,7 @@ def test_a_supernode_is_who_its_key_was_registered_for(open_transport):
     transport.close()
 
 
-def test_a_reply_without_its_record_is_its_clients_failure_alone(open_transport, monkeypatch):
+def test_a_malformed_reply_fails_only_the_client_that_sent_it(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
@@ -235,7 +235,7 @@ def test_a_reply_without_its_record_is_its_clients_failure_alone(open_transport,
     transport.close()
 
 
-def test_a_superlink_that_is_gone_is_told(open_transport, monkeypatch):
+def test_a_superlink_that_is_gone_is_reported(open_transport, monkeypatch):
     from unalike.cross_silo import flower
     from unalike.engines.process import EngineError
 
@@ -255,7 +255,7 @@ def test_a_superlink_that_is_gone_is_told(open_transport, monkeypatch):
     assert not answer.done()
 
 
-def test_a_supernode_that_is_gone_is_not_waited_for(open_transport, monkeypatch):
+def test_a_supernode_that_stays_offline_has_failed(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
@@ -276,9 +276,7 @@ def test_a_supernode_that_is_gone_is_not_waited_for(open_transport, monkeypatch)
     transport.close()
 
 
-def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it_is_not_there(
-    open_transport, monkeypatch
-):
+def test_a_supernode_that_comes_back_gets_the_request_again(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(
@@ -298,9 +296,7 @@ def test_a_supernode_that_comes_back_is_asked_again_however_often_flower_says_it
     transport.close()
 
 
-def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died(
-    open_transport, monkeypatch
-):
+def test_a_supernode_with_a_new_key_replaces_the_one_that_died(open_transport, monkeypatch):
     """The SuperLink still takes the dead one for online; its key is no longer in the folder."""
     from unalike.cross_silo import flower
 
@@ -326,7 +322,7 @@ def test_a_supernode_with_a_new_key_under_its_name_goes_on_for_the_one_that_died
     )
 
 
-def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeypatch):
+def test_each_start_of_a_supernode_makes_a_new_key(tmp_path, monkeypatch):
     from unalike.cross_silo import flower
     from unalike.cross_silo import flower_deploy as deploy
 
@@ -350,7 +346,7 @@ def test_a_supernode_that_is_started_has_a_key_that_nobody_had(tmp_path, monkeyp
     assert len(set(registered)) == len(registered) == 2
 
 
-def test_what_was_lost_with_a_process_or_a_supernode_is_asked_again(open_transport, monkeypatch):
+def test_requests_lost_with_a_process_or_a_supernode_are_sent_again(open_transport, monkeypatch):
     from unalike.cross_silo import flower
 
     monkeypatch.setattr(

@@ -89,7 +89,7 @@ def test_a_member_gets_through_to_the_fleet_api(gate, federation):
         )
 
 
-def test_nobody_gets_to_another_api(gate, federation):
+def test_no_other_api_is_reachable(gate, federation):
     outside = TestClient(gate)
     for path in (
         "/v1/control/start-run",
@@ -111,7 +111,7 @@ def test_nobody_gets_to_another_api(gate, federation):
     assert not gate.requests
 
 
-def test_who_has_no_members_key_is_refused(gate, federation):
+def test_requests_without_a_members_key_are_refused(gate, federation):
     outside, ada, mallory = (
         TestClient(gate),
         federation / "keys" / "ada",
@@ -133,7 +133,7 @@ def test_who_has_no_members_key_is_refused(gate, federation):
     assert not gate.requests
 
 
-def test_a_name_has_one_key_the_one_in_the_folder(gate, federation):
+def test_only_the_key_in_the_folder_counts_for_a_name(gate, federation):
     outside, keys = TestClient(gate), federation / "keys"
     (keys / "rubbish.pub").write_text("no key")
     old = signed(keys / "ada")
@@ -144,7 +144,7 @@ def test_a_name_has_one_key_the_one_in_the_folder(gate, federation):
     assert list(gates.public_keys(keys)) == ["ada", "ben"]
 
 
-def test_replies_of_another_are_refused(gate, federation):
+def test_replies_in_the_name_of_another_supernode_are_refused(gate, federation):
     outside, ada = TestClient(gate), federation / "keys" / "ada"
 
     def push(*sources):
@@ -194,7 +194,7 @@ def test_supernodes_run_the_app_that_was_deployed_and_no_other(gate, federation)
     )
 
 
-def test_a_superlink_that_is_not_there_is_waited_for(gate, federation):
+def test_an_unreachable_superlink_is_answered_with_503(gate, federation):
     def gone(request):
         raise httpx.ConnectError("nobody")
 
@@ -234,7 +234,7 @@ def test_the_superlink_is_on_loopback_whatever_the_address(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["paths", "trust"])
-def test_an_address_that_could_not_be_closed_is_refused(change, tmp_path, monkeypatch):
+def test_deployment_is_refused_with_a_flower_that_cannot_be_closed(change, tmp_path, monkeypatch):
     if change == "paths":
         monkeypatch.setattr(gates, "PATHS", gates.PATHS | {"/v2/fleet/pull-messages"})
     else:

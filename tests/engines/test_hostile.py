@@ -155,7 +155,7 @@ def doors(toys, tmp_path_factory):
 
 @settings(max_examples=10_000 if MANY else 300, **calm)
 @given(seed=seeds)
-def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
+def test_only_replies_as_the_method_declares_are_accepted(doors, seed):
     """As bytes or as a value; what is let in has the form of an honest reply, and is finite."""
     draw = random.Random(seed)
     fed, replies = draw.choice(doors)
@@ -199,7 +199,7 @@ def test_no_reply_gets_in_that_is_not_what_the_method_declares(doors, seed):
 
 @settings(max_examples=10_000 if MANY else 300, **calm)
 @given(seed=seeds)
-def test_no_request_touches_a_client_that_is_not_what_the_operation_declares(doors, requests, seed):
+def test_only_requests_as_the_operation_declares_reach_a_client(doors, requests, seed):
     draw = random.Random(seed)
     host, honest, before = requests
     message = draw.choice(honest)
@@ -294,7 +294,7 @@ def test_a_run_with_a_hostile_client_goes_on_without_it(toys, tmp_path_factory, 
         ({"round_bytes": 30_000}, "may send 30,000"),
     ],
 )
-def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
+def test_a_client_over_its_quota_is_named(toys, tmp_path, quota, says):
     """`c` is the largest."""
     names = lambda: [
         toys.client("a"),
@@ -317,7 +317,7 @@ def test_who_sends_more_than_its_quota_is_named(toys, tmp_path, quota, says):
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
+def test_a_run_without_remaining_clients_fails(toys, tmp_path, rounds):
     with pytest.raises(
         QuorumError, match=r"0 of 3 clients replied, the quorum is 1.*over the limit of 1,000"
     ):
@@ -340,7 +340,7 @@ def test_a_run_that_nobody_is_left_in_is_no_success(toys, tmp_path, rounds):
         ("creamfl", "update"),
     ],
 )
-def test_who_says_nothing_where_privacy_lets_it_speak_is_named(
+def test_a_client_that_sends_nothing_where_privacy_allows_it_is_named(
     toys, tmp_path, name, operation, monkeypatch
 ):
     """With privacy a client may keep back what is not declared to leave, and nothing else."""

@@ -160,7 +160,9 @@ def test_a_server_that_makes_losses_overflow_learns_no_counts_of_labels(
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1e30, 3e38])
-def test_a_server_that_sets_the_rate_sees_the_same_form_whatever_the_data(tmp_path, rate):
+def test_the_form_of_a_reply_does_not_depend_on_the_data_whatever_lr_the_server_sets(
+    tmp_path, rate
+):
     def form(counts):
         probe = EndpointProbe(
             described_by(tmp_path / str(counts[0]), counted, id="a", counts=list(counts))
@@ -234,7 +236,7 @@ def stays_at_home(probe, reply, err):
 
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyError, SystemExit])
 @pytest.mark.parametrize("stage", ["hello", "begin", "call"])
-def test_a_file_name_in_an_exception_stays_at_the_site(tmp_path, capsys, stage, error):
+def test_a_file_name_in_an_exception_stays_with_the_client(tmp_path, capsys, stage, error):
     probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
     if stage == "hello":
         reply = probe.request("hello", version=VERSION, about=ABOUT | {"name": "refuse"})
@@ -250,7 +252,7 @@ def test_a_file_name_in_an_exception_stays_at_the_site(tmp_path, capsys, stage, 
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypatch, resident):
+def test_a_full_disk_is_reported_without_its_path(tmp_path, capsys, monkeypatch, resident):
     """At a save, or after each message where every one may find a new process."""
     probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"), resident=resident)
     probe.hello()
@@ -261,13 +263,13 @@ def test_a_disk_that_is_full_is_told_without_its_name(tmp_path, capsys, monkeypa
     stays_at_home(probe, reply, capsys.readouterr().err)
 
 
-def test_a_card_that_cannot_be_made_is_told_without_its_reason(tmp_path, capsys, monkeypatch):
+def test_a_failed_announcement_is_reported_without_its_reason(tmp_path, capsys, monkeypatch):
     probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
     monkeypatch.setattr(Client, "info", lambda client: full())
     stays_at_home(probe, probe.hello(), capsys.readouterr().err)
 
 
-def test_a_reply_that_cannot_be_sent_is_told_without_its_reason(tmp_path, capsys):
+def test_a_reply_that_cannot_be_encoded_is_reported_without_its_reason(tmp_path, capsys):
     probe = EndpointProbe(described_by(tmp_path / "clinic", reads, id="a"))
     probe.hello()
     probe.begin()
@@ -297,7 +299,7 @@ def test_with_privacy_a_failure_is_only_in_the_log(tmp_path, capsys, error):
     assert not any(NAME.encode() in reply_bytes for reply_bytes in probe.sent_bytes)
 
 
-def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
+def test_no_file_of_the_server_has_anything_of_a_failure(tmp_path):
     """Its console's events, failures, results, checkpoints and report."""
     folder = organisations.prepared(tmp_path / "away", "fedavg")
     line = Direct(tmp_path / "sites")
@@ -322,7 +324,7 @@ def test_nothing_of_a_failure_is_in_what_a_server_keeps(tmp_path):
     )
 
 
-def test_in_a_simulation_the_reason_goes_on_and_the_traceback_is_kept(tmp_path):
+def test_in_a_simulation_the_server_gets_the_reason(tmp_path):
     from unalike.engines.host import Host
 
     method, training = toys.method("fedavg"), toys.training()
@@ -353,7 +355,7 @@ def test_a_factory_may_refuse_in_words_of_its_own(tmp_path):
     assert probe.hello() == {"failure": "we take part on weekdays"}
 
 
-def test_a_failure_of_what_is_protected_counts_as_a_release(tmp_path):
+def test_a_failure_of_a_protected_operation_counts_as_a_release(tmp_path):
     """It may have come of the data, or of what was sent and never arrived."""
     privacy = Privacy(noise=1.0)
     folder = organisations.prepared(tmp_path / "away", "fedavg", privacy=privacy)

@@ -137,11 +137,11 @@ def conversation(engine):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 9])
-def test_processes_and_this_process_give_the_same_replies_sizes_and_times(engine, workers):
+def test_replies_sizes_and_times_are_the_same_with_and_without_workers(engine, workers):
     assert conversation(engine(workers=workers)) == conversation(engine(workers=0))
 
 
-def test_alive_makes_no_difference(engine):
+def test_results_do_not_depend_on_how_many_clients_are_in_memory(engine):
     expected = conversation(engine())
     assert (
         conversation(engine(max_loaded_clients=1))
@@ -199,7 +199,7 @@ def test_the_ledger_holds_what_was_encoded_to_the_byte(engine, monkeypatch):
 # the clock
 
 
-def test_a_call_lasts_as_long_as_links_and_work_say(engine):
+def test_a_call_lasts_by_latency_link_and_work(engine):
     """a: 2 * 0.5 s latency + (down + up) / 1000 bytes/s + 100 samples / 50 per s.
 
     b: no latency, a fast link, no work.
@@ -242,7 +242,7 @@ def test_replies_of_one_instant_come_together_in_the_order_sent(engine):
     assert [a.client for a in local_engine.receive()] == list("cabd")
 
 
-def test_messages_under_way_wait_while_others_are_asked(engine):
+def test_messages_in_flight_stay_while_others_are_received(engine):
     """b's answer comes first on the clock, but only a's was asked for."""
     for workers in (0, 2):
         local_engine = engine([person("a", latency=9.0), person("b", latency=1.0)], workers)
@@ -263,7 +263,7 @@ def test_messages_under_way_wait_while_others_are_asked(engine):
 # going back
 
 
-def test_going_back_to_a_round_gives_the_same_again(engine):
+def test_loading_a_round_repeats_the_same_replies(engine):
     for workers in (0, 2):
         local_engine = engine(workers=workers)
         local_engine.load(0, 0.0, [])
@@ -318,7 +318,7 @@ def test_clients_can_follow_the_server_to_either_of_its_snapshots(engine):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_reply_over_the_limit_is_that_clients_failure(engine, workers):
+def test_a_reply_over_the_limit_fails_its_client(engine, workers):
     fed = Federation(
         engine(workers=workers, max_message_bytes=2048), Training(rounds=1), FederationConfig()
     )
@@ -339,7 +339,7 @@ def test_a_message_over_the_limit_is_refused_by_name(engine, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failures_of_a_client_are_its_own(engine, workers):
+def test_a_failure_affects_no_other_client(engine, workers):
     fed = Federation(engine(workers=workers), Training(rounds=1), FederationConfig(quorum=0))
     failed = fed.call("fail", clients=["a"]).failures
     assert failed["a"].reason == "its labels are gone"
@@ -356,7 +356,7 @@ def test_failures_of_a_client_are_its_own(engine, workers):
     assert list(fed.call("ask")) == ["d", "e"]
 
 
-def test_a_worker_that_dies_is_told_in_a_sentence(engine):
+def test_a_worker_that_dies_is_reported_in_one_sentence(engine):
     local_engine = engine(workers=2)
     local_engine.send({c: message("add", i, x=torch.ones(1)) for i, c in enumerate("abcde")})
     everything(local_engine)
@@ -387,7 +387,7 @@ def test_workers_end_with_the_engine(engine):
     assert not any(w.process.is_alive() for w in local_engine.workers)
 
 
-def test_a_save_that_fails_is_told(engine, tmp_path):
+def test_a_save_that_fails_is_reported(engine, tmp_path):
     for workers in (0, 1):
         local_engine = engine("a", workers)
         local_engine.send({"a": message("add", 1, x=torch.ones(1))})
@@ -406,7 +406,7 @@ def test_large_messages_do_not_wait_for_each_other(engine):
     assert fed.ledger.total("up") > 5 * encoded_size(torch.ones(300_000)) - 5 * BLOCK
 
 
-def test_the_door_is_the_only_way(engine, monkeypatch):
+def test_without_workers_nothing_is_encoded(engine, monkeypatch):
     """In this process nothing is encoded: sizes are computed."""
     monkeypatch.setattr(local, "encode", None)
     monkeypatch.setattr(local, "decode", None)

@@ -80,7 +80,7 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, outcomes):
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
-def test_privacy_goes_with_the_clients(outcomes):
+def test_privacy_is_the_same_on_ray(outcomes):
     outcome = outcomes["methods"]["private"]
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
     assert outcome["spent"][0] == outcome["spent"][1] and outcome["spent"][0]["releases"] == 2
@@ -93,13 +93,13 @@ def test_an_actor_killed_in_the_middle_of_a_round_changes_nothing(outcomes):
     )
 
 
-def test_a_frozen_client_is_named_in_time_and_is_where_it_was(outcomes):
+def test_a_frozen_client_fails_in_time_and_keeps_its_state(outcomes):
     outcome = outcomes["frozen"]
     assert outcome["failure"] == "did not answer within 4 s" and 4 <= outcome["took"] < 6
     assert outcome["heard"] == 2 and outcome["other"] and outcome["same"]
 
 
-def test_a_client_that_talks_rubbish_is_named_and_left_out(outcomes):
+def test_a_client_with_malformed_replies_is_excluded(outcomes):
     (failure,) = outcomes["rubbish"]["failures"]
     assert failure["client"] == "b" and failure["lasting"] and outcomes["rubbish"]["rounds"] == 2
     assert failure["reason"].startswith(
@@ -108,7 +108,7 @@ def test_a_client_that_talks_rubbish_is_named_and_left_out(outcomes):
 
 
 @faults
-def test_an_order_of_arrivals_on_ray_is_replayed_here(tmp_path):
+def test_an_order_of_arrivals_on_ray_is_replayed_locally(tmp_path):
     outcome = run_steps(tmp_path, "order")["order"]
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 

@@ -91,7 +91,7 @@ def test_every_method_ends_the_same_with_the_same_ledger(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedmuscle"])
-def test_clients_may_find_a_new_process_at_every_message(name, tmp_path):
+def test_clients_may_have_a_new_process_for_every_message(name, tmp_path):
     organisations.here(tmp_path / "here", name)
     away(tmp_path / "away", Direct(tmp_path / "sites", forgets=True), name)
     outcome = organisations.same(
@@ -100,7 +100,7 @@ def test_clients_may_find_a_new_process_at_every_message(name, tmp_path):
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
-def test_privacy_goes_with_the_terms(tmp_path):
+def test_privacy_is_part_of_the_plan_that_clients_get(tmp_path):
     privacy = Privacy(noise=0.5)
     local = organisations.here(tmp_path / "here", "fedavg", privacy=privacy)
     results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg", privacy=privacy)
@@ -109,7 +109,7 @@ def test_privacy_goes_with_the_terms(tmp_path):
 
 @pytest.mark.parametrize("name", ["fedmuscle", "fedavg", "creamfl"])
 @pytest.mark.parametrize("alone", [True, False])
-def test_the_audit_of_a_client_file_is_what_passes_to_the_byte(name, alone, tmp_path):
+def test_the_audit_of_a_client_file_is_exact_to_the_byte(name, alone, tmp_path):
     """Of three like clients the first, whose initial weights the others get."""
     transport = Direct(tmp_path / "sites", alike=True)
     about = {
@@ -172,7 +172,7 @@ def test_a_client_itself_refuses_a_run_with_less_privacy_than_its_file_asks_for(
     ), "nothing left it"
 
 
-def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
+def test_a_run_that_broke_continues_from_its_checkpoint(tmp_path):
     organisations.here(tmp_path / "here", "fedmuscle", rounds=3)
     folder = organisations.prepared(tmp_path / "away", "fedmuscle", rounds=3)
 
@@ -200,7 +200,7 @@ def test_a_run_that_broke_goes_on_from_its_checkpoint(tmp_path):
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
-def test_a_run_that_never_gets_anywhere_is_given_up(tmp_path):
+def test_a_run_that_never_finishes_a_round_is_given_up(tmp_path):
     folder = organisations.prepared(tmp_path / "away", "fedavg")
 
     def submit():
@@ -221,7 +221,7 @@ def test_a_server_that_was_given_up_saves_nothing_any_more(tmp_path):
     assert folder.last_checkpoint() is None
 
 
-def test_a_leaver_is_named_and_a_late_joiner_is_in_from_then_on(tmp_path):
+def test_a_client_that_left_has_failed_and_a_late_one_takes_part_from_then_on(tmp_path):
     folder = organisations.prepared(tmp_path / "away", "fedavg", rounds=4)
     whole = Direct(tmp_path / "sites")
 
@@ -263,7 +263,7 @@ def test_another_version_is_refused_with_one_sentence(tmp_path):
     }
 
 
-def test_a_site_is_who_its_certificate_says(tmp_path):
+def test_a_client_must_have_the_name_on_its_certificate(tmp_path):
     transport = Direct(tmp_path)
     transport.sites["a"] = ClientEndpoint(transport.files["b"], None)
     infos, refused = handshake(transport, ABOUT, 5.0)
@@ -285,13 +285,13 @@ def test_a_site_is_who_its_certificate_says(tmp_path):
         ("save", "alone", "knows nothing"),
     ],
 )
-def test_a_site_does_what_may_be_asked_and_nothing_else(tmp_path, do, place, says):
+def test_an_endpoint_answers_known_actions_only(tmp_path, do, place, says):
     site = Direct(tmp_path).sites["a"]
     assert says in decode(site.answer(do, encode({"round": 1}), "../../etc", place))["failure"]
     assert "failure" in decode(site.answer(do, b"rubbish", "x", "clients"))
 
 
-def test_what_does_not_fit_is_said_before_the_first_round(tmp_path):
+def test_a_misfit_is_reported_before_the_first_round(tmp_path):
     folder = organisations.prepared(
         tmp_path / "away", "fmcsc" if "fmcsc" in ALGORITHMS else "afmcc"
     )
@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_said_before_the_first_round(tmp_path):
     assert "wants classification" in folder.read_json("problem.json")["problem"]
 
 
-def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
+def test_a_client_exports_its_model_from_its_own_folder(tmp_path):
     results = away(tmp_path / "away", Direct(tmp_path / "sites"), "fedavg")
     run = json.loads((tmp_path / "away" / "run.json").read_text())["run"]
     models = trained(tmp_path / "sites" / "a" / "unalike" / run)
@@ -312,7 +312,7 @@ def test_a_client_takes_its_model_home_from_its_own_folder(tmp_path):
     assert hash_model(models["a"]) == results["clients"]["a"]["hash"]
 
 
-def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
+def test_large_tensors_that_go_to_several_clients_are_encoded_once(tmp_path):
     requests = []
 
     class Watched(Direct):
@@ -340,7 +340,7 @@ def test_what_is_large_and_the_same_for_several_is_there_once(tmp_path):
     assert outcome["apart"] <= 1e-9 and outcome["same_ledger"] and not results["failures"]
 
 
-def test_who_does_not_answer_has_failed(tmp_path):
+def test_a_client_that_does_not_answer_has_failed(tmp_path):
     class Mute(Direct):
         def request(self, client, do, *what):
             if (client, do) == ("b", "call"):
@@ -358,14 +358,14 @@ def test_who_does_not_answer_has_failed(tmp_path):
     )
 
 
-def test_an_engine_answers_what_nobody_waits_for_with_nothing(tmp_path):
+def test_an_engine_without_messages_in_flight_delivers_nothing(tmp_path):
     transport = Direct(tmp_path)
     infos, _ = handshake(transport, ABOUT, 5.0)
     engine = RemoteEngine(transport, "r", "clients", infos, {}, timeout=5.0)
     assert engine.receive({7}) == [] and engine.pending() == [] and engine.infos() is infos
 
 
-def test_folders_are_runs(tmp_path):
+def test_a_prepared_folder_opens_as_a_run(tmp_path):
     assert (
         Folder.open(organisations.prepared(tmp_path / "away", "fedavg").path).config["name"]
         == "toy"

@@ -68,7 +68,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
         torch.ones(2),
     ],
 )
-def test_names_never_get_in_each_others_way(tmp_path, value):
+def test_keys_with_slashes_do_not_collide(tmp_path, value):
     save(tmp_path / "a.safetensors", value)
     back = load(tmp_path / "a.safetensors")
     assert [(path, t.tolist()) for path, t in leaves(back)] == [
@@ -76,7 +76,7 @@ def test_names_never_get_in_each_others_way(tmp_path, value):
     ]
 
 
-def test_what_cannot_be_saved_leaves_the_old_file(tmp_path):
+def test_a_value_that_cannot_be_saved_leaves_the_old_file(tmp_path):
     path = tmp_path / "a.safetensors"
     save(path, state(1))
     with pytest.raises(MessageError, match="memory/f is a builtin"):
@@ -123,7 +123,7 @@ def test_order_is_by_number_also_beyond_six_digits(tmp_path):
     assert client_state_number(store.read_latest("ada")) == 1_000_000
 
 
-def test_what_was_kept_since_comes_first_and_becomes_a_snapshot(tmp_path):
+def test_the_current_state_is_the_latest_and_becomes_a_snapshot(tmp_path):
     store = Store(tmp_path)
     store.snapshot("ada", state(1), 1)
     store.write_current("ada", state(15))
@@ -144,7 +144,7 @@ def test_what_was_kept_since_comes_first_and_becomes_a_snapshot(tmp_path):
     ]
 
 
-def test_rewinding_forgets_what_came_after(tmp_path):
+def test_rewinding_deletes_later_states(tmp_path):
     store = Store(tmp_path)
     store.rewind(0)  # nothing there yet
     store.snapshot("a/b", state(1), 1)
@@ -185,7 +185,7 @@ ODD = [
 ]
 
 
-def test_odd_names_stay_inside_and_apart(tmp_path):
+def test_odd_names_stay_inside_the_folder_and_do_not_collide(tmp_path):
     store = Store(tmp_path / "in" / "side")
     for i, name in enumerate(ODD):
         store.snapshot(name, state(i), 1)
@@ -202,13 +202,13 @@ def test_odd_names_stay_inside_and_apart(tmp_path):
 
 @settings(deadline=None)
 @given(st.text(), st.text())
-def test_names_are_quoted_apart(a, b):
+def test_different_names_have_different_folders(a, b):
     assert (quote(a) == quote(b)) == (a == b)
     assert quote(a) and "/" not in quote(a) and quote(a) not in (".", "..")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "text", "other", "folder", "lies"])
-def test_a_damaged_file_is_told_in_a_sentence(tmp_path, damage):
+def test_a_damaged_file_is_reported_in_one_sentence(tmp_path, damage):
     store = Store(tmp_path)
     store.snapshot("ada", state(1), 1)
     path = tmp_path / "ada" / "000001.safetensors"
@@ -238,7 +238,7 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path, damage):
     )
 
 
-def test_every_way_to_cut_it_short_is_told(tmp_path):
+def test_a_file_cut_at_any_byte_is_reported(tmp_path):
     save(tmp_path / "a", state(1))
     data = (tmp_path / "a").read_bytes()
     for length in range(0, len(data), 7):
