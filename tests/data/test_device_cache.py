@@ -90,7 +90,7 @@ def test_a_client_with_a_frozen_trunk_learns_the_same_from_what_that_saw(options
     assert isinstance(plain.client.train, Tensors) and isinstance(kept.client.train, DeviceCache)
     for a, b in zip(plain.model.parameters(), kept.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-    assert plain.evaluate() == kept.evaluate() and kept.row().shape == (1, 3, 32, 32)
+    assert plain.evaluate() == kept.evaluate() and kept.example_input().shape == (1, 3, 32, 32)
     assert kept.client.info() == plain.client.info()
 
 

@@ -1,4 +1,4 @@
-"""Failures of a client, as its owner keeps them: the reason and the traceback stay at the site, a number stands for them elsewhere."""
+"""Failures as a client's owner keeps them. Other organisations learn only an incident number."""
 
 import os
 import secrets
@@ -41,7 +41,8 @@ class Incident:
 
     def write(self, log: Path) -> None:
         """Add it to a log that only its owner may read, and say it on stderr."""
-        text = f"{self.when} incident {self.number}: client {self.client} failed at {self.operation}: {self.reason}\n{self.traceback}\n"
+        what = f"client {self.client} failed at {self.operation}: {self.reason}"
+        text = f"{self.when} incident {self.number}: {what}\n{self.traceback}\n"
         with suppress(OSError, ValueError):  # stderr may be closed
             print(text, file=sys.stderr, flush=True)
         with suppress(OSError):  # a full disk may be the reason itself

@@ -1,7 +1,8 @@
-"""Local differential privacy of what a client sends: clipping, Gaussian noise, an accountant. Knows nothing of methods or engines.
+"""Local differential privacy of what a client sends: clipping, Gaussian noise, an accountant.
 
-Whatever data a client has, what it sends lies in a ball of radius `bound` around what everyone knows, and noise of standard deviation
-`noise * bound` is added: the Gaussian mechanism of sensitivity 2 * bound (Dwork & Roth 2014, app. A). docs/privacy.md says against whom.
+Whatever data a client has, what it sends lies in a ball of radius `bound` around what everyone
+knows, and noise of standard deviation `noise * bound` is added: the Gaussian mechanism with
+sensitivity 2 * bound (Dwork & Roth 2014, app. A). docs/privacy.md says against whom it protects.
 """
 
 import math
@@ -28,7 +29,7 @@ LARGEST = 1e6  # magnitude of the numbers that a client with privacy takes from 
 
 
 class Privacy(Settings):
-    """How what is made from private data is protected before it leaves a client; `privacy:` in a scenario."""
+    """How replies are protected before they leave a client; `privacy:` in a scenario."""
 
     noise: Annotated[
         float, Field(ge=0)
@@ -47,8 +48,14 @@ class Privacy(Settings):
         draw: Draw,
         blank: bool = False,
     ) -> Value:
-        """The reply as it may leave: what is declared, protected as its kind asks for; all else is None. `base(sent)` gives, by name,
-        what the server knows of the parameters sent. A `blank` reply has the form alone: no update, and rows of zeros, are protected."""
+        """The reply as it may leave: declared fields, protected by their kind; all others None.
+
+        Args:
+            sends: the kind of the whole reply, or of its fields.
+            base: `base(sent)` returns by name what the server knows of the parameters sent.
+            draw: the noise.
+            blank: only the form of the reply counts: no update, or rows of zeros, are protected.
+        """
         if isinstance(sends, dict):
             parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
             return {
@@ -117,14 +124,18 @@ class Privacy(Settings):
         return torch.where(norms > self.bound, z * (self.bound / norms), z)
 
     def draws(self, seed: int, *names: str | int) -> Draw:
-        """The noise of one reply. A secret is the operating system's: the server knows the seed, and could take seeded noise off again."""
+        """The noise of one reply.
+
+        Secret noise comes from the operating system. The server knows the seed, and could take
+        seeded noise off again.
+        """
         if self.entropy == "secret":
             return secret_normal
         generator = stream(seed, "privacy", *names)
         return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
 
     def unmet(self, given: "Privacy | None") -> str | None:
-        """Why a client that asks for no less than this does not take part in a run with what is given; None: it does."""
+        """Why a client that asks for this privacy does not take part in a run; None: it does."""
         if (
             given is not None
             and given.noise >= self.noise
@@ -133,8 +144,8 @@ class Privacy(Settings):
             return None
         secret = ", entropy: secret" if self.entropy == "secret" else ""
         return (
-            f"it takes part only with privacy: {{noise: {self.noise:g}{secret}}} or more noise; what it would do alone, to be "
-            "compared, has none, so alone: false too"
+            f"it takes part only with privacy: {{noise: {self.noise:g}{secret}}} or more noise; "
+            "what it would do alone, to be compared, has none, so alone: false too"
         )
 
     def spent(self, releases: int) -> dict[str, float | int | None]:
@@ -157,7 +168,7 @@ def _within(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _towards(base: Tensor, change: Tensor) -> Tensor:
-    """`base + change`, rounded to the dtype of `base` such that it is no farther from `base` than `change` says."""
+    """`base + change` in the dtype of `base`, rounded so that it is not farther than `change`."""
     moved = _within(base.double() + change, base.dtype)
     over = (moved.double() - base.double()).abs() > change.abs()
     return (
@@ -234,7 +245,7 @@ def uncounted() -> str | None:
 
 
 def secret_normal(shape: torch.Size) -> Tensor:
-    """Standard normal values that nobody can draw again: bits of the operating system through the inverse distribution function."""
+    """Standard normal values from the operating system's entropy, by the inverse CDF."""
     bits = torch.frombuffer(bytearray(os.urandom(8 * max(shape.numel(), 1))), dtype=torch.int64)[
         : shape.numel()
     ]

@@ -1,4 +1,4 @@
-"""The order in which an earlier run heard its clients, told again: who is early waits for its turn. Knows nothing of engines."""
+"""Repeats the order of arrivals of an earlier asynchronous run: early replies wait their turn."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +10,26 @@ from unalike.core.engine import Arrival
 
 
 class Replay:
-    """For each instant of a run, who arrived and, where that was in vain, why: `{client: {}}` or `{client: {"reason", "lasting"}}`."""
+    """The arrivals of an earlier run.
+
+    Args:
+        instants: for each instant the clients that arrived, with `{}` or, where the reply was not
+            used, `{"reason", "lasting"}`.
+    """
 
     def __init__(self, instants: list[dict[str, dict[str, Any]]]):
         self.instants = instants
-        self.held: dict[str, Arrival] = {}  # arrivals before their turn
+        self.early: dict[str, Arrival] = {}  # arrivals before their turn, by client
 
     @classmethod
     def read(cls, run: Path) -> "Replay":
-        """From a run's events. A run that was killed and resumed told some instants twice: the last time counts."""
+        """Read the arrivals from a run's events.
+
+        Of instants that a killed and resumed run recorded twice, the last record counts.
+
+        Raises:
+            UserError: the run cannot be read, or was not asynchronous.
+        """
         path = Path(run) / events.FILE
         try:
             path.stat()
@@ -42,41 +53,53 @@ class Replay:
                 }
         if not instants:
             raise UserError(
-                f"{run} has no order of arrivals to replay; only runs of asynchronous methods, such as afmcc, have one"
+                f"{run} has no order of arrivals to replay; only runs of asynchronous methods, "
+                "such as afmcc, have one"
             )
         return cls(instants)
 
     def next(
         self, instant: int, numbers: set[int], receive: Callable[[set[int]], list[Arrival]]
     ) -> tuple[list[Arrival], dict[str, dict[str, Any]]]:
-        """Arrivals of the instant of that number, from 1, and what becomes of each; `numbers` are the messages under way."""
-        turns = self.instants[instant - 1] if instant <= len(self.instants) else {}
-        while missing := turns.keys() - self.held.keys():
-            arrivals = receive(
-                numbers - {arrival.reply["number"] for arrival in self.held.values()}
-            )
-            self.held |= {arrival.client: arrival for arrival in arrivals}
-            if not arrivals:
-                raise UserError(
-                    f"the run to replay heard {', '.join(sorted(missing))} at instant {instant}, and nothing was asked of them "
-                    "here: replay it with the same scenario, method and seed"
-                )
-        if not turns:
+        """The arrivals of an instant, in the order of the earlier run.
+
+        Args:
+            instant: its number, from 1.
+            numbers: of the messages in flight.
+            receive: the engine's.
+
+        Returns: the arrivals, and what became of each in the earlier run.
+
+        Raises:
+            UserError: the earlier run went otherwise.
+        """
+        outcomes = self.instants[instant - 1] if instant <= len(self.instants) else {}
+        if not outcomes:
             raise UserError(
-                f"the run to replay ended after {len(self.instants)} instants, and this one goes on: "
-                "replay it with the same scenario, method and seed"
+                f"the run to replay ended after {len(self.instants)} instants, and this one goes "
+                "on: replay it with the same scenario, method and seed"
             )
-        return [self.held.pop(client) for client in turns], turns
+        while not outcomes.keys() <= self.early.keys():
+            received = {arrival.reply["number"] for arrival in self.early.values()}
+            arrivals = receive(numbers - received)
+            self.early |= {arrival.client: arrival for arrival in arrivals}
+            if not arrivals:
+                missing = ", ".join(sorted(outcomes.keys() - self.early.keys()))
+                raise UserError(
+                    f"the run to replay heard {missing} at instant {instant}, and nothing was "
+                    "asked of them here: replay it with the same scenario, method and seed"
+                )
+        return [self.early.pop(client) for client in outcomes], outcomes
 
     def pending(self) -> list[dict[str, Any]]:
-        """What waits for its turn, to be saved with what the engine has under way."""
+        """Early replies, to be saved with those that the engine has not delivered."""
         return [
             {
-                "at": held.at,
-                "order": i - len(self.held),
-                "client": held.client,
-                "size": held.size,
-                "reply": held.reply,
+                "at": arrival.at,
+                "order": i - len(self.early),
+                "client": arrival.client,
+                "size": arrival.size,
+                "reply": arrival.reply,
             }
-            for i, held in enumerate(self.held.values())
+            for i, arrival in enumerate(self.early.values())
         ]

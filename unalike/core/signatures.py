@@ -1,8 +1,9 @@
-"""What a message looks like, and whether that is what an operation declares. Knows no values beyond their kind, and no method.
+"""Checks requests and replies against the annotations of an operation.
 
-An operation's signature is its declaration: the annotations of its arguments say what a client lets in, that of its reply what a server
-does. `Annotated[Tensor, Shape("rows", "width")]` declares a shape, a `TypedDict` exactly these names, `Value` anything that can travel.
-Whatever part of a reply has the name of an argument that was sent with tensors in it must have their names, kinds and shapes.
+Annotations of the arguments say what a client accepts, that of the return value what a server
+accepts. `Annotated[Tensor, Shape("rows", "width")]` declares a shape, a `TypedDict` exactly these
+names, `Value` anything that can be sent. A reply field with the name of an argument must have
+tensors of the same names, kinds and shapes as were sent with it.
 """
 
 import inspect
@@ -36,8 +37,14 @@ Validator = Callable[
 
 
 class Shape:
-    """Lengths of the axes of a tensor, or of a list: numbers, words for one (fields of the method, `samples` and `labels` of the client's
-    card, `public_rows`, `clients`, `sizes` of the call), or None for any. A tensor holds real numbers, or whole ones if `whole`."""
+    """Shape of a tensor, or length of a list, in an annotation.
+
+    Args:
+        axes: lengths; None allows any. A name stands for an integer field of the method, for
+            `samples` or `labels` of the client, for `public_rows`, `clients`, or for one of the
+            `sizes` of the call.
+        whole: the tensor holds integers; otherwise floating-point numbers.
+    """
 
     def __init__(self, *axes: int | str | None, whole: bool = False):
         self.axes, self.whole = axes, whole
@@ -46,7 +53,8 @@ class Shape:
         there = (len(value),) if isinstance(value, list) else tuple(value.shape)
         if unknown := [axis for axis in self.axes if isinstance(axis, str) and axis not in sizes]:
             raise ValueError(
-                f"nothing says how long the axis {unknown[0]} is; give it to the call: sizes={{'{unknown[0]}': ...}}"
+                f"nothing says how long the axis {unknown[0]} is; give it to the call: "
+                f"sizes={{'{unknown[0]}': ...}}"
             )
         wanted = [sizes[axis] if isinstance(axis, str) else axis for axis in self.axes]
         kind = isinstance(value, list) or value.is_floating_point() is not self.whole
@@ -57,7 +65,8 @@ class Shape:
         ):
             return None
         shape = ", ".join("any" if want is None else str(want) for want in wanted)
-        return f"{path} is {shown(value)}, and must be {'whole' if self.whole else 'real'} numbers of shape ({shape})"
+        numbers = "whole" if self.whole else "real"
+        return f"{path} is {shown(value)}, and must be {numbers} numbers of shape ({shape})"
 
 
 def shown(value: Any) -> str:
@@ -92,8 +101,12 @@ PLAIN: dict[Any, Callable[[Any], bool]] = {
 
 @cache
 def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
-    """What looks at values that are annotated so; an annotation that means nothing here lets everything pass. `hidden`: the value, or a
-    part of it that has a name and is not `sent`, may be None instead."""
+    """The validator for an annotation; one that means nothing here accepts everything.
+
+    Args:
+        hidden: the value, or a field of it that is not in `sent`, may be None instead.
+        sent: fields that leave a client with privacy.
+    """
     origin, inside = get_origin(hint), get_args(hint)
     if hidden and not is_typeddict(hint):
         return (
@@ -197,13 +210,19 @@ def _all(kind: type, each: Validator, items: Callable[[Any], Any]) -> Validator:
 
 @dataclass(frozen=True)
 class Declared:
-    """What an operation says of itself: `request` looks at a body at the client's door, `reply` at the server's; with privacy a client may
-    say nothing instead of what is not declared to leave, and `hidden` does."""
+    """Validators from the signature of an operation.
+
+    Attributes:
+        request: for the arguments, at the client.
+        reply: for the reply, at the server.
+        hidden: for the reply of a client with privacy, where undeclared fields may be None.
+        names: fields that every reply has.
+    """
 
     request: Validator
     reply: Validator
     hidden: Validator
-    names: tuple[str, ...] = ()  # that every reply has
+    names: tuple[str, ...] = ()
 
 
 def declared(method: Any) -> Declared:
@@ -239,7 +258,7 @@ def declared(method: Any) -> Declared:
 
 
 def validate_request(method: Any, body: dict[str, Value]) -> None:
-    """The client's door the other way: what is not as the operation declares its arguments, or not finite, touches nothing."""
+    """Raise Refusal for a request that differs from the declared arguments or is not finite."""
     wrong = declared(method).request(body, {}, method.__name__)
     if wrong is None and (path := find_nonfinite(body)) is not None:
         wrong = f"{method.__name__}.{path} holds NaN or infinity"
@@ -248,7 +267,7 @@ def validate_request(method: Any, body: dict[str, Value]) -> None:
 
 
 def bounded(method: Any, body: dict[str, Value], largest: float) -> None:
-    """Refuses real numbers of a larger magnitude than that: with these a computation could be made to overflow."""
+    """Raise Refusal for numbers beyond `largest`: they could make a computation overflow."""
     for path, leaf in leaves(body):
         if isinstance(leaf, Tensor):
             beyond = leaf.is_floating_point() and bool((leaf.abs() > largest).any())
@@ -256,13 +275,13 @@ def bounded(method: Any, body: dict[str, Value], largest: float) -> None:
             beyond = isinstance(leaf, float) and abs(leaf) > largest
         if beyond:
             raise Refusal(
-                f"it refuses what it was sent: {method.__name__}.{path} holds a number beyond {largest:g}, which a client with "
-                "privacy does not take"
+                f"it refuses what it was sent: {method.__name__}.{path} holds a number beyond "
+                f"{largest:g}, which a client with privacy does not take"
             )
 
 
 def nothing(method: Any) -> Value:
-    """The reply of an operation of which nothing may leave: the names its declaration has, without anything under them."""
+    """The reply of an operation of which nothing may leave: declared fields, each None."""
     return {key: None for key in declared(method).names} if declared(method).names else None
 
 

@@ -1,7 +1,4 @@
-"""Where clients live: builds their sides when first called, answers messages, keeps states. Every engine has one or more.
-
-Knows sides only as things with operations and a state.
-"""
+"""Holds clients for an engine: builds their runtimes, answers messages and stores states."""
 
 import warnings
 from collections import OrderedDict, deque
@@ -220,7 +217,7 @@ class Host:
         return list(groups.values())
 
     def _seen(self, client: str, number: Any) -> bool:
-        """Whether a client's state has this message in it: they come in the order of their numbers."""
+        """Whether a message was answered: messages come in the order of their numbers."""
         return client in self.answered and number <= self.answered[client][0]
 
     def _run_together(self, messages: dict[str, dict[str, Value]]) -> dict[str, dict[str, Any]]:
@@ -291,7 +288,7 @@ class Host:
         return runtime
 
     def keep(self, client: str) -> None:
-        """The client as it is, to the store, with its last reply: should this process die, another goes on from here."""
+        """Store a client with its last answer: if this process dies another continues from here."""
         if client in self.changed and client not in self.spilled:
             self._spill(client, self.runtimes[client])
 
@@ -311,7 +308,10 @@ class Host:
         return {"number": number, "reply": None}  # it cannot be sent: nor kept
 
     def save(self, round: int) -> None:
-        """Snapshots of those that changed since the last one. The server has all replies by now: the number of the last is enough."""
+        """Store a snapshot of every client that changed since the last one.
+
+        The server has all answers by now, so that only the number of the last one is stored.
+        """
         for client in sorted(self.changed):
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
