@@ -1,13 +1,13 @@
 """Classification: each sample has exactly one of several classes."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.tasks.task import UNKNOWN, Task, check_whole
+from unalike.tasks.task import UNKNOWN, Labels, Task, check_whole
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,10 @@ class Classification(Task):
     metric: ClassVar[str] = "accuracy"
     classifies: ClassVar[bool] = True
     single_label: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(self, labels: Labels) -> None: ...
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the cross entropy, mean over known labels; 0 if none is known.

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
-from unalike.tasks.task import Task
+from unalike.tasks.task import Labels, Task
 
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": binary_cross_entropy,
     "focal": focal,
     "asymmetric": asymmetric,
 }
+
+
+Criterion = Literal["bce", "focal", "asymmetric"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class MultiLabel(Task):
         criterion: what training minimises; metrics do not depend on it.
     """
 
-    criterion: Literal["bce", "focal", "asymmetric"] = "bce"
+    criterion: Criterion = "bce"
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
@@ -40,6 +43,10 @@ class MultiLabel(Task):
     )
     classifies: ClassVar[bool] = True
     multilabel: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(self, labels: Labels, criterion: Criterion = "bce") -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,13 +1,13 @@
 """Retrieval: find the text that belongs to an image, and the image that belongs to a text."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.tasks.task import Task, check_whole
+from unalike.tasks.task import Labels, Task, check_whole
 
 RECALL_DEPTHS = (1, 5, 10)
 EXCLUDED = -1e4  # logit of a pair that is neither a positive nor a negative
@@ -31,6 +31,12 @@ class Retrieval(Task):
     name: ClassVar[str] = "retrieval"
     metric: ClassVar[str] = "recall"
     paired: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(
+            self, labels: Labels = ("image", "text"), temperature: float = 0.07
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,13 +1,13 @@
 """Semantic segmentation: one class for every pixel."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unalike.tasks.task import Task, check_whole
+from unalike.tasks.task import Labels, Task, check_whole
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Segmentation(Task):
     metric: ClassVar[str] = "miou"
     classifies: ClassVar[bool] = True
     dense: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # labels may be a number; they are stored as names
+
+        def __init__(self, labels: Labels, ignore: int = 255) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()
