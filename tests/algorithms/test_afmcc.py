@@ -62,7 +62,7 @@ def test_processes_and_memory_make_no_difference(toys, tmp_path, weights):
 
 
 def test_sending_all_models_gives_the_same(toys, tmp_path):
-    """If all arrive at the same instants; else two messages per visit meet other models than one."""
+    """If all arrive at the same instants: else two messages meet other models than one."""
     for how in ("encoders", "paper"):
         toys.execute(
             tmp_path / how, small(exchange=how), clients(toys, ["left right"] * 3), rounds=2
@@ -225,8 +225,8 @@ def test_weights_follow_the_distance(toys):
 
 
 def test_weights_are_a_softmax_of_distances_relative_to_their_mean(toys):
-    """Eq. 6 as docs/afmcc.md reads it: for each model the mean over modalities of ||Z^v - H||, H from
-    the client's own model."""
+    """Eq. 6 as docs/afmcc.md reads it: for each model the mean over modalities of ||Z^v - H||,
+    H from the client's own model."""
     client = clients(toys, dtype=torch.float64)[0]
     has_right = torch.arange(24) > 4
     client = replace(client, train=({**client.train.x, "right?": has_right}, client.train.y))
@@ -287,7 +287,8 @@ def test_models_of_other_shapes_are_refused_before_the_run(toys, tmp_path, metho
     )  # made for what it owns, not for what all own
     with pytest.raises(
         UserError,
-        match=r"^1 problem in unalike.*\n  clients\.c   its model has other parameters than that of a",
+        match=r"^1 problem in unalike.*\n"
+        r"  clients\.c   its model has other parameters than that of a, and ",
     ):
         run(method, members, out=tmp_path / "run")
 

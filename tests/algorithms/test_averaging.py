@@ -14,7 +14,7 @@ def beginning(toys, client, seed=0):
 
 
 def by_hand(model, client, round, seed=0, epochs=1, anchor=None, mu=0.0):
-    """Train a model for a client's local epochs: fresh AdamW, batches of 8 in its stream's order."""
+    """A client's local epochs: fresh AdamW, batches of 8 in the order of its stream."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
     x, y = client.train.rows(torch.arange(len(client.train)))
     model.train()
@@ -224,7 +224,7 @@ def accuracy(model, samples):
 @pytest.mark.parametrize("name", ["fedavg", "local"])
 @pytest.mark.parametrize("test", ["own", "common"])
 def test_values_are_measured_on_the_common_or_own_test_set(name, test, toys, tmp_path):
-    """A global model on the common test set, if any; a personal model always on the client's own."""
+    """Global models on the common test set, if any; personal ones on the client's own."""
     common = {"common": toys.blobs(60, 77)} if test == "common" else {}
     # own test sets of one class each, so that the two cannot be confused
     own = {id: (toys.blobs(40, 5)[0], torch.full((40,), k)) for k, id in enumerate("abc")}

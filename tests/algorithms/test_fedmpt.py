@@ -221,7 +221,7 @@ def test_unreadable_labels_and_other_models_are_refused(toys, build_program, nam
 
 @pytest.mark.parametrize("name", ["fedmvp", "fedtpg", "promptfl"])
 def test_prompt_methods_start_at_the_frozen_model(build_program, name):
-    """Their additions are zero at first: logits are those of a written prompt, but for token noise."""
+    """Their additions start at zero: logits are those of a written prompt, but for token noise."""
     x = build_program().client.to_device(build_program().client.train.rows(torch.arange(8))[0])
     logits, zero_shot = (
         build_program(ALGORITHMS[name]()).model(x),

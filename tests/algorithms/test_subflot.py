@@ -129,7 +129,7 @@ def test_ota_of_one_narrow_client_computes_the_same(toys, tmp_path, model):
 
 
 def test_picked_units_return_to_their_positions(toys, tmp_path):
-    """Submodels that return untrained change nothing; trained ones change their own entries only."""
+    """Untrained submodels change nothing; trained ones change their own entries only."""
     algorithm = SubFLOT()
     fed = start_federation(toys, tmp_path, algorithm, clients(toys))
     before, group = (
@@ -341,7 +341,7 @@ def test_an_exported_masked_model_predicts_as_measured(toys, tmp_path):
 
 
 def test_a_step_of_sgd_changes_a_narrow_layer_as_much_as_a_full_one():
-    """Columns four times as large, of a quarter of the units: divided by 2 while they are trained."""
+    """Columns four times as large, of a quarter of the units: divided by 2 in training."""
     moved = {}
     for units, root in ((64, 1.0), (16, 2.0)):
         layer, x = (
@@ -585,7 +585,8 @@ def test_a_budget_picks_the_width(toys, tmp_path, budget, capacity, ratio):
 def test_a_budget_too_small_is_refused_before_the_run(toys, tmp_path):
     with pytest.raises(
         UserError,
-        match=r"client b has 0\.01 of the full model's memory, and the smallest submodel needs 0\.\d+",
+        match=r"client b has 0\.01 of the full model's memory, "
+        r"and the smallest submodel needs 0\.\d+",
     ):
         toys.execute(
             tmp_path / "run",

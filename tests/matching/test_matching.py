@@ -1,4 +1,4 @@
-"""Matching: permuted networks are recovered, wider ones compute the same, batches equal single pairs."""
+"""Matching: permuted networks are recovered, wider ones compute the same, batches as singles."""
 
 import copy
 

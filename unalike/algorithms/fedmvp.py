@@ -14,12 +14,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import AttentionPromptTuning
+from unalike.methods.prompt_tuning import PromptTuning, check_attention_heads
 from unalike.models.prompts import INITIAL_WORDS, ScoresToLogits, zero_linear
 from unalike.models.vlm import VisionLanguageModel
+
+
+@dataclass
+class FedMVP(PromptTuning):
+    """Averages a PromptFormer."""
+
+    tokens: PositiveInt = 4  # learnt queries
+    heads: PositiveInt = 4  # of the attention
+
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
+        check_attention_heads(self, model, self.heads)
+        return PromptFormer(self, model, labels)
 
 
 class PromptFormer(nn.Module):
@@ -27,9 +40,7 @@ class PromptFormer(nn.Module):
 
     texts: Tensor  # text features of the labels, (labels, width)
 
-    def __init__(
-        self, method: AttentionPromptTuning, model: VisionLanguageModel, labels: Sequence[str]
-    ):
+    def __init__(self, method: FedMVP, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         width = model.width
         texts = normalize(model.texts([f"{INITIAL_WORDS} {label}" for label in labels]), dim=-1)
@@ -51,10 +62,3 @@ class PromptFormer(nn.Module):
         prompts = prompts + self.recall(prompts, texts, texts, need_weights=False)[0]
         image = normalize(whole, dim=-1) + self.mix(prompts).mean(1)
         return self.verdict(model.similarity(image, self.texts))
-
-
-@dataclass
-class FedMVP(AttentionPromptTuning):
-    """Averages a PromptFormer."""
-
-    Head = PromptFormer

@@ -12,12 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.methods.prompt_tuning import AttentionPromptTuning
+from unalike.methods.prompt_tuning import PromptTuning, check_attention_heads
 from unalike.models.prompts import Prompts, ScoresToLogits, initial_tokens, zero_linear
 from unalike.models.vlm import VisionLanguageModel
+
+
+@dataclass
+class FedTPG(PromptTuning):
+    """Averages a prompt generator conditioned on the class names."""
+
+    tokens: PositiveInt = 4  # learnt queries
+    heads: PositiveInt = 4  # of the attention
+
+    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
+        check_attention_heads(self, model, self.heads)
+        return PromptGenerator(self, model, labels)
 
 
 class PromptGenerator(nn.Module):
@@ -25,9 +38,7 @@ class PromptGenerator(nn.Module):
 
     names: Tensor  # text features of the class names, (labels, width)
 
-    def __init__(
-        self, method: AttentionPromptTuning, model: VisionLanguageModel, labels: Sequence[str]
-    ):
+    def __init__(self, method: FedTPG, model: VisionLanguageModel, labels: Sequence[str]):
         super().__init__()
         width = model.width
         self.texts = Prompts(model, [[method.tokens, label] for label in labels])
@@ -45,10 +56,3 @@ class PromptGenerator(nn.Module):
         context, _ = self.attention(self.queries, self.names, self.names, need_weights=False)
         prompts = self.start + self.write(self.queries + context)  # (tokens, word)
         return self.verdict(model.similarity(whole, model.read(*self.texts(prompts))))
-
-
-@dataclass
-class FedTPG(AttentionPromptTuning):
-    """Averages a prompt generator conditioned on the class names."""
-
-    Head = PromptGenerator

@@ -5,12 +5,11 @@ Both encoders are frozen and never sent. A method adds a head, `head(model, labe
 (n, width) into logits (n, labels). Its parameters, such as prompt tokens, are averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import PositiveInt
 from torch import nn
 
 from unalike.core.client import Client
@@ -89,22 +88,13 @@ class PromptTuning(Averaging):
         return False
 
 
-@dataclass
-class AttentionPromptTuning(PromptTuning):
-    """Prompt tuning whose head is an attention module with learnt queries."""
-
-    Head: ClassVar[Callable[..., nn.Module]]  # called with (method, model, labels)
-
-    tokens: PositiveInt = 4
-    heads: PositiveInt = 4  # of the attention
-
-    def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
-        if model.width % self.heads:
-            raise ValueError(
-                f"{type(self).__name__} splits {model.width} channels among its attention heads: "
-                f"heads must divide them, got {self.heads}"
-            )
-        return type(self).Head(self, model, labels)
+def check_attention_heads(method: PromptTuning, model: VisionLanguageModel, heads: int) -> None:
+    """Raise a ValueError unless attention with so many heads fits the model's width."""
+    if model.width % heads:
+        raise ValueError(
+            f"{type(method).__name__} splits {model.width} channels among its attention heads: "
+            f"heads must divide them, got {heads}"
+        )
 
 
 def encode_images(model: PromptedModel, data: Samples, client: Client) -> Samples:
