@@ -17,8 +17,8 @@ from unalike.models.train_vlm import (
     caption_scenes,
     encode_texts,
     recall_at_k,
+    save_projections,
     train_tiny,
-    write,
     zero_shot,
 )
 
@@ -107,7 +107,7 @@ def test_vlm_small_is_put_together_from_its_layers(tmp_path):
         rtol=1e-4,
         atol=1e-5,
     )
-    write(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
+    save_projections(tmp_path / "w.safetensors", model.seen, model.told, model.scale)
     torch.testing.assert_close(
         build_encoder(
             "vlm-small", (3, 32, 32), {"size": 64, "weights": str(tmp_path / "w.safetensors")}
