@@ -1,4 +1,4 @@
-"""The losses that draw one model's rows to those of its peers, by their names. Knows nothing of clients or methods."""
+"""The losses that align one model's representations with its peers', by name."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,8 +18,14 @@ def anchored_loss(
     lower_temperature: float | Tensor,
     draws: Tensor | None = None,
 ) -> Tensor:
-    """The loss of that name of `z` (B, d) among its peers, M of (B, d): a scalar. Temperatures are numbers, or matrices over the anchor and
-    its peers, of which the pairwise loss reads the anchor's row and the Gramian loss its mean. With `draws` the Muscle loss is estimated.
+    """The loss of that name, a scalar.
+
+    Args:
+        z: the anchor's representations, (B, d).
+        peers: those of M peers, (B, d) each.
+        temperature, lower_temperature: numbers, or matrices over the anchor and its peers, of which
+            the pairwise loss uses the anchor's row and the Gramian loss its mean.
+        draws: (M, B, K) uniform random numbers; with them the Muscle loss is estimated.
 
     >>> import torch
     >>> round(anchored_loss("pairwise", torch.eye(4), [torch.eye(4)] * 2, 0.1, 0.1).item(), 3)

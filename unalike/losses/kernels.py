@@ -1,4 +1,4 @@
-"""How alike two kernels of the same samples are. Knows nothing of clients or models."""
+"""Similarity of two kernels of the same samples."""
 
 from collections.abc import Mapping
 from itertools import permutations
@@ -7,13 +7,15 @@ from torch import Tensor
 
 
 def pairwise_cka(views: Mapping[str, Tensor]) -> dict[tuple[str, str], float]:
-    """How alike each two see the same rows, (n, d) each: linear CKA, both ways round."""
+    """Linear CKA of each two representations of the same rows, (n, d) each, in both orders."""
     grams = {name: z @ z.mT for name, z in views.items()}
     return {(a, b): float(cka(grams[a], grams[b])) for a, b in permutations(views, 2)}
 
 
 def cka(kernel: Tensor, other: Tensor) -> Tensor:
-    """Centred kernel alignment of two (n, n) kernels, a scalar: 1 where they are one up to scale (Kornblith 2019, eq. 2 and 4).
+    """Centred kernel alignment of two (n, n) kernels, a scalar: 1 if they are equal up to scale.
+
+    Reference: Kornblith et al. 2019, eq. 2 and 4, https://arxiv.org/abs/1905.00414
 
     >>> import torch
     >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -22,7 +24,8 @@ def cka(kernel: Tensor, other: Tensor) -> Tensor:
     """
     if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1] or kernel.shape != other.shape:
         raise ValueError(
-            f"cka compares two square kernels of one size, got {tuple(kernel.shape)} and {tuple(other.shape)}"
+            "cka compares two square kernels of one size, "
+            f"got {tuple(kernel.shape)} and {tuple(other.shape)}"
         )
     a, b = _centred(kernel), _centred(other)
     return (a * b).sum() / (a.square().sum() * b.square().sum()).clamp(min=1e-24).sqrt()

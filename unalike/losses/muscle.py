@@ -1,19 +1,23 @@
-"""The Muscle loss: one anchor contrasted with all combinations of its peers' rows at once. Knows nothing of clients or models.
+"""The Muscle loss: an anchor contrasted with all combinations of its peers' rows at once.
 
-z (B, d) is the anchor, peers are M matrices (B, d); rows are normalised here. With z_i, z_j^m unit rows, FedMuscle eq. 3 reads
+z (B, d) is the anchor, peers are M matrices (B, d); rows are normalised here. With z_i, z_j^m unit
+rows, FedMuscle eq. 3 reads
 
-    L_i = -log  alpha(i, .., i) exp(sum_m z_i . z_i^m / t_m)  /  sum over j in [B]^M of alpha(j) exp(sum_m z_i . z_{j_m}^m / t_m)
+    L_i = -log  alpha(i, .., i) exp(sum_m z_i . z_i^m / t_m)
+                / sum over j in [B]^M of alpha(j) exp(sum_m z_i . z_{j_m}^m / t_m)
     alpha(j) = exp(-sum_{m<k} gamma_mk z_{j_m}^m . z_{j_k}^k),    gamma_mk = 1 / lower_mk - 1 / t_mk
 
-Temperatures, the same for every function of this file (t is the paper's tau^(N), lower its tau^(N-1)):
+Temperatures of all functions of this file (t is the paper's tau^(N), lower its tau^(N-1)):
 
     temperature        one number: every t_m and every t_mk;
                        M numbers: t_m, anchor to peer m, and then t_mk = sqrt(t_m t_k);
-                       a symmetric (M+1, M+1) matrix, the anchor first: t_m in row 0, t_mk in the rest.
+                       a symmetric (M+1, M+1) matrix, the anchor first: t_m in row 0, then t_mk.
     lower_temperature  one number: every lower_mk;
-                       a symmetric (M, M) matrix, or (M+1, M+1) with the anchor first (its row and column are not read).
+                       a symmetric (M, M) matrix, or (M+1, M+1) with the anchor first (its row and
+                       column are not read).
 
-Infinity is allowed, diagonals are not read. Tensors may carry gradients; unlike numbers and lists, their values are not checked.
+Infinity is allowed, diagonals are not read. Tensors may carry gradients; unlike numbers and lists,
+their values are not checked.
 """
 
 import math
@@ -40,11 +44,13 @@ def muscle_loss(
     temperature: Temperature = 0.2,
     lower_temperature: Temperature = 0.15,
 ) -> Tensor:
-    """Mean over the batch of L_i (FedMuscle eq. 3), exact, without the B^M x d matrix of the paper. Returns a scalar.
+    """Mean over the batch of L_i (FedMuscle eq. 3), exact, without the paper's B^M x d matrix.
 
-    Time grows as B^(M+1), memory as B^M up to `BLOCK` and no further. Any temperature from 0.006 up is safe: those below 0.06,
-    and tensors, whose values are not known beforehand, are worked out in float64 whatever the dtype of z. Four peers or more can be
-    differentiated once only.
+    Time grows as B^(M+1), memory as B^M up to `BLOCK`. Any temperature from 0.006 up is safe: below
+    0.06, and for tensors, whose values are not known beforehand, it is computed in float64 whatever
+    the dtype of z. Four peers or more can be differentiated once only.
+
+    Returns: a scalar.
 
     >>> z = torch.eye(4)
     >>> round(muscle_loss(z, [z, z, z]).item(), 3), round(muscle_loss(z, [z, -z, z]).item(), 3)
@@ -82,7 +88,7 @@ def muscle_literal(
     temperature: Temperature = 0.2,
     lower_temperature: Temperature = 0.15,
 ) -> Tensor:
-    """The same scalar as `muscle_loss`, by the paper's own sum over B^M rows: the reference, and the `paper` exchange in one place.
+    """The same scalar as `muscle_loss`, by the paper's own sum over B^M rows: a reference.
 
     >>> z, *peers = torch.randn(4, 5, 8).double()
     >>> bool((muscle_literal(z, peers) - muscle_loss(z, peers)).abs() < 1e-9)
@@ -96,9 +102,10 @@ def muscle_literal(
 def aggregate(
     peers: Sequence[Tensor], temperature: Temperature = 0.2, lower_temperature: Temperature = 0.15
 ) -> tuple[Tensor, Tensor]:
-    """What the paper's server sends to the anchor: S (B^M, d) and log alpha (B^M,), in the peers' dtype.
+    """What the paper's server sends to the anchor: S (B^M, d) and log alpha (B^M,).
 
-    Combination j = (j_1, .., j_M) is row j_1 B^(M-1) + .. + j_M; S is sum_m z_{j_m}^m / t_m (FedMuscle eq. 5).
+    Combination j = (j_1, .., j_M) is row j_1 B^(M-1) + .. + j_M; S is sum_m z_{j_m}^m / t_m
+    (FedMuscle eq. 5). Both are in the peers' dtype.
 
     >>> S, log_alpha = aggregate(list(torch.randn(3, 5, 8)))
     >>> S.shape, log_alpha.shape
@@ -110,7 +117,8 @@ def aggregate(
     S, log_alpha = peers[0].new_zeros(1, peers[0].shape[1]), peers[0].new_zeros(1)
     rows = [normalize(peer, dim=-1) for peer in peers]
     for k, row in enumerate(rows):
-        # of all combinations of the peers before k, the part of log alpha that k's row brings: gamma-weighted likeness to each
+        # what row k adds to log alpha of all combinations of the peers before it: gamma-weighted
+        # similarity to each
         before = [
             rows[m].repeat_interleave(len(row) ** (k - 1 - m), 0).repeat(len(row) ** m, 1)
             for m in range(k)
@@ -122,14 +130,19 @@ def aggregate(
 
 
 def muscle_from_aggregate(z: Tensor, S: Tensor, log_alpha: Tensor, positives: Tensor) -> Tensor:
-    """What the paper's client computes from the server's message (FedMuscle eq. 5): the mean over the batch, a scalar.
+    """The loss that the paper's client computes from the server's message (FedMuscle eq. 5).
 
-    z (B, d); S (rows, d) and log_alpha (rows,) from `aggregate`; positives (B,), each anchor's own row: `positive_rows(B, M)`.
+    Args:
+        z: anchor (B, d).
+        S, log_alpha: (rows, d) and (rows,), from `aggregate`.
+        positives: each anchor's own row (B,), `positive_rows(B, M)`.
+    Returns: mean over the batch, a scalar.
     """
     if z.ndim != 2 or S.shape != (len(log_alpha), z.shape[1]) or positives.shape != z.shape[:1]:
         raise ValueError(
             f"z (B, d) needs S (rows, d), log_alpha (rows,) and positives (B,), "
-            f"got {tuple(z.shape)}, {tuple(S.shape)}, {tuple(log_alpha.shape)} and {tuple(positives.shape)}."
+            f"got {tuple(z.shape)}, {tuple(S.shape)}, {tuple(log_alpha.shape)} and "
+            f"{tuple(positives.shape)}."
         )
     logits = normalize(z, dim=-1) @ S.mT + log_alpha  # (B, rows)
     return (logits.logsumexp(1) - logits.gather(1, positives.to(z.device)[:, None])[:, 0]).mean()
@@ -145,9 +158,10 @@ def positive_rows(batch: int, peers: int) -> Tensor:
 
 
 def consistent_lower(temperature: Temperature) -> float | Tensor:
-    """The lower temperature that eq. 22 (FedMuscle, appendix C) asks for: 1 / lower_mk = 1 / t_mk + 1 / (t_m t_k).
+    """The lower temperature of FedMuscle's eq. 22: 1 / lower_mk = 1 / t_mk + 1 / (t_m t_k).
 
-    A number for a number; an (M, M) matrix for M numbers or for an (M+1, M+1) matrix, the anchor first. Its diagonal means nothing.
+    A number for a number; an (M, M) matrix for M numbers, or for an (M+1, M+1) matrix with the
+    anchor first. Its diagonal has no meaning.
 
     >>> round(consistent_lower(0.2), 4)
     0.0333
@@ -163,7 +177,9 @@ def consistent_lower(temperature: Temperature) -> float | Tensor:
 
 
 def information_bound(loss: float | Tensor, batch: int, peers: int) -> float | Tensor:
-    """Nats that the anchor is known to share with its peers: M log B - L (FedMuscle, theorem 1). Holds in the mean over batches.
+    """Lower bound in nats on the information that the anchor shares with its peers: M log B - L.
+
+    It holds in the mean over batches (FedMuscle, theorem 1).
 
     >>> information_bound(0.0, batch=32, peers=1) == math.log(32)
     True
@@ -172,9 +188,12 @@ def information_bound(loss: float | Tensor, batch: int, peers: int) -> float | T
 
 
 def _log_sum(unary: Tensor, pair: Tensor) -> Tensor:
-    """(B,): log sum over j in [B]^M of exp(sum_m unary[m, i, j_m] + sum_{m<k} pair[m, k, j_m, j_k]).
+    """log sum over j in [B]^M of exp(sum_m unary[m, i, j_m] + sum_{m<k} pair[m, k, j_m, j_k]).
 
-    unary (M, B, B), anchor x peer; pair (M, M, B, B), peer x peer, read where m < k.
+    Args:
+        unary: (M, B, B), anchor x peer.
+        pair: (M, M, B, B), peer x peer, read where m < k.
+    Returns: (B,).
     """
     if len(unary) == 1:
         return unary[0].logsumexp(1)
@@ -185,9 +204,10 @@ def _log_sum(unary: Tensor, pair: Tensor) -> Tensor:
 
 
 class _LogSum(torch.autograd.Function):
-    """`_log_sum` with less memory than autograd takes. A single block is kept for the backward pass, several are weighed again there.
+    """`_log_sum` with less memory than autograd uses.
 
-    The gradient is made of marginals of p_i(j), the share of combination j in anchor i's sum.
+    A single block is kept for the backward pass, several are computed again there. The gradient is
+    made of marginals of p_i(j), the share of combination j in anchor i's sum.
     """
 
     generate_vmap_rule = True
@@ -213,7 +233,7 @@ class _LogSum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor, Tensor | None]:
-        unary, pair, total, *kept = ctx.saved_tensors
+        unary, pair, total, *stored = ctx.saved_tensors
         peers, batch = unary.shape[:2]
         to_unary, to_pair = (
             torch.zeros_like(unary),
@@ -224,7 +244,7 @@ class _LogSum(torch.autograd.Function):
                 (part.start, batch - part.stop) for part in block
             ]  # the rows that are not in this block
             sizes = [part.stop - part.start for part in block]
-            reach, weights, summed, logits = kept or _weigh(*_cut(unary, pair, block))
+            reach, weights, summed, logits = stored or _weigh(*_cut(unary, pair, block))
             ratio = grad[:, None] * (logits - total[:, None]).exp() / summed
             per_peer, per_pair = _marginals(
                 reach, weights, summed, ratio, sizes, _head(peers, batch), to_pair is not None
@@ -243,12 +263,18 @@ class _LogSum(torch.autograd.Function):
 
 
 def _head(peers: int, batch: int) -> int:
-    """How many of the peers are summed out first, by the matrix product: two where their combinations with the anchors fit a block."""
+    """How many peers are summed out first, by a matrix product.
+
+    Two if their combinations with the anchors fit a block, else one.
+    """
     return 2 if peers > 2 and batch**3 <= BLOCK else 1
 
 
 def _blocks(peers: int, batch: int) -> list[tuple[slice, ...]]:
-    """The rows each peer takes part with, block by block: all of them where possible, fewer for the first peers after the head."""
+    """The rows with which each peer takes part in each block.
+
+    All rows where possible, fewer for the first peers after the head.
+    """
     room, ranges, split = BLOCK, {}, _head(peers, batch)
     for m in (*range(split), *reversed(range(split, peers))):
         size = max(1, min(batch, room))
@@ -268,16 +294,16 @@ def _cut(
 def _weigh(
     unary: list[Tensor], pair: dict[tuple[int, int], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Part the peers into a head and a tail; one matrix product sums the head out for all anchors and all tails.
+    """Split the peers into a head and a tail; one matrix product sums the head out.
 
-    Returns reach (B, head), weights (head, tail), their product (B, tail), and what is left to sum, in logs (B, tail).
-    Only the product leaves the log domain. Each column of weights is shifted to a maximum of 1, and head logits stay within
-    2 / temperature of 0 because rows are unit vectors, so that no sum can overflow or vanish, whatever gamma is.
+    Returns reach (B, head), weights (head, tail), their product (B, tail), and the logits that
+    remain to be summed, (B, tail). Only the product leaves the log domain: each column of weights
+    is shifted to a maximum of 1, and head logits stay within 2 / temperature of 0 because rows are
+    unit vectors, so that no sum can overflow or vanish, whatever gamma is.
     """
     peers, split = len(unary), _head(len(unary), len(unary[0]))
-    across = [
-        _outer([pair[m, k] for k in range(split, peers)]) for m in range(split)
-    ]  # (n_m, tail), head to tail
+    # head to tail, (n_m, tail)
+    across = [_outer([pair[m, k] for k in range(split, peers)]) for m in range(split)]
     joint = (
         across[0].clone()
         if split == 1
@@ -303,9 +329,10 @@ def _marginals(
     split: int,
     wants_pairs: bool,
 ) -> tuple[list[Tensor], dict[tuple[int, int], Tensor]]:
-    """grad_i p_i(j_m), M of (B, n_m), and sum_i grad_i p_i(j_m, j_k), (n_m, n_k) for each m < k, over one block that was weighed.
+    """Marginals of one block: grad_i p_i(j_m), and sum_i grad_i p_i(j_m, j_k) for m < k.
 
-    ratio (B, tail) is grad_i p_i(tail) / summed, so that grad_i p_i(head, tail) = reach x weights x ratio.
+    ratio (B, tail) is grad_i p_i(tail) / summed, so that grad_i p_i(head, tail) = reach x weights x
+    ratio. Returns M of (B, n_m), and (n_m, n_k) by (m, k).
     """
     head, tail = reach * (ratio @ weights.mT), ratio * summed  # (B, head), (B, tail)
     per_peer = [_keep(head.unflatten(1, sizes[:split]), 0, 1 + m) for m in range(split)]
@@ -328,7 +355,10 @@ def _marginals(
 
 
 def _within(pair: dict[tuple[int, int], Tensor], first: int, peers: int) -> Tensor | float:
-    """(n_first .. n_M,): the pair logits between the peers from `first` on, for every combination; 0 where there is but one."""
+    """Pair logits between the peers from `first` on, for every combination, (n_first .. n_M,).
+
+    0 if there is only one such peer.
+    """
     total: Tensor | float = 0.0
     for m, k in combinations(range(peers - first), 2):
         # along axes m and k of one axis per peer
@@ -349,8 +379,8 @@ def _outer(logits: list[Tensor]) -> Tensor:
 
 def _keep(table: Tensor, *axes: int) -> Tensor:
     """Sum out every axis but these."""
-    others = [axis for axis in range(table.ndim) if axis not in axes]
-    return table.sum(others) if others else table
+    summed = [axis for axis in range(table.ndim) if axis not in axes]
+    return table.sum(summed) if summed else table
 
 
 def _inverse(
@@ -377,8 +407,8 @@ def _inverse(
         lower = lower[1:, 1:]
     if lower.shape not in ((), (peers, peers)):
         raise ValueError(
-            f"lower_temperature is one number, a ({peers}, {peers}) matrix between the peers, or ({peers + 1}, {peers + 1}) "
-            f"with the anchor first, got shape {tuple(lower.shape)}."
+            f"lower_temperature is one number, a ({peers}, {peers}) matrix between the peers, or "
+            f"({peers + 1}, {peers + 1}) with the anchor first, got shape {tuple(lower.shape)}."
         )
     gamma = (1 / lower - 1 / between).masked_fill(
         torch.eye(peers, dtype=torch.bool, device=device), 0
@@ -398,13 +428,16 @@ def _anchor_and_pairs(
     if t.shape == (peers + 1, peers + 1):
         return t[0, 1:], t[1:, 1:]
     raise ValueError(
-        f"temperature is one number, {peers} of them (one per peer), or a ({peers + 1}, {peers + 1}) matrix with the anchor first, "
-        f"got shape {tuple(t.shape)}."
+        f"temperature is one number, {peers} of them (one per peer), or a "
+        f"({peers + 1}, {peers + 1}) matrix with the anchor first, got shape {tuple(t.shape)}."
     )
 
 
 def _read(value: Temperature, name: str, device: torch.device | None) -> Tensor:
-    """The temperature as a float64 tensor, with ones on the diagonal of a matrix; numbers and lists are checked."""
+    """The temperature as a float64 tensor, with ones on the diagonal of a matrix.
+
+    Numbers and lists are checked.
+    """
     t = torch.as_tensor(
         value, dtype=torch.float64, device=device if isinstance(value, Tensor) else None
     )

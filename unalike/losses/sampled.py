@@ -1,9 +1,10 @@
-"""The Muscle loss of many peers, estimated from some of their combinations. Knows nothing of clients or models.
+"""The Muscle loss of many peers, estimated from some of their combinations.
 
-The exact sum has B^M terms (losses/muscle.py): with M = 9 and B = 32 too many for anyone. Its M variables are drawn one after another, each
-by its likeness to the anchor and to those drawn before; what such a draw leaves out is made up for by its weight, the product of the
-sums it was drawn from (sequential importance sampling). The mean weight is the sum without bias; its logarithm, the loss, has a bias
-that shrinks as 1 / draws. `unalike bench muscle-sampled` measures both.
+The exact sum has B^M terms (losses/muscle.py), far too many for M = 9 and B = 32. Its M variables
+are drawn one after another, each by its similarity to the anchor and to those drawn before, and
+each combination is weighted by the product of the sums it was drawn from (sequential importance
+sampling). The mean weight estimates the sum without bias; its logarithm, the loss, has a bias that
+shrinks as 1 / draws. `unalike bench muscle-sampled` measures both.
 """
 
 import math
@@ -26,8 +27,11 @@ def muscle_sampled(
 ) -> Tensor:
     """An estimate of `muscle_loss`, a scalar; time and memory grow as M^2 B^2 times the draws.
 
-    `draws` (M, B, K) are numbers from 0 to 1, at random: K combinations for each anchor. The gradient is that of the anchors' and peers'
-    likeness in the combinations drawn, by their weights.
+    The gradient is that of the similarities in the combinations drawn, by their weights.
+
+    Args:
+        z, peers, temperature, lower_temperature: as in `muscle_loss`.
+        draws: (M, B, K) uniform random numbers: K combinations per anchor.
 
     >>> z, *peers = torch.randn(4, 5, 8).double()
     >>> from unalike.losses import muscle_loss
@@ -37,23 +41,20 @@ def muscle_sampled(
     check_rows(z, peers)
     if draws.ndim != 3 or draws.shape[:2] != (len(peers), len(z)):
         raise ValueError(
-            f"draws are (peers, rows, combinations), here ({len(peers)}, {len(z)}, any), got {tuple(draws.shape)}."
+            f"draws are (peers, rows, combinations), here ({len(peers)}, {len(z)}, any), "
+            f"got {tuple(draws.shape)}."
         )
     per_peer, gamma = _inverse(temperature, lower_temperature, len(peers), z.device)
     dtype = torch.promote_types(z.dtype, torch.float32)
     per_peer, gamma, uniform = per_peer.to(dtype), gamma.to(dtype), draws.to(z.device, dtype)
-    anchor, rows = (
-        normalize(z.to(dtype), dim=-1),
-        [normalize(peer.to(dtype), dim=-1) for peer in peers],
-    )
-    weight = positive = torch.zeros(
-        (), dtype=dtype, device=z.device
-    )  # of each combination, in logs (B, K)
-    taken: list[Tensor] = []  # rows drawn of the peers before, (B, K)
+    anchor = normalize(z.to(dtype), dim=-1)
+    rows = [normalize(peer.to(dtype), dim=-1) for peer in peers]
+    weight = positive = torch.zeros((), dtype=dtype, device=z.device)  # log, will be (B, K)
+    earlier: list[Tensor] = []  # rows drawn of the peers before, (B, K)
     for m, row in enumerate(rows):
         unary = per_peer[m] * (anchor @ row.mT)  # (B, B)
         logits, own = unary[:, None, :], unary.diagonal()
-        for k, chosen in enumerate(taken):
+        for k, chosen in enumerate(earlier):
             pair = -gamma[k, m] * (rows[k] @ row.mT)
             logits, own = logits + pair[chosen], own + pair.diagonal()  # (B, K, B), (B,)
         logits = logits.expand(-1, uniform.shape[2], -1)
@@ -62,5 +63,5 @@ def muscle_sampled(
         at = chosen[..., None]
         weight = weight + (logits.gather(-1, at) - spread.gather(-1, at))[..., 0]
         positive = positive + own
-        taken.append(chosen)
+        earlier.append(chosen)
     return (weight.logsumexp(1) - math.log(uniform.shape[2]) - positive).mean().to(z.dtype)
