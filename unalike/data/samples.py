@@ -116,8 +116,8 @@ class Lazy(Samples):
                 f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: "
                 "use a map-style one"
             )
-        self.dataset = dataset
-        self.index = torch.arange(len(dataset)) if index is None else index  # type: ignore[arg-type]
+        self.dataset: Any = dataset
+        self.index = torch.arange(len(self.dataset)) if index is None else index
 
     def __len__(self) -> int:
         return len(self.index)

@@ -60,7 +60,8 @@ def query_conditions(
     names = list(dict.fromkeys(name.strip() for name in classes if name.strip()))
     if len(names) < 2:
         raise UserError(
-            f"conditions are about classes that go together: name two or more, got {', '.join(names) or 'none'}"
+            "conditions are about classes that go together: name two or more, "
+            f"got {', '.join(names) or 'none'}"
         )
     if count < 1:
         raise UserError(f"ask for one condition or more, got {count}")
@@ -133,17 +134,20 @@ def ask_model(query: str, endpoint: str, model: str, timeout: float, attempts: i
             ) from None
         except TimeoutError:
             raise UserError(
-                f"{where} did not answer within {timeout:g} s: raise --timeout, or ask a faster model"
+                f"{where} did not answer within {timeout:g} s: "
+                "raise --timeout, or ask a faster model"
             ) from None
         except HTTPException as problem:
             raise UserError(
-                f"{where} does not speak HTTP as it should ({type(problem).__name__}): is it a chat server?"
+                f"{where} does not speak HTTP as it should ({type(problem).__name__}): "
+                "is it a chat server?"
             ) from None
         except (URLError, OSError, ValueError) as problem:
             why = getattr(problem, "reason", problem)
             if isinstance(why, TimeoutError):
                 raise UserError(
-                    f"{where} did not answer within {timeout:g} s: raise --timeout, or ask a faster model"
+                    f"{where} did not answer within {timeout:g} s: "
+                    "raise --timeout, or ask a faster model"
                 ) from None
             raise UserError(f"{where} cannot be reached ({why}): is the server running?") from None
     try:
@@ -154,7 +158,8 @@ def ask_model(query: str, endpoint: str, model: str, timeout: float, attempts: i
     except (ValueError, KeyError, IndexError, TypeError):
         begins = raw[:60].decode(errors="replace")
         raise UserError(
-            f"{where} gave no chat completion but {begins!r}: name an OpenAI-compatible endpoint, one ending in /v1"
+            f"{where} gave no chat completion but {begins!r}: "
+            "name an OpenAI-compatible endpoint, one ending in /v1"
         ) from None
 
 
@@ -238,7 +243,8 @@ def read_conditions(path: str | Path) -> tuple[str, ...]:
         or not all(isinstance(name, str) and name.strip() for name in names)
     ):
         raise UserError(
-            f"{path} needs a list `conditions:` of one or more names; `unalike conditions` writes one"
+            f"{path} needs a list `conditions:` of one or more names; "
+            "`unalike conditions` writes one"
         )
     return tuple(names)
 
