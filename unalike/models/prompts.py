@@ -96,8 +96,8 @@ class ScoresToLogits(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         if scores.shape[-1] > 1:
-            std = scores.std(-1, keepdim=True, correction=0)
-            scores = (scores - scores.mean(-1, keepdim=True)) / (std + 1e-6)
+            centred = scores - scores.mean(-1, keepdim=True)
+            scores = centred / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
         return self.gain * scores + self.bias
 
 
