@@ -116,8 +116,9 @@ class Lazy(Samples):
                 f"a dataset needs a length and rows by number, {type(dataset).__name__} has not: "
                 "use a map-style one"
             )
-        self.dataset: Any = dataset
-        self.index = torch.arange(len(self.dataset)) if index is None else index
+        self.dataset = dataset
+        rows = len(dataset)  # type: ignore[arg-type]
+        self.index = torch.arange(rows) if index is None else index
 
     def __len__(self) -> int:
         return len(self.index)
