@@ -267,7 +267,7 @@ def bench_fedmpt_step(study: Study) -> dict:
     x, y, optimizer = client.to_device(x), client.to_device(y), made.optimizer()
     model: Any = made.model
 
-    tape = made.graphed_step(made.loss)
+    tape = made.gradient_step(made.loss)
 
     def played(given: Any) -> None:
         tape(given, y)

@@ -6,11 +6,12 @@ class Program(ClientProgram):
     def update(self, parameters: Parameters) -> Update: ...
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from unalike.base.errors import Refusal
-from unalike.base.message import Value
 from unalike.base.randomness import scope
 from unalike.core.privacy import KINDS, Privacy
 
@@ -136,8 +137,16 @@ def is_protected(program: type, name: str, privacy: Privacy | None) -> bool:
     return privacy.entropy != "seed" or name not in list_measurements(program)
 
 
-def run_operation(program: Any, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
-    """Call an operation of a program under the randomness that round and turn name."""
+@contextmanager
+def operation_scope(program: Any, name: str, round: int, turn: int) -> Iterator[Callable[..., Any]]:
+    """Enter a round and seed torch's global generators for one operation of a program.
+
+    The random stream depends on the run's seed, the operation, the client, the round and the turn.
+
+    Args:
+        turn: how often this operation was requested before in this round.
+    Yields: the operation, to be called with its arguments.
+    """
     program.round = round
     with scope(program.seed, name, program.client.id, round, turn):
-        return getattr(type(program), name)(program, **body)
+        yield partial(getattr(type(program), name), program)

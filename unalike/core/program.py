@@ -8,6 +8,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 import torch
@@ -22,7 +23,7 @@ from unalike.data.modalities import with_masks
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.flops import count_flops
 from unalike.models.model import Model, find_trunk, width_of
-from unalike.tasks.task import UNKNOWN
+from unalike.tasks.task import UNKNOWN, Task
 from unalike.training.batching import batches
 from unalike.training.cuda_graphs import GraphedStep
 from unalike.training.loop import Training, build_optimizer, train
@@ -109,7 +110,10 @@ class ClientProgram:
     @graph_safe
     def task_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
         """What a client that trains alone minimises on a batch."""
-        return self.client.task.local_loss(self.model, x, y, self.error)
+        task = self.client.task
+        if type(task).local_loss is Task.local_loss:
+            return self.error(self.model(x), y)
+        return task.local_loss(self.model, x, y, self.error)
 
     def error(self, output: Tensor, y: Tensor) -> Tensor:
         """The task's loss of a model's output, (n, ...), against labels."""
@@ -228,27 +232,31 @@ class ClientProgram:
             for epoch in epochs or range(self.training.epochs)
         ]
         self.work += len(data) * len(orders)
-        step = self.graphed_step(loss or self.loss)
+        step = self.gradient_step(loss or self.loss)
 
-        def batch_loss(index: Tensor) -> Tensor:
+        def gradient(index: Tensor) -> Tensor:
             x, y = self.training_batch(index)
             return step(self.client.to_device(x), self.client.to_device(y))
 
         return train(
             self.model,
             len(data),
-            batch_loss,
+            gradient,
             optimizer or self.optimizer(),
             orders,
             self.training.batch_size,
             self.training.max_grad_norm,
         )
 
-    def graphed_step(self, loss: Loss) -> GraphedStep:
-        """A loss with its backward pass; on a GPU captured in a CUDA graph if `@graph_safe`."""
+    def gradient_step(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function that computes a loss and leaves its gradient in the parameters' `.grad`.
+
+        It takes the arguments of `loss` and returns its value, detached. On a GPU the forward and
+        backward pass of a loss marked `@graph_safe` are captured in a CUDA graph.
+        """
         on_gpu = torch.device(self.client.device).type == "cuda"
         if not on_gpu or not getattr(loss, "graph_safe", False):
-            return GraphedStep(self.model, loss, enabled=False)
+            return partial(forward_backward, self.model, loss)
         step = self._graphed_steps.get(loss.__name__)
         if step is None or step.model is not self.model:
             step = GraphedStep(self.model, loss)
@@ -320,6 +328,16 @@ class ClientProgram:
         self.model.load_state_dict(decision.state)
         self.fold_replicas = []
         return {"kept": decision.name, "log_loss": decision.log_loss}
+
+
+def forward_backward(model: nn.Module, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """Leave the gradient of `loss(*inputs)` in the parameters' `.grad`; return the loss."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+    value = loss(*inputs)
+    value.backward()
+    return value.detach()
 
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from unalike.base.errors import Refusal
 from unalike.base.message import Value
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
-from unalike.core.operations import list_operations, run_operation
+from unalike.core.operations import list_operations, operation_scope
 from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram, State
 from unalike.core.protection import Protection
@@ -136,7 +136,8 @@ class ClientRuntime:
     def _run(self, name: str, round: int, turn: int, body: dict[str, Value]) -> Value:
         """Run the operation; a loss that diverged because of the data is reported as that."""
         try:
-            return run_operation(self.program, name, round, turn, body)
+            with operation_scope(self.program, name, round, turn) as run:
+                return run(**body)
         except Diverged:
             # With privacy the search is left out: how long a reply takes can be observed.
             data = self.program.samples("train") if self.privacy is None else None
@@ -153,7 +154,8 @@ class ClientRuntime:
         program = self.program
         try:
             for replica in program.fold_replicas:
-                run_operation(replica, name, round, turn, body)
+                with operation_scope(replica, name, round, turn) as run:
+                    run(**body)
                 program.work += replica.work
                 replica.work = 0.0
         except (ValueError, RuntimeError):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.core.operations import run_operation
+from unalike.core.operations import operation_scope
 
 if TYPE_CHECKING:
     from unalike.core.program import ClientProgram
@@ -113,7 +113,8 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
 def train_alone(program: "ClientProgram", rounds: Sequence[int]) -> "ClientProgram":
     """Train a program exactly like the local baseline of a run does."""
     for number in rounds:
-        run_operation(program, "train", number, 0, {})
+        with operation_scope(program, "train", number, turn=0) as train:
+            train()
     return program
 
 

@@ -111,11 +111,11 @@ def train_on_public(
         stream(program.seed, "public", program.round, epoch) for epoch in range(settings.passes)
     ]
     program.work += len(rows) * len(orders)
-    graphed_loss = program.graphed_step(loss)
+    step = program.gradient_step(loss)
     return train(
         program.model,
         len(rows),
-        lambda index: graphed_loss(*inputs(rows[index])),
+        lambda index: step(*inputs(rows[index])),
         settings.public_optimizer(program, "public"),
         orders,
         settings.batch,
