@@ -126,7 +126,7 @@ def test_a_dense_task_needs_a_model_with_a_feature_map(problems_in):
     )
     assert (
         set(problems) == {"clients.a-0"}
-        and "MLP has none, cnn, transformer" in problems["clients.a-0"]
+        and "MLP has none, image encoders such as cnn, transformer" in problems["clients.a-0"]
     )
 
 
@@ -251,7 +251,7 @@ def test_true_and_false_are_rejected_as_numbers(problems_in):
 def test_methods_without_privacy_are_reported_with_all_other_problems(problems_in, verb):
     for method, why in [
         ("local", "Local does not say how"),
-        ("fmcsc", "FMCSC's clients tell how much their views have in common"),
+        ("fmcsc", "FMCSC's clients send how much their views have in common"),
         (
             "afmcc",
             "weights made from private data would leave the clients; set algorithm.weights to "
@@ -282,7 +282,7 @@ def test_peers_need_enough_clients_in_each_round(output_of, problems_in, verb):
     )
     problems = problems_in(text, "--set", "participation=0.2", verb=verb)
     assert problems == {
-        "algorithm.peers": "2 peers need 3 clients a round, 1 is drawn. "
+        "algorithm.peers": "2 peers need 3 clients a round, 1 is sampled. "
         "Lower algorithm.peers or raise federation.participation."
     }
     if verb == "check":

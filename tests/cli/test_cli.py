@@ -175,7 +175,7 @@ def problems(message):
         (
             {"algorithm.peer": 2},
             "algorithm.peer",
-            'FedMuscle has no field "peer". Did you mean "peers"? It has: peers, width',
+            'FedMuscle has no field "peer". Did you mean "peers"? It has: peer_selection',
         ),
         ({"algorithm.peers": "two"}, "algorithm.peers", "must be a whole number, got 'two'."),
         (
@@ -191,7 +191,7 @@ def problems(message):
         (
             {"algorithm.temperature": [[0.2]]},
             "algorithm.temperature",
-            "as a matrix it needs 3 rows of 3",
+            "a matrix needs 3 rows of 3",
         ),
         (
             {"algorithm.temperature": "hot"},
@@ -202,7 +202,7 @@ def problems(message):
         (
             {"algorithm.batch": 0},
             "algorithm.batch",
-            "must be at least 2, got 0: rows are told apart",
+            "must be at least 2, got 0: batch statistics",
         ),
         ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
         ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
