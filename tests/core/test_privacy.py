@@ -13,7 +13,7 @@ from unalike.base.errors import Refusal, UserError
 from unalike.base.randomness import stream
 from unalike.core.privacy import epsilon, noise_for, secret_normal
 from unalike.core.runtime import ClientRuntime
-from unalike.core.signatures import described
+from unalike.core.signatures import describe_leaves
 from unalike.engines.local import LocalEngine
 from unalike.report import write
 
@@ -327,7 +327,7 @@ def test_an_operation_that_fails_sends_an_update_of_nothing(toys, monkeypatch, e
     monkeypatch.setattr(client.program, "learn", fails)
     reply = client.perform("update", 1, 0, {"parameters": given})
     assert (
-        described(reply) == described(fine)
+        describe_leaves(reply) == describe_leaves(fine)
         and reply["samples"] == fine["samples"]
         and isinstance(client.hidden_failure, error)
     )

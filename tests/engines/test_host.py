@@ -122,7 +122,7 @@ def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
     there = host(tmp_path)
     for number in (1, 2):
         reply = there.handle("a", message("add", number))
-    there.keep("a")
+    there.store_client("a")
     heir = host(tmp_path)
     assert heir.handle("a", message("add", 1)) == {
         "number": 1,

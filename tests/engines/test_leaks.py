@@ -13,7 +13,7 @@ from unalike.base.message import decode, encode
 from unalike.core.client import VERSION, Client
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import ClientRuntime
-from unalike.core.signatures import described
+from unalike.core.signatures import describe_leaves
 from unalike.cross_silo import client_endpoint as sites
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.remote_run import serve
@@ -116,7 +116,7 @@ def seen_by_server(folder, counts, most=31, **training):
             observations[label, least] = (
                 re.sub("incident [0-9a-f]+", "", reply["failure"])
                 if "failure" in reply
-                else described(reply)
+                else describe_leaves(reply)
             )
             assert "failure" in reply or all(
                 tensor.isfinite().all() for tensor in reply["body"]["parameters"].values()
@@ -171,7 +171,7 @@ def test_the_form_of_a_reply_does_not_depend_on_the_data_whatever_lr_the_server_
         probe.begin(privacy=SECRET, batch_size=64, optimizer="sgd", lr=rate, epochs=3)
         reply = probe.call("update", parameters=probe.call("begin")["body"])
         assert all(tensor.isfinite().all() for tensor in reply["body"]["parameters"].values())
-        return described(reply), len(probe.sent_bytes[-1]), reply["work"]
+        return describe_leaves(reply), len(probe.sent_bytes[-1]), reply["work"]
 
     assert form(COUNTS) == form((11, 11, 11, 11, 11))
 
@@ -288,7 +288,7 @@ def test_with_privacy_a_failure_is_only_in_the_log(tmp_path, capsys, error):
     sent = len(probe.sent_bytes[-1])
     Reading.armed = error
     failed = probe.call("update", parameters=first)
-    assert described(failed) == described(fine) and len(probe.sent_bytes[-1]) == sent
+    assert describe_leaves(failed) == describe_leaves(fine) and len(probe.sent_bytes[-1]) == sent
     assert probe.call("receive", parameters=first) == {
         "number": probe.number,
         "body": None,

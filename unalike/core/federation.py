@@ -24,7 +24,7 @@ from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram
 from unalike.core.replay import Replay
 from unalike.core.runtime import ClientRuntime
-from unalike.core.signatures import declared, spec_mismatch, tensor_spec
+from unalike.core.signatures import signature_of, spec_mismatch, tensor_spec
 from unalike.data.public_order import PublicOrder
 from unalike.training.loop import Training
 
@@ -400,7 +400,7 @@ class Federation:
         if self.algorithm is None:
             return None
         program = self.algorithm.Program
-        signature = declared(getattr(program, sent.operation))
+        signature = signature_of(getattr(program, sent.operation))
         protected = is_protected(program, sent.operation, self.privacy)
         validate = signature.hidden if protected else signature.reply
         info = self.infos[sent.client]

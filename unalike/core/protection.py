@@ -12,7 +12,7 @@ from unalike.base.errors import Refusal, describe_error
 from unalike.base.message import Value
 from unalike.core.operations import check_answerable, is_protected
 from unalike.core.privacy import LARGEST, Privacy, Sends
-from unalike.core.signatures import bounded, declared, nothing
+from unalike.core.signatures import empty_reply, signature_of, validate_magnitudes
 
 
 class Protection:
@@ -38,7 +38,7 @@ class Protection:
     def check_magnitudes(self, method: Any, body: dict[str, Value]) -> None:
         """Raise Refusal for numbers that could make a computation overflow."""
         if self.privacy is not None:
-            bounded(method, body, LARGEST)
+            validate_magnitudes(method, body, LARGEST)
 
     def check_initial_weights(self, method: Any, changed: bool) -> None:
         """Raise Refusal for initial weights that were `changed` by training since."""
@@ -65,7 +65,7 @@ class Protection:
         method = getattr(type(self.program), operation)
         kinds = _reply_kinds(method)
         if not kinds:
-            return nothing(method)
+            return empty_reply(method)
         program = self.program
         noise = self.privacy.draws(program.seed, program.client.id, operation, program.round, turn)
         base = lambda sent: self._known_parameters(sent, body.get("parameters"))
@@ -92,7 +92,7 @@ class Protection:
             ) from error
         form = build(**body) if build is not None else None
         if isinstance(form, dict) and isinstance(kinds, dict):
-            form |= {key: None for key in declared(method).names if key not in form}
+            form |= {key: None for key in signature_of(method).names if key not in form}
         return self.protect(operation, turn, body, form, blank=True)
 
     def _known_parameters(self, sent: dict[str, Tensor], received: Any) -> dict[str, Tensor]:

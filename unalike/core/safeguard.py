@@ -1,10 +1,10 @@
 """The safeguard: a client decides by cross-validation on its own labels which model to keep.
 
-A model that was trained on all labels of a client cannot be judged on them, and a few held-out
-samples say little. So the client keeps fold replicas: copies of its program that never see one
-fold of the labels each. A replica runs every request that the client runs, and its replies are
-dropped. At the end the log-loss of the replicas on the folds they never saw is what taking part
-is worth; replicas trained alone say what training alone is worth.
+A model that was trained on all labels of a client cannot be evaluated on them, and a few held-out
+samples say little. So the client keeps fold replicas: copies of its program, each trained without
+one fold of the labels. A replica runs every request that the client runs, and its replies are
+dropped. At the end the log-loss of the replicas on the folds they never saw estimates that of the
+federated model; replicas trained alone on the same folds estimate that of the local model.
 """
 
 import copy
@@ -29,7 +29,7 @@ REQUIREMENT = (
 )
 # In a program's memory: it received something computed from its own labels, so replicas would
 # know of labels they must not see. In the server's state: the list of such clients.
-UNJUDGED = "unjudged"
+NOT_CROSS_VALIDATED = "not_cross_validated"
 FOLDS = 3
 BLOCKS = 20  # a fold's losses are compared in at most so many blocks of rows
 MARGIN = 1.5  # standard errors by which the federated model must be better
@@ -51,9 +51,12 @@ class Decision:
     log_loss: dict[str, float]
 
 
-def unjudge(state: dict, clients: Iterable[str]) -> None:
-    """Record in the server's state that these clients receive something of their own labels."""
-    state[UNJUDGED] = sorted({*state.get(UNJUDGED, []), *clients})
+def exclude_from_cross_validation(state: dict, clients: Iterable[str]) -> None:
+    """Record in the server's state that these clients receive something of their own labels.
+
+    They keep the federated model: it cannot be cross-validated.
+    """
+    state[NOT_CROSS_VALIDATED] = sorted({*state.get(NOT_CROSS_VALIDATED, []), *clients})
 
 
 def split_folds(program: "ClientProgram", count: int) -> list[Tensor]:
@@ -87,7 +90,7 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
     Args:
         rounds: those that the client took part in.
     """
-    if program.memory.get(UNJUDGED):
+    if program.memory.get(NOT_CROSS_VALIDATED):
         return Decision("together", copy.deepcopy(program.model.state_dict()), {})
     alone = train_alone(program.fresh_copy(), rounds)
     log_loss: dict[str, float] = {}

@@ -30,10 +30,10 @@ from torch import Tensor
 from unalike.base.errors import Refusal
 from unalike.base.message import Value, find_nonfinite, leaves
 
-Sizes = Mapping[str, int]
-Validator = Callable[
-    [Any, Sizes, str], str | None
-]  # value, sizes of axes, path: what is wrong with it
+Sizes = Mapping[str, int]  # lengths of the axes that a `Shape` names
+# Called with a value, the sizes and the path of the value in the message. Returns what is wrong
+# with the value, None if nothing is.
+Validator = Callable[[Any, Sizes, str], str | None]
 
 
 class Shape:
@@ -47,45 +47,61 @@ class Shape:
     """
 
     def __init__(self, *axes: int | str | None, whole: bool = False):
-        self.axes, self.whole = axes, whole
+        self.axes = axes
+        self.whole = whole
 
-    def look(self, value: Any, sizes: Sizes, path: str) -> str | None:
-        there = (len(value),) if isinstance(value, list) else tuple(value.shape)
-        if unknown := [axis for axis in self.axes if isinstance(axis, str) and axis not in sizes]:
+    def mismatch(self, value: Any, sizes: Sizes, path: str) -> str | None:
+        """How a tensor or list differs from this shape; None if it does not. A `Validator`.
+
+        Raises:
+            ValueError: `sizes` lacks a named axis.
+        """
+        expected = [self._length(axis, sizes) for axis in self.axes]
+        is_list = isinstance(value, list)
+        lengths = (len(value),) if is_list else tuple(value.shape)
+        same_kind = is_list or value.is_floating_point() is not self.whole
+        if same_kind and len(lengths) == len(expected):
+            pairs = zip(expected, lengths, strict=True)
+            if all(wanted in (None, length) for wanted, length in pairs):
+                return None
+        shape = ", ".join("any" if wanted is None else str(wanted) for wanted in expected)
+        kind = "whole" if self.whole else "real"
+        return f"{path} is {describe_value(value)}, and must be {kind} numbers of shape ({shape})"
+
+    @staticmethod
+    def _length(axis: int | str | None, sizes: Sizes) -> int | None:
+        if not isinstance(axis, str):
+            return axis
+        if axis not in sizes:
             raise ValueError(
-                f"nothing says how long the axis {unknown[0]} is; give it to the call: "
-                f"sizes={{'{unknown[0]}': ...}}"
+                f"nothing says how long the axis {axis} is; give it to the call: "
+                f"sizes={{'{axis}': ...}}"
             )
-        wanted = [sizes[axis] if isinstance(axis, str) else axis for axis in self.axes]
-        kind = isinstance(value, list) or value.is_floating_point() is not self.whole
-        if (
-            kind
-            and len(there) == len(wanted)
-            and all(want in (None, got) for want, got in zip(wanted, there, strict=True))
-        ):
-            return None
-        shape = ", ".join("any" if want is None else str(want) for want in wanted)
-        numbers = "whole" if self.whole else "real"
-        return f"{path} is {shown(value)}, and must be {numbers} numbers of shape ({shape})"
+        return sizes[axis]
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
+    """What a value is, in a few words for an error message.
+
+    >>> describe_value([1, 2]), describe_value(0.5)
+    ('a list of 2', 'a number')
+    """
     if isinstance(value, Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')}, shape {tuple(value.shape)}"
-    return {
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of {len(value)}"
+    name = type(value).__name__
+    words = {
         "NoneType": "None",
         "int": "a whole number",
         "float": "a number",
         "str": "a word",
         "bool": "true or false",
-    }.get(
-        type(value).__name__,
-        f"a {type(value).__name__} of {len(value)}"
-        if isinstance(value, list | dict)
-        else type(value).__name__,
-    )
+    }
+    return words.get(name, name)
 
 
+# Annotations without parts, and whether a value is one.
 PLAIN: dict[Any, Callable[[Any], bool]] = {
     None: lambda v: v is None,
     types.NoneType: lambda v: v is None,
@@ -100,116 +116,170 @@ PLAIN: dict[Any, Callable[[Any], bool]] = {
 
 
 @cache
-def look(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
-    """The validator for an annotation; one that means nothing here accepts everything.
+def validator_for(hint: Any, hidden: bool = False, sent: frozenset[str] = frozenset()) -> Validator:
+    """The validator for an annotation; an annotation of unknown form accepts everything.
 
     Args:
         hidden: the value, or a field of it that is not in `sent`, may be None instead.
         sent: fields that leave a client with privacy.
     """
-    origin, inside = get_origin(hint), get_args(hint)
-    if hidden and not is_typeddict(hint):
-        return (
-            look(Any)
-            if isinstance(hint, str)
-            else look(hint | None)
-            if hint is not None
-            else look(None)
-        )
-    if hint in PLAIN:
-        fine, word = PLAIN[hint], getattr(hint, "__name__", "None").replace("NoneType", "None")
-        return lambda value, sizes, path: (
-            None if fine(value) else f"{path} is {shown(value)}, and must be a {word}"
-        )
-    if origin in (Required, NotRequired):
-        return look(inside[0])
-    if origin is Annotated:
-        looks = [
-            look(inside[0]),
-            *(told.look for told in inside[1:] if isinstance(told, Shape)),
-            *(_bounded(told.metadata) for told in inside[1:] if hasattr(told, "metadata")),
-        ]
-        return lambda value, sizes, path: next(
-            (wrong for each in looks if (wrong := each(value, sizes, path))), None
-        )
-    if origin is Literal:
-        return lambda value, sizes, path: (
-            None if value in inside else f"{path} is {str(value)[:40]}, and must be one of {inside}"
-        )
-    if origin in (Union, types.UnionType):
-        either = [look(one) for one in inside]
-        return lambda value, sizes, path: (
-            either[0](value, sizes, path) if all(e(value, sizes, path) for e in either) else None
-        )
     if is_typeddict(hint):
-        parts = {key: look(told) for key, told in get_type_hints(hint, include_extras=True).items()}
-        return _exactly(parts, hint.__required_keys__, hidden, sent)
+        fields = {
+            key: validator_for(part)
+            for key, part in get_type_hints(hint, include_extras=True).items()
+        }
+        return _fields_validator(fields, hint.__required_keys__, hidden, sent)
+    if hidden:
+        return _optional_validator(hint)
+    if hint in PLAIN:
+        return _plain_validator(hint)
+    origin = get_origin(hint)
+    parts = get_args(hint)
+    if origin in (Required, NotRequired):
+        return validator_for(parts[0])
+    if origin is Annotated:
+        return _annotated_validator(parts)
+    if origin is Literal:
+        return _literal_validator(parts)
+    if origin in (Union, types.UnionType):
+        return _union_validator(parts)
     if origin is list:
-        return _all(list, look(inside[0]), enumerate)
+        return _items_validator(list, validator_for(parts[0]), enumerate)
     if origin is dict:
-        return _all(dict, look(inside[1]), dict.items)
-    return lambda value, sizes, path: None
+        return _items_validator(dict, validator_for(parts[1]), dict.items)
+    return _accept_anything
 
 
-def _bounded(bounds: list[Any]) -> Validator:
-    """Of a number with bounds, as pydantic has them."""
-    fine = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
-    held = [
-        (fine[name], getattr(bound, name))
-        for bound in bounds
-        for name in fine
-        if hasattr(bound, name)
+def _accept_anything(value: Any, sizes: Sizes, path: str) -> str | None:
+    return None
+
+
+def _optional_validator(hint: Any) -> Validator:
+    """Accepts what the annotation accepts, or None."""
+    if isinstance(hint, str):  # a forward reference: its type is not known here
+        return _accept_anything
+    return validator_for(None if hint is None else hint | None)
+
+
+def _plain_validator(hint: Any) -> Validator:
+    is_valid = PLAIN[hint]
+    name = "None" if hint in (None, types.NoneType) else hint.__name__
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
+        if is_valid(value):
+            return None
+        return f"{path} is {describe_value(value)}, and must be a {name}"
+
+    return validate
+
+
+def _annotated_validator(parts: tuple[Any, ...]) -> Validator:
+    """For `Annotated[hint, ...]`: the hint, then its shapes, then its bounds."""
+    hint, *details = parts
+    validators = [validator_for(hint)]
+    validators += [detail.mismatch for detail in details if isinstance(detail, Shape)]
+    validators += [
+        _bounds_validator(detail.metadata) for detail in details if hasattr(detail, "metadata")
     ]
-    return lambda value, sizes, path: (
-        None
-        if all(test(value, end) for test, end in held)
-        else f"{path} is {value}, which is out of bounds"
-    )
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
+        for validator in validators:
+            problem = validator(value, sizes, path)
+            if problem:
+                return problem
+        return None
+
+    return validate
 
 
-def _exactly(
-    parts: dict[str, Validator],
+def _bounds_validator(bounds: list[Any]) -> Validator:
+    """For a number with bounds, in the form in which pydantic's `Field` keeps them."""
+    operators = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+    tests = []
+    for bound in bounds:
+        for name, compare in operators.items():
+            if hasattr(bound, name):
+                tests.append((compare, getattr(bound, name)))
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
+        if all(compare(value, end) for compare, end in tests):
+            return None
+        return f"{path} is {value}, which is out of bounds"
+
+    return validate
+
+
+def _literal_validator(choices: tuple[Any, ...]) -> Validator:
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
+        if value in choices:
+            return None
+        return f"{path} is {str(value)[:40]}, and must be one of {choices}"
+
+    return validate
+
+
+def _union_validator(parts: tuple[Any, ...]) -> Validator:
+    validators = [validator_for(part) for part in parts]
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
+        problems = []
+        for validator in validators:
+            problem = validator(value, sizes, path)
+            if not problem:
+                return None
+            problems.append(problem)
+        return problems[0]
+
+    return validate
+
+
+def _fields_validator(
+    fields: dict[str, Validator],
     required: frozenset[str],
     hidden: bool = False,
     sent: frozenset[str] = frozenset(),
 ) -> Validator:
-    def among(value: Any, sizes: Sizes, path: str) -> str | None:
+    """For a dict with exactly these fields; `hidden` and `sent` as in `validator_for`."""
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
         if hidden and value is None and not sent:
             return None
-        if not isinstance(value, dict) or not required <= value.keys() <= parts.keys():
-            got = (
-                f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}"
-                if isinstance(value, dict)
-                else f"is {shown(value)}"
-            )
-            return f"{path} {got}, and must hold {', '.join(parts) or 'nothing'}"
-        return next(
-            (
-                wrong
-                for key, part in value.items()
-                if not (hidden and part is None and key not in sent)
-                and (wrong := parts[key](part, sizes, f"{path}.{key}"))
-            ),
-            None,
-        )
+        if not isinstance(value, dict):
+            got = f"is {describe_value(value)}"
+        elif not required <= value.keys() <= fields.keys():
+            got = f"holds {', '.join(sorted(value)[:9])[:200] or 'nothing'}"
+        else:
+            got = ""
+        if got:
+            return f"{path} {got}, and must hold {', '.join(fields) or 'nothing'}"
+        for key, part in value.items():
+            if hidden and part is None and key not in sent:
+                continue
+            problem = fields[key](part, sizes, f"{path}.{key}")
+            if problem:
+                return problem
+        return None
 
-    return among
+    return validate
 
 
-def _all(kind: type, each: Validator, items: Callable[[Any], Any]) -> Validator:
-    def every(value: Any, sizes: Sizes, path: str) -> str | None:
+def _items_validator(kind: type, validator: Validator, items: Callable[[Any], Any]) -> Validator:
+    """For a list or dict whose items all pass `validator`."""
+
+    def validate(value: Any, sizes: Sizes, path: str) -> str | None:
         if not isinstance(value, kind):
-            return f"{path} is {shown(value)}, and must be a {kind.__name__}"
-        return next(
-            (wrong for key, item in items(value) if (wrong := each(item, sizes, f"{path}.{key}"))),
-            None,
-        )
+            return f"{path} is {describe_value(value)}, and must be a {kind.__name__}"
+        for key, item in items(value):
+            problem = validator(item, sizes, f"{path}.{key}")
+            if problem:
+                return problem
+        return None
 
-    return every
+    return validate
 
 
 @dataclass(frozen=True)
-class Declared:
+class OperationSignature:
     """Validators from the signature of an operation.
 
     Attributes:
@@ -225,48 +295,55 @@ class Declared:
     names: tuple[str, ...] = ()
 
 
-def declared(method: Any) -> Declared:
-    """What the signature of an operation declares; of one that is written for several, of each."""
-    if (known := method.__dict__.get("declared")) is None:
-        try:
-            hints = get_type_hints(method, include_extras=True)
-        except (
-            NameError,
-            TypeError,
-        ):  # names that are for the type checker only: nothing is declared
-            hints = {}
-        one = lambda hint: (get_args(hint) or (Any,))[0] if hasattr(method, "together") else hint
-        _, *arguments = inspect.signature(method).parameters.values()
-        named = {a.name: look(one(hints.get(a.name, Any))) for a in arguments}
-        request = _exactly(named, frozenset(a.name for a in arguments if a.default is a.empty))
-        if any(a.kind is a.VAR_KEYWORD for a in arguments):
-            request = look(dict)
-        reply = one(hints.get("return", Any))
-        sends = getattr(method, "sends", {})
-        hidden = (
-            look(reply)
-            if isinstance(sends, str)
-            else look(reply, hidden=True, sent=frozenset(sends))
-        )
-        names = (
-            tuple(key for key in get_type_hints(reply) if key in reply.__required_keys__)
-            if is_typeddict(reply)
-            else ()
-        )
-        known = method.declared = Declared(request, look(reply), hidden, names)
-    return known
+def signature_of(method: Any) -> OperationSignature:
+    """The validators of an operation, built once; of one marked `@together`, for one client."""
+    signature = method.__dict__.get("signature")
+    if signature is None:
+        signature = _read_signature(method)
+        method.signature = signature
+    return signature
+
+
+def _read_signature(method: Any) -> OperationSignature:
+    try:
+        hints = get_type_hints(method, include_extras=True)
+    except (NameError, TypeError):
+        # Names that only the type checker knows: nothing is declared.
+        hints = {}
+    if hasattr(method, "together"):
+        # Annotated as lists with one entry per client: list[int] declares int for each.
+        hints = {name: (get_args(hint) or (Any,))[0] for name, hint in hints.items()}
+    _, *arguments = inspect.signature(method).parameters.values()
+    if any(a.kind is a.VAR_KEYWORD for a in arguments):
+        request = validator_for(dict)
+    else:
+        fields = {a.name: validator_for(hints.get(a.name, Any)) for a in arguments}
+        required = frozenset(a.name for a in arguments if a.default is a.empty)
+        request = _fields_validator(fields, required)
+    reply = hints.get("return", Any)
+    sends = getattr(method, "sends", {})
+    if isinstance(sends, str):
+        hidden = validator_for(reply)
+    else:
+        hidden = validator_for(reply, hidden=True, sent=frozenset(sends))
+    names: tuple[str, ...] = ()
+    if is_typeddict(reply):
+        names = tuple(key for key in get_type_hints(reply) if key in reply.__required_keys__)
+    return OperationSignature(request, validator_for(reply), hidden, names)
 
 
 def validate_request(method: Any, body: dict[str, Value]) -> None:
     """Raise Refusal for a request that differs from the declared arguments or is not finite."""
-    wrong = declared(method).request(body, {}, method.__name__)
-    if wrong is None and (path := find_nonfinite(body)) is not None:
-        wrong = f"{method.__name__}.{path} holds NaN or infinity"
-    if wrong is not None:
-        raise Refusal(f"it refuses what it was sent: {wrong}")
+    problem = signature_of(method).request(body, {}, method.__name__)
+    if problem is None:
+        path = find_nonfinite(body)
+        if path is not None:
+            problem = f"{method.__name__}.{path} holds NaN or infinity"
+    if problem is not None:
+        raise Refusal(f"it refuses what it was sent: {problem}")
 
 
-def bounded(method: Any, body: dict[str, Value], largest: float) -> None:
+def validate_magnitudes(method: Any, body: dict[str, Value], largest: float) -> None:
     """Raise Refusal for numbers beyond `largest`: they could make a computation overflow."""
     for path, leaf in leaves(body):
         if isinstance(leaf, Tensor):
@@ -280,9 +357,10 @@ def bounded(method: Any, body: dict[str, Value], largest: float) -> None:
             )
 
 
-def nothing(method: Any) -> Value:
+def empty_reply(method: Any) -> Value:
     """The reply of an operation of which nothing may leave: declared fields, each None."""
-    return {key: None for key in declared(method).names} if declared(method).names else None
+    names = signature_of(method).names
+    return {name: None for name in names} if names else None
 
 
 def tensor_spec(value: Value) -> Any:
@@ -295,40 +373,50 @@ def tensor_spec(value: Value) -> Any:
     if isinstance(value, Tensor):
         return ["real" if value.is_floating_point() else "whole", *value.shape]
     if isinstance(value, dict):
-        return {
-            key: told for key, item in value.items() if (told := tensor_spec(item)) is not None
-        } or None
+        by_name = {key: tensor_spec(item) for key, item in value.items()}
+        return {key: spec for key, spec in by_name.items() if spec is not None} or None
     if isinstance(value, list | tuple):
-        return [told for item in value if (told := tensor_spec(item)) is not None] or None
+        specs = [tensor_spec(item) for item in value]
+        return [spec for spec in specs if spec is not None] or None
     return None
 
 
 def spec_mismatch(reply: Value, sent: dict[str, Any]) -> str | None:
-    """Where a part of a reply is not like what was sent under its name, by the outline of that."""
+    """Where a field of a reply has other tensors than the argument of the same name had.
+
+    Args:
+        sent: `tensor_spec` of the arguments, by name.
+    """
     parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
     for key in sent.keys() & parts.keys():
-        if (got := tensor_spec(parts[key])) != sent[key] and parts[key] is not None:
-            at = (
-                next(
-                    (
-                        name
-                        for name in [*sent[key], *(got or ())]
-                        if (got or {}).get(name) != sent[key].get(name)
-                    ),
-                    "",
-                )
-                if isinstance(sent[key], dict) and isinstance(got, dict | None)
-                else ""
-            )
-            return f"its {key} have other names or shapes than those it was sent{f' ({str(at)[:80]})' if at else ''}"
+        got = tensor_spec(parts[key])
+        if got == sent[key] or parts[key] is None:
+            continue
+        name = _first_difference(sent[key], got)
+        place = f" ({name[:80]})" if name else ""
+        return f"its {key} have other names or shapes than those it was sent{place}"
     return None
 
 
-def described(value: Value) -> list[tuple[str, str, list[int]]]:
-    """Path, dtype and shape of all that a value holds; numbers and words have no shape."""
-    return [
-        (path, str(leaf.dtype).removeprefix("torch."), list(leaf.shape))
-        if isinstance(leaf, Tensor)
-        else (path, "nothing" if leaf is None else type(leaf).__name__, [])
-        for path, leaf in leaves(value)
-    ]
+def _first_difference(sent: Any, got: Any) -> str:
+    """The first name under which two specs differ; empty if they are not specs of dicts."""
+    if not isinstance(sent, dict) or not isinstance(got, dict | None):
+        return ""
+    got = got or {}
+    for name in [*sent, *got]:
+        if got.get(name) != sent.get(name):
+            return str(name)
+    return ""
+
+
+def describe_leaves(value: Value) -> list[tuple[str, str, list[int]]]:
+    """Path, dtype and shape of everything in a value; numbers and words have no shape."""
+    descriptions: list[tuple[str, str, list[int]]] = []
+    for path, leaf in leaves(value):
+        if isinstance(leaf, Tensor):
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            descriptions.append((path, dtype, list(leaf.shape)))
+        else:
+            kind = "nothing" if leaf is None else type(leaf).__name__
+            descriptions.append((path, kind, []))
+    return descriptions

@@ -86,7 +86,7 @@ class ClientEndpoint:
             (client,) = host.clients
             reply = host.answer(client, data, self.limit, tensors)
             if not self.resident:
-                host.keep(client)
+                host.store_client(client)
             return bytes(reply)
         actions: dict[str, Callable[..., dict[str, Any]]] = {
             "hello": self.hello,

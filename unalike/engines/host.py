@@ -12,7 +12,7 @@ from unalike.base.tracebacks import is_bug, is_debugging
 from unalike.core.client import Client, ClientInfo
 from unalike.core.incidents import Incident
 from unalike.core.runtime import ClientRuntime
-from unalike.core.signatures import look
+from unalike.core.signatures import validator_for
 from unalike.engines.store import Store
 
 MAX_TRACEBACK = 20_000  # characters of a traceback that are kept, from its end
@@ -60,13 +60,12 @@ class Host:
     """The clients of a federation that one process holds.
 
     Args:
-        clients: held here; their programs are built when first called.
+        clients: those of this host; a client's program is built at its first request.
         build: the runtime of a client's program, e.g. `build_runtime` with a run's settings.
         store: where states go that must survive.
         alive: how many programs stay in memory. The ones idle longest are spilled to the store.
-        report: where the server belongs to another organisation, what keeps the reason of a
-            failure: the server then gets only an incident number. Without it, on one machine, it
-            gets the reason.
+        report: called with each failure where the server belongs to another organisation, which
+            then gets only an incident number. Default: the server gets the reason.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Host:
         A message that was answered before gets the same answer and changes nothing, even if the
         client was on disk since.
         """
-        problem = look(Request)(message, {}, "the message")
+        problem = validator_for(Request)(message, {}, "the message")
         if problem is not None:
             number: Any = message.get("number") if isinstance(message, dict) else None
             return {
@@ -130,16 +129,18 @@ class Host:
         self.answered[client] = (number, answer)
         return answer
 
-    def answer(self, client: str, data: Any, limit: int = MAX_BYTES, rest: Any = None) -> bytearray:
+    def answer(
+        self, client: str, data: Any, limit: int = MAX_BYTES, tensors: Any = None
+    ) -> bytearray:
         """Handle an encoded message, or bytes that are none, and return the encoded answer.
 
         Args:
             data: the message, or what comes before its tensors.
             limit: bytes a message may have, either way.
-            rest: the encoded tensors, where they are apart.
+            tensors: the encoded tensors, where they come apart from the message.
         """
         try:
-            message: Any = decode(data, limit, rest)
+            message: Any = decode(data, limit, tensors)
         except MessageError as error:
             return encode({"number": 0, "failure": str(error)})
         answer = self.handle(client, message)
@@ -173,7 +174,7 @@ class Host:
             return {"failure": failure}
         return {"failure": failure, "traceback": incident.traceback[-MAX_TRACEBACK:]}
 
-    def _keep_hidden_failure(self, client: str, operation: str, error: BaseException) -> None:
+    def _report_hidden_failure(self, client: str, operation: str, error: BaseException) -> None:
         """Report a failure that privacy keeps from the server to the client's owner."""
         incident = Incident.of(error, client, operation)
         self.incidents.append(incident)
@@ -257,14 +258,14 @@ class Host:
         body = runtime.perform(name, message["round"], message["turn"], message["body"])
         failure = runtime.take_hidden_failure()
         if failure is not None:
-            self._keep_hidden_failure(client, name, failure)
+            self._report_hidden_failure(client, name, failure)
         work = runtime.take_work()
         if runtime.privacy is not None and self.report is not None:
-            work = 0.0  # a client that fails does less of it: the number would tell
+            work = 0.0  # a client that failed did less: the number would reveal the failure
         return {"body": body, "work": work}
 
     def wake(self, client: str) -> ClientRuntime:
-        """A client's runtime, in memory: from the store, or new, where it was not."""
+        """A client's runtime; one that is not in memory is built and restored from the store."""
         if client in self.runtimes:
             self.runtimes.move_to_end(client)
             return self.runtimes[client]
@@ -287,25 +288,25 @@ class Host:
             self.answered.pop(idle, None)
         return runtime
 
-    def keep(self, client: str) -> None:
-        """Store a client with its last answer: if this process dies another continues from here."""
+    def store_client(self, client: str) -> None:
+        """Store a changed client with its last answer, so that another process could continue."""
         if client in self.changed and client not in self.spilled:
             self._spill(client, self.runtimes[client])
 
     def _spill(self, client: str, runtime: ClientRuntime) -> None:
         state = runtime.state()
         if state is not None:
-            self.store.write_current(client, {**state, "answered": self._last(client)})
+            self.store.write_current(client, {**state, "answered": self._last_answer(client)})
             self.spilled.add(client)
         else:
             self.changed.discard(client)
 
-    def _last(self, client: str) -> dict[str, Any]:
+    def _last_answer(self, client: str) -> dict[str, Any]:
         number, reply = self.answered[client]
         with suppress(MessageError):
             encoded_size(reply)
             return {"number": number, "reply": reply}
-        return {"number": number, "reply": None}  # it cannot be sent: nor kept
+        return {"number": number, "reply": None}  # a reply that cannot be encoded
 
     def save(self, round: int) -> None:
         """Store a snapshot of every client that changed since the last one.
@@ -315,25 +316,24 @@ class Host:
         for client in sorted(self.changed):
             if client in self.spilled:
                 self.store.snapshot(client, None, round)
-            elif (state := self.runtimes[client].state()) is not None:
-                self.store.snapshot(
-                    client,
-                    {**state, "answered": {"number": self.answered[client][0], "reply": None}},
-                    round,
-                )
+                continue
+            state = self.runtimes[client].state()
+            if state is not None:
+                last = {"number": self.answered[client][0], "reply": None}
+                self.store.snapshot(client, {**state, "answered": last}, round)
         self.changed.clear()
         self.spilled.clear()
 
     def release(self, client: str) -> None:
-        """Let another host have this client: its state goes to the store."""
-        self.keep(client)
+        """Store a client and drop it here, so that another host can hold it."""
+        self.store_client(client)
         self.runtimes.pop(client, None)
         self.answered.pop(client, None)
         self.changed.discard(client)
         self.spilled.discard(client)
 
     def forget(self) -> None:
-        """Memory is a cache: drop it, and go on from the store."""
+        """Drop all clients from memory; their next request continues from the store."""
         self.runtimes.clear()
         self.changed.clear()
         self.spilled.clear()

@@ -86,7 +86,7 @@ class ClientActor:
     def _store_clients(self) -> None:
         start = time.monotonic()
         for client in list(self.host.changed):
-            self.host.keep(client)
+            self.host.store_client(client)
         self.unstored_work = 0.0
         self.store_after = max(STORE_EVERY, STORE_SHARE * (time.monotonic() - start))
 

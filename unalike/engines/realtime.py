@@ -12,7 +12,7 @@ from typing import Any
 from unalike.base.message import MessageError, decode, encode_header, encode_tensors
 from unalike.core.client import ClientInfo
 from unalike.core.engine import Arrival
-from unalike.core.signatures import look
+from unalike.core.signatures import validator_for
 from unalike.engines.host import Answer
 
 # Messages up to this many bytes are sent in one piece. Tensors of larger ones are encoded apart,
@@ -154,7 +154,7 @@ def parse_reply(data: Any, number: int, limit: int, form: Any = Answer) -> dict[
     """Decode the reply to message `number`; where it is not one, return a failure instead."""
     try:
         reply: Any = decode(memoryview(data), limit)
-        problem = look(form)(reply, {}, "it")
+        problem = validator_for(form)(reply, {}, "it")
         if problem:
             raise MessageError(problem)
         if reply["number"] != number:

@@ -11,7 +11,7 @@ from unalike.base.message import Value
 from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe, operation, query, sends
 from unalike.core.program import ClientProgram
-from unalike.core.safeguard import UNJUDGED, unjudge
+from unalike.core.safeguard import NOT_CROSS_VALIDATED, exclude_from_cross_validation
 from unalike.methods.parts import Part, drop_invalid_replicas
 from unalike.methods.public_data import predict_public, train_on_public, with_targets
 from unalike.methods.public_predictions import (
@@ -48,7 +48,7 @@ class DistillationProgram(ClientProgram):
     @operation
     def distil(self, teacher: Tensor) -> float | None:
         """Train on the public set towards the teacher's logits, in the form of `opinion`."""
-        self.memory[UNJUDGED] = True
+        self.memory[NOT_CROSS_VALIDATED] = True
         inputs = with_targets(self, self.client.to_device(teacher))
         return train_on_public(self, self.distillation_loss, inputs)
 
@@ -81,7 +81,7 @@ def distill_public(fed: Federation, multilabel_only: bool = False) -> dict[str, 
         for c in logits
         if len(clients_with_labels(fed, logits, c)) > 1
     }
-    unjudge(fed.state, teachers)
+    exclude_from_cross_validation(fed.state, teachers)
     return dict(fed.call("distil", per_client=teachers)) if teachers else {}
 
 

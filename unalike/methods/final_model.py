@@ -4,7 +4,7 @@ follows them, whose head no longer fits the representation it gets."""
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
 from unalike.core.program import ClientProgram
-from unalike.core.safeguard import UNJUDGED
+from unalike.core.safeguard import NOT_CROSS_VALIDATED
 from unalike.methods.parts import Part
 
 SNAPSHOT = "settled"  # in a program's memory
@@ -17,7 +17,10 @@ class SnapshotProgram(ClientProgram):
     def settle(self) -> None:
         """Keep a copy of the model."""
         model = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.memory[SNAPSHOT] = {"model": model, UNJUDGED: self.memory.get(UNJUDGED, False)}
+        self.memory[SNAPSHOT] = {
+            "model": model,
+            NOT_CROSS_VALIDATED: self.memory.get(NOT_CROSS_VALIDATED, False),
+        }
 
     @operation
     def leave(self) -> None:
@@ -25,7 +28,7 @@ class SnapshotProgram(ClientProgram):
         snapshot = self.memory.pop(SNAPSHOT, None)
         if snapshot is not None:
             self.model.load_state_dict(snapshot["model"])
-            self.memory[UNJUDGED] = snapshot[UNJUDGED]
+            self.memory[NOT_CROSS_VALIDATED] = snapshot[NOT_CROSS_VALIDATED]
 
 
 class LocalFinalModel(Part):

@@ -10,7 +10,7 @@ from unalike.base.types import Parameters
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
 from unalike.core.program import ClientProgram
-from unalike.core.safeguard import UNJUDGED, unjudge
+from unalike.core.safeguard import NOT_CROSS_VALIDATED, exclude_from_cross_validation
 from unalike.methods.absent_classes import classes_in_groups
 from unalike.methods.averaging import mean_states, shape_hash, short_hash
 from unalike.methods.parts import Part, drop_invalid_replicas
@@ -60,7 +60,7 @@ class GroupAveragingProgram(ClientProgram):
         if had is not None:
             self.receive_group_classes(had)
         self.model.load_state_dict(parameters, strict=False)
-        self.memory[UNJUDGED] = True
+        self.memory[NOT_CROSS_VALIDATED] = True
 
     def receive_group_classes(self, had: Tensor) -> None:
         """Take note of the classes of the group. Raises unless the client masks absent classes."""
@@ -111,7 +111,7 @@ def average_groups(
     if extra_arguments is not None:
         for client, arguments in extra_arguments(fed, list(messages), groups).items():
             messages[client] |= arguments
-    unjudge(fed.state, messages)
+    exclude_from_cross_validation(fed.state, messages)
     fed.call("take", clients=[c for c in messages if c in fed.active], per_client=messages)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
-from unalike.core.safeguard import UNJUDGED
+from unalike.core.safeguard import NOT_CROSS_VALIDATED
 
 
 class Part:
@@ -59,5 +59,5 @@ def train_locally(
 def drop_invalid_replicas(program: ClientProgram) -> None:
     """Drop the safeguard's fold replicas of a client that received something derived from its own
     labels: they know the labels that they would be tested on, so it cannot be cross-validated."""
-    if program.memory.get(UNJUDGED):
+    if program.memory.get(NOT_CROSS_VALIDATED):
         program.fold_replicas = []

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unalike.base.randomness import stream
 from unalike.core.federation import Federation
-from unalike.core.safeguard import UNJUDGED
+from unalike.core.safeguard import NOT_CROSS_VALIDATED
 from unalike.losses.kernels import pairwise_cka
 
 OLD_WEIGHT = 0.9  # in the running mean of relevance
@@ -67,7 +67,7 @@ def eligible_peers(fed: Federation, clients: Iterable[str], count: int) -> list[
 def cross_validated_clients(fed: Federation) -> set[str]:
     """With the safeguard: clients with fold replicas, since they have received nothing that was
     derived from their own labels."""
-    return set(fed.infos) - set(fed.state.get(UNJUDGED, [])) if fed.guarded else set()
+    return set(fed.infos) - set(fed.state.get(NOT_CROSS_VALIDATED, [])) if fed.guarded else set()
 
 
 def update_relevance(fed: Federation, views: dict[str, Tensor]) -> dict[str, dict[str, float]]:

@@ -21,7 +21,7 @@ from unalike.core.engine import EngineSettings
 from unalike.core.operations import list_measurements
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import build_runtime
-from unalike.core.signatures import described
+from unalike.core.signatures import describe_leaves
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
 from unalike.runs.execution import Run
@@ -54,7 +54,7 @@ class RehearsalHost(Host):
     ) -> None:
         """Count a message among those with the same operation, contents and size."""
         operation = message["operation"]
-        contents = described(body)
+        contents = describe_leaves(body)
         program = type(self.wake(client).program)
         entry = self.messages[client].setdefault(
             (operation, direction, repr(contents), size),

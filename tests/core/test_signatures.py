@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
-from unalike.core.signatures import Shape, declared, look, spec_mismatch, tensor_spec
+from unalike.core.signatures import Shape, signature_of, spec_mismatch, tensor_spec, validator_for
 
 
 class Told(TypedDict):
@@ -44,7 +44,7 @@ SIZES = {"rows": 2, "width": 3}
     ],
 )
 def test_what_is_declared_passes(hint, value):
-    assert look(hint)(value, SIZES, "it") is None
+    assert validator_for(hint)(value, SIZES, "it") is None
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,20 @@ def test_what_is_declared_passes(hint, value):
 def test_what_is_not_is_told_with_its_place(hint, value, says):
     import re
 
-    assert re.search(says, look(hint)(value, SIZES, "it"))
+    assert re.search(says, validator_for(hint)(value, SIZES, "it"))
 
 
 def test_with_privacy_nothing_may_be_told_instead():
-    hidden = look(Told, hidden=True)
+    hidden = validator_for(Told, hidden=True)
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
     assert (
-        look(float, hidden=True)(None, {}, "it") is None
-        and look(None, hidden=True)(None, {}, "it") is None
+        validator_for(float, hidden=True)(None, {}, "it") is None
+        and validator_for(None, hidden=True)(None, {}, "it") is None
     )
     assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden(
         {"loss": None}, {}, "it"
     )
-    sent = look(Told, hidden=True, sent=frozenset({"loss"}))
+    sent = validator_for(Told, hidden=True, sent=frozenset({"loss"}))
     assert "it.loss is None" in sent(GOOD | {"loss": None}, {}, "it") and "it is None" in sent(
         None, {}, "it"
     )
@@ -108,7 +108,7 @@ def test_with_privacy_nothing_may_be_told_instead():
 
 def test_an_axis_that_nothing_measures_is_the_authors_mistake():
     with pytest.raises(ValueError, match="nothing says how long the axis rows is"):
-        look(Rows)(torch.zeros(2, 3), {}, "it")
+        validator_for(Rows)(torch.zeros(2, 3), {}, "it")
 
 
 def test_a_signature_declares():
@@ -119,22 +119,22 @@ def test_a_signature_declares():
     def unanswered_measurements(self, anything, more=1): ...
 
     each.together = True
-    assert declared(update).request({"parameters": {}, "epoch": 1}, {}, "update") is None
+    assert signature_of(update).request({"parameters": {}, "epoch": 1}, {}, "update") is None
     assert (
-        declared(update).request({"parameters": {}}, {}, "update")
+        signature_of(update).request({"parameters": {}}, {}, "update")
         == "update holds parameters, and must hold parameters, epoch, deep"
     )
-    assert "update.epoch is a word" in declared(update).request(
+    assert "update.epoch is a word" in signature_of(update).request(
         {"parameters": {}, "epoch": "1"}, {}, "update"
     )
     assert (
-        declared(each).request({"own": 1}, {}, "each") is None
-        and declared(each).reply(torch.zeros(2, 3), SIZES, "it") is None
+        signature_of(each).request({"own": 1}, {}, "each") is None
+        and signature_of(each).reply(torch.zeros(2, 3), SIZES, "it") is None
     )
-    assert "shape (2, 3)" in declared(each).reply(torch.zeros(3, 3), SIZES, "it")
+    assert "shape (2, 3)" in signature_of(each).reply(torch.zeros(3, 3), SIZES, "it")
     assert (
-        declared(unanswered_measurements).request({"anything": []}, {}, "untold") is None
-        and declared(unanswered_measurements).reply(object(), {}, "it") is None
+        signature_of(unanswered_measurements).request({"anything": []}, {}, "untold") is None
+        and signature_of(unanswered_measurements).reply(object(), {}, "it") is None
     )
 
 
