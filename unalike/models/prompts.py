@@ -96,6 +96,7 @@ class ScoresToLogits(nn.Module):
 
     def forward(self, scores: Tensor) -> Tensor:
         if scores.shape[-1] > 1:
+            # mean first: the order decides in which order autograd sums gradients, to the last bit
             centred = scores - scores.mean(-1, keepdim=True)
             scores = centred / (scores.std(-1, keepdim=True, correction=0) + 1e-6)
         return self.gain * scores + self.bias
