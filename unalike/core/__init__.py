@@ -1,1 +1,4 @@
-"""The protocol between server and clients: clients, operations, federation, privacy. Knows no task, model or method."""
+"""The protocol between server and clients: clients, operations, federation, privacy.
+
+Nothing here depends on a particular task, model or method.
+"""

@@ -1,5 +1,9 @@
-"""One participant: its model, task, data and device. Knows nothing of methods or engines, and never leaves its machine."""
+"""One participant: its model, task, data and device. It never leaves its machine.
 
+Nothing here depends on methods or engines.
+"""
+
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +44,7 @@ VERSION = 3  # of the protocol between server and client; a client of another ve
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client tells at the door, and all the server knows of it."""
+    """What a client announces when it joins; the server knows nothing else of it."""
 
     id: str
     model: str
@@ -53,11 +57,10 @@ class ClientInfo:
     speed: float = 1000.0  # samples a second in training, for the virtual clock
     link: float = 1e7  # bytes a second, each way
     latency: float = 0.01  # seconds, each way
-    public: str | None = None  # fingerprint of the public set it holds
+    public: str | None = None  # fingerprint of its public set
     public_rows: int = 0
-    public_shape: str = (
-        ""  # of one row: sets of different kind (images, their captions) cannot be compared
-    )
+    # Of one public row: sets of different kind (images, their captions) cannot be compared.
+    public_shape: str = ""
     tested_on: str = "own"  # "common" where the scenario has a test set for everyone
     traits: tuple[str, ...] = ("labelled",)  # of its task, see `unalike.tasks.task.TRAITS`
     higher_is_better: bool = True  # of its metric
@@ -69,6 +72,7 @@ class ClientInfo:
         return trait in self.traits
 
     def as_dict(self) -> dict:
+        """All fields by name, tuples as lists."""
         return {
             key: list(item) if isinstance(item, tuple) else item
             for key, item in asdict(self).items()
@@ -79,10 +83,30 @@ class ClientInfo:
 class Client:
     """A participant.
 
-    `model` is the encoder, input -> (n, width): a module, or a function that makes one (then its first weights come from
-    the run's named streams). A method adds heads, projections, adapters.
-    `train` and `test` are (x, y) tensors, torch datasets or Samples; (x, None) where the task needs no labels. `public` is the unlabelled
-    set all clients hold, row by row the same; `common` a test set shared by everyone, if there is one.
+    Data are (x, y) tensors, torch datasets or `Samples`; (x, None) where the task needs no labels.
+
+    Args:
+        id: its name, unique in the federation.
+        model: the encoder, from inputs to features (n, width): a module, which is copied, or a
+            function that builds one, whose initial weights then depend on the run's seed. Methods
+            add heads, projections and adapters.
+        task: what it learns.
+        train: training data.
+        test: its own test data.
+        public: unlabelled data that all clients have, row by row the same.
+        common: test data that all clients share.
+        head: replaces the task's own head, from features to the output.
+        model_name: shown in tables; default: the name of the class or function.
+        capacity: share of the full model that it can hold, in (0, 1].
+        speed: samples per second in training, for simulated time.
+        link: bytes per second, each way, for simulated time.
+        latency: seconds, each way, for simulated time.
+        device: e.g. "cpu" or "cuda:1".
+        dtype: of its model and floating-point inputs.
+        privacy: the least it demands: it joins no run with less.
+
+    Raises:
+        UserError: an argument does not fit.
     """
 
     id: str
@@ -92,7 +116,7 @@ class Client:
     test: Samples | None = None
     public: Samples | None = None
     common: Samples | None = None
-    head: nn.Module | None = None  # instead of the task's own head
+    head: nn.Module | None = None
     model_name: str | None = None
     capacity: float = 1.0
     speed: float = 1000.0
@@ -100,7 +124,7 @@ class Client:
     latency: float = 0.01
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
-    privacy: Privacy | None = None  # the least it asks for: it takes part in no run with less
+    privacy: Privacy | None = None
 
     if TYPE_CHECKING:
         # For type checkers: `__post_init__` turns data of several kinds into Samples.
@@ -129,48 +153,54 @@ class Client:
             raise UserError(f"a client's id is a word, got {self.id!r}")
         if not isinstance(self.task, Task):
             raise UserError(
-                f"client {self.id}: task must be a Task, e.g. Classification(10), got {self.task!r}; "
-                f"there are {', '.join(sorted(TASKS))}"
+                f"client {self.id}: task must be a Task, e.g. Classification(10), "
+                f"got {self.task!r}; there are {', '.join(sorted(TASKS))}"
             )
         if not callable(self.model):
             raise UserError(
-                f"client {self.id}: model must be an nn.Module, or a function that makes one, got {self.model!r}"
+                f"client {self.id}: model must be an nn.Module, or a function that makes one, "
+                f"got {self.model!r}"
             )
-        for name, (allowed, fits) in LIMITS.items():
-            value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, Real)
-                or not (math.isfinite(value) and fits(value))
-            ):
-                raise UserError(
-                    f"client {self.id}: {name} must be a number {allowed}, got {value!r}"
-                )
+        self._check_numbers()
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
             raise UserError(
-                f"client {self.id}: dtype must be torch.float32 or another of real numbers, got {self.dtype!r}"
+                f"client {self.id}: dtype must be torch.float32 or another floating-point dtype, "
+                f"got {self.dtype!r}"
             )
         try:
             torch.device(self.device)
         except (RuntimeError, TypeError):
             raise UserError(
-                f"client {self.id}: there is no device {self.device!r}; cpu, cuda and cuda:1 are some"
+                f"client {self.id}: there is no device {self.device!r}; "
+                "cpu, cuda and cuda:1 are valid names"
             ) from None
         for name in ("train", "test", "common", "public"):
             try:
-                self._take(name)
+                self._convert_data(name)
             except ValueError as error:
                 raise UserError(f"client {self.id}, {name}: {error}") from None
 
-    def _take(self, name: str) -> None:
-        """What was given under that name, as Samples; labels in memory must fit the task. What is Samples already was looked at."""
-        given = getattr(self, name)
-        if given is None and name != "train":
+    def _check_numbers(self) -> None:
+        for name, (allowed, is_allowed) in LIMITS.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or not is_allowed(value):
+                raise UserError(
+                    f"client {self.id}: {name} must be a number {allowed}, got {value!r}"
+                )
+
+    def _convert_data(self, name: str) -> None:
+        """Turn the data of a field into Samples, and check that labels in memory fit the task.
+
+        Data that are Samples already were checked when they were built.
+        """
+        value = getattr(self, name)
+        if value is None and name != "train":
             return
-        data = unlabelled(given) if name == "public" else as_samples(given)
+        data = as_public_samples(value) if name == "public" else as_samples(value)
         if not len(data):
             raise UserError("there are no rows")
-        if data is not given and isinstance(data, Tensors) and name != "public":
+        if data is not value and isinstance(data, Tensors) and name != "public":
             if data.y is not None:
                 self.task.check(data.y[data.index.to(data.y.device)])
             elif self.task.labelled:
@@ -178,14 +208,20 @@ class Client:
         setattr(self, name, data)
 
     def encoder(self, seed: int) -> nn.Module:
-        """A fresh encoder on the CPU; a module that was given is copied, so that runs do not change it."""
+        """A fresh encoder on the CPU. A client's own module is copied: runs do not change it."""
         with scope(seed, "encoder", self.id):
-            return _clone(self.model) if isinstance(self.model, nn.Module) else self.model()
+            if isinstance(self.model, nn.Module):
+                return copy.deepcopy(self.model)
+            return self.model()
 
     @cached_property
-    def present(self) -> Tensor:
-        """(labels,): True for those that it has a training sample of, where a sample has one."""
-        raw, labels = getattr(self.train, "raw", self.train), torch.arange(len(self.task.labels))
+    def label_mask(self) -> Tensor:
+        """Which labels occur in the training data, (labels,) bool; for tasks with one per sample.
+
+        Labels are read in blocks of 1,024 rows.
+        """
+        raw = getattr(self.train, "raw", self.train)
+        labels = torch.arange(len(self.task.labels))
         parts = [
             torch.isin(labels, raw.labelled_batch(rows)[1].cpu())
             for rows in torch.arange(len(raw)).split(1024)
@@ -203,45 +239,58 @@ class Client:
         return {name: rows[x[name + MARK] > 0] for name, rows in modalities(x).items()}
 
     def with_cached_features(self, trunk: Callable[[Any], Any] | None) -> "Client":
-        """This client with its rows on its device, and, where its encoder has a fixed trunk, as that sees them: once, not at each step."""
+        """This client with its data on its device, as far as `cache_on_device` moves them.
 
-        def seen(bring: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+        Args:
+            trunk: the frozen first part of its encoder, or None. Its features are computed once
+                and take the place of the inputs, instead of once per step.
+        """
+
+        def featurize(to_device: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
             if trunk is None:
                 return None
 
-            def look(x: Any) -> Any:
+            def features(x: Any) -> Any:
                 with torch.no_grad():
-                    return trunk(bring(x))
+                    return trunk(to_device(x))
 
-            return look
+            return features
 
-        kept: dict[str, Any] = {
-            name: cache_on_device(getattr(self, name), self.device, seen(self.to_device))
+        cached: dict[str, Any] = {
+            name: cache_on_device(getattr(self, name), self.device, featurize(self.to_device))
             for name in ("train", "test", "common")
         }
-        kept["public"] = cache_on_device(self.public, self.device, seen(self.public_to_device))
-        return (
-            replace(self, **kept)
-            if any(kept[name] is not getattr(self, name) for name in kept)
-            else self
-        )
+        public_features = featurize(self.public_to_device)
+        cached["public"] = cache_on_device(self.public, self.device, public_features)
+        if all(cached[name] is getattr(self, name) for name in cached):
+            return self
+        return replace(self, **cached)
 
     def info(self) -> ClientInfo:
-        named, public = self.model_name or self._model_name(), self.public
+        """What this client announces.
+
+        Raises:
+            UserError: its data cannot be read.
+        """
+        model_name = self.model_name or self._model_name()
+        public = self.public
+        public_facts: dict[str, Any] = {}
         try:
             shape = self.train.shape
-            shown = (
-                (fingerprint(public), len(public), str(public.shape))
-                if public is not None
-                else (None, 0, "")
-            )
-        except Exception as error:  # what a dataset may raise is open
+            if public is not None:
+                public_facts = {
+                    "public": fingerprint(public),
+                    "public_rows": len(public),
+                    "public_shape": str(public.shape),
+                }
+        except Exception as error:  # a user's dataset may raise anything
             raise UserError(
                 f"client {self.id}: its data cannot be read ({type(error).__name__}: {error})"
             ) from error
+        names = list(shape) if isinstance(shape, dict) else ["x"]
         return ClientInfo(
             id=self.id,
-            model=named,
+            model=model_name,
             task=self.task.name,
             metric=self.task.metric,
             labels=self.task.labels,
@@ -250,20 +299,16 @@ class Client:
             unit=self.task.unit,
             samples=len(self.train),
             capacity=self.capacity,
-            modalities=tuple(name for name in shape if not name.endswith(MARK))
-            if isinstance(shape, dict)
-            else ("x",),
+            modalities=tuple(name for name in names if not name.endswith(MARK)),
             speed=self.speed,
             link=self.link,
             latency=self.latency,
-            public=shown[0],
-            public_rows=shown[1],
-            public_shape=shown[2],
             tested_on="common" if self.common is not None else "own",
+            **public_facts,
         )
 
     def _model_name(self) -> str:
-        """The class of the module, or the name of the function that makes it."""
+        """The class of the module, or the name of the function that builds it."""
         if isinstance(self.model, nn.Module):
             return type(self.model).__name__
         return factory_name(self.model) or type(self.encoder(0)).__name__
@@ -278,54 +323,54 @@ class Client:
     def to_device(self, value: None) -> None: ...
 
     def to_device(self, value: Tensor | dict | None) -> Tensor | dict | None:
-        """A batch on the client's device: floating inputs in its dtype, images kept as bytes as brightness from 0 to 1."""
+        """A batch on the client's device.
+
+        Floating-point inputs get the client's dtype, and bytes (images) too, scaled to [0, 1].
+        """
+        if value is None:
+            return None
         if isinstance(value, dict):
             return {key: self.to_device(item) for key, item in value.items()}
-        if value is not None and value.dtype == torch.uint8:
+        if value.dtype == torch.uint8:
             return value.to(self.device, non_blocking=True).to(self.dtype) / 255
-        if value is None or not value.is_floating_point():
-            return value if value is None else value.to(self.device, non_blocking=True)
+        if not value.is_floating_point():
+            return value.to(self.device, non_blocking=True)
         return value.to(self.device, self.dtype, non_blocking=True)
 
     def public_to_device(self, value: Any) -> Any:
-        """The same for public rows: no side of a picture is longer than its own pictures'. It cannot use what larger ones show more."""
-        if isinstance(value, dict):
-            return {key: self._shrunk(item, key) for key, item in value.items()}
-        return self._shrunk(value)
+        """A batch of public inputs on the client's device, for its model.
 
-    def _shrunk(self, value: Tensor, key: str = "") -> Tensor:
-        own = (
-            self.train.shape.get(key, ())
-            if isinstance(self.train.shape, dict)
-            else self.train.shape
-        )
+        Images are shrunk to the size of the client's own: its model cannot use a finer resolution.
+        """
+        if isinstance(value, dict):
+            return {key: self._shrink_to_device(item, key) for key, item in value.items()}
+        return self._shrink_to_device(value)
+
+    def _shrink_to_device(self, value: Tensor, key: str = "") -> Tensor:
+        shape = self.train.shape
+        own = shape.get(key, ()) if isinstance(shape, dict) else shape
         if value.dim() == 4 and len(own) == 3 and value.shape[1] == own[0]:
-            value = resize(
-                value, [min(programs) for programs in zip(value.shape[2:], own[1:], strict=True)]
-            )
+            sides = zip(value.shape[2:], own[1:], strict=True)
+            value = resize(value, [min(pair) for pair in sides])
         return self.to_device(value)
 
 
-def unlabelled(given: Any) -> Samples:
-    """A public set: inputs as a tensor, or by modality, or whatever else holds data. What is in memory is looked at."""
-    data = as_samples((given, None) if isinstance(given, Tensor | dict) else given)
-    if (
-        data is not given
-        and isinstance(data, Tensors)
-        and (wrong := nonfinite_problem(data)) is not None
-    ):
-        raise UserError(f"in the public set {wrong}")
-    return data
+def as_public_samples(data: Any) -> Samples:
+    """Public data as Samples: from inputs as a tensor or by modality, or what `as_samples` takes.
+
+    Raises:
+        UserError: data in memory hold NaN or infinity.
+    """
+    samples = as_samples((data, None) if isinstance(data, Tensor | dict) else data)
+    if samples is not data and isinstance(samples, Tensors):
+        problem = nonfinite_problem(samples)
+        if problem is not None:
+            raise UserError(f"in the public set {problem}")
+    return samples
 
 
 def factory_name(factory: Callable[[], nn.Module]) -> str | None:
-    """The name of a function that makes models; None for a lambda, which has none."""
+    """The name of a function that builds models; None for a lambda, which has none."""
     function = factory.func if isinstance(factory, partial) else factory
     name = getattr(function, "__name__", type(function).__name__)
     return name if name.isidentifier() else None
-
-
-def _clone(module: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(module)

@@ -31,14 +31,14 @@ LARGEST = 1e6  # magnitude of the numbers that a client with privacy takes from 
 class Privacy(Settings):
     """How replies are protected before they leave a client; `privacy:` in a scenario."""
 
-    noise: Annotated[
-        float, Field(ge=0)
-    ]  # standard deviation of the noise, in bounds; 0 protects nothing
-    bound: Annotated[float, Field(gt=0)] = 1.0  # L2 norm that an update, or a row, is clipped to
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # the chance with which epsilon need not hold
-    entropy: Literal["seed", "secret"] = (
-        "seed"  # where noise comes from: the run's seed repeats; a secret nobody can repeat
-    )
+    # Standard deviation of the noise, in multiples of `bound`; 0 protects nothing.
+    noise: Annotated[float, Field(ge=0)]
+    # L2 norm that an update, or a row, is clipped to.
+    bound: Annotated[float, Field(gt=0)] = 1.0
+    # Of (epsilon, delta): the probability with which epsilon need not hold.
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    # Where noise comes from: the run's seed, which can be repeated, or the operating system.
+    entropy: Literal["seed", "secret"] = "seed"
 
     def protect(
         self,
@@ -57,89 +57,102 @@ class Privacy(Settings):
             blank: only the form of the reply counts: no update, or rows of zeros, are protected.
         """
         if isinstance(sends, dict):
-            parts: dict[str, Any] = reply if isinstance(reply, dict) else {}
-            return {
-                key: self.protect(part, sends[key], base, draw, blank) if key in sends else None
-                for key, part in parts.items()
-            } or None
+            protected: dict[str, Value] = {}
+            for key, part in (reply if isinstance(reply, dict) else {}).items():
+                if key in sends:
+                    protected[key] = self.protect(part, sends[key], base, draw, blank)
+                else:
+                    protected[key] = None
+            return protected or None
         if reply is None or sends not in PROTECTED:
             return reply
-        made: Any = reply
+        content: Any = reply
         if sends == "rows":
-            return self.rows(torch.zeros_like(made) if blank else made, draw)
-        known = base(made)
-        return self.parameters(
-            {name: known[name].to(tensor) for name, tensor in made.items()} if blank else made,
-            known,
-            draw,
-        )
+            return self.rows(torch.zeros_like(content) if blank else content, draw)
+        known = base(content)
+        if blank:
+            content = {name: known[name].to(tensor) for name, tensor in content.items()}
+        return self.parameters(content, known, draw)
 
     def parameters(self, sent: Parameters, base: Parameters, draw: Draw) -> Parameters:
-        """The update from `base`, clipped as one vector, with noise, both in float64. Values that are not finite count as no update; whole
-        numbers stay as they were in `base`."""
-        if wrong := [name for name, tensor in sent.items() if tensor.shape != base[name].shape]:
-            raise ValueError(
-                f"{wrong[0]} has the shape {tuple(sent[wrong[0]].shape)}, and came with {tuple(base[wrong[0]].shape)}"
-            )
-        given = {name: base[name].to(tensor.device, tensor.dtype) for name, tensor in sent.items()}
+        """Parameters as they may leave: `base` plus their clipped update plus noise.
+
+        The update `sent - base` is clipped as one vector. Both steps are computed in float64.
+        Values that are not finite count as no update; integers stay as they were in `base`.
+
+        Args:
+            sent: parameters after training.
+            base: what the server knows of them, of the same names and shapes.
+
+        Raises:
+            ValueError: a shape differs from that in `base`.
+        """
+        for name, tensor in sent.items():
+            if tensor.shape != base[name].shape:
+                raise ValueError(
+                    f"{name} has the shape {tuple(tensor.shape)}, "
+                    f"and came with {tuple(base[name].shape)}"
+                )
+        start = {name: base[name].to(tensor.device, tensor.dtype) for name, tensor in sent.items()}
         changes = {
-            name: _finite(tensor.double() - given[name].double())
+            name: _zero_nonfinite(tensor.double() - start[name].double())
             for name, tensor in sent.items()
             if tensor.is_floating_point()
         }
         norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
         scale = self.bound / norm if norm > self.bound else 1.0
-        out = {}
-        for name, before in given.items():
+        protected = {}
+        for name, before in start.items():
             if name not in changes:
-                out[name] = before
+                protected[name] = before
             elif self.noise:
-                change = changes[name] * scale + (self.noise * self.bound * draw(before.shape)).to(
-                    before.device
-                )
-                out[name] = _within((before.double() + change), before.dtype)
+                noise = (self.noise * self.bound * draw(before.shape)).to(before.device)
+                change = changes[name] * scale + noise
+                protected[name] = _round_to(before.double() + change, before.dtype)
             elif scale < 1:
-                out[name] = _towards(before, changes[name] * scale)
+                protected[name] = _add_rounding_inwards(before, changes[name] * scale)
             else:
-                out[name] = torch.where(sent[name].isfinite(), sent[name], before)
-        # a statistic of batch norm that noise made impossible; mending it costs no privacy
-        return {
-            name: tensor.clamp_min(0) if name.endswith("running_var") else tensor
-            for name, tensor in out.items()
-        }
+                protected[name] = torch.where(sent[name].isfinite(), sent[name], before)
+            # Noise can make a variance of batch normalisation negative. Clamping what is already
+            # protected costs no privacy.
+            if name.endswith("running_var"):
+                protected[name] = protected[name].clamp_min(0)
+        return protected
 
     def rows(self, z: Tensor, draw: Draw) -> Tensor:
-        """(n, ...): each row clipped, with noise, in float64, and clipped again, which costs no privacy and keeps its length what it was.
-        A row that is not finite counts as one of zeros."""
+        """Rows (n, ...) as they may leave: each is clipped, gets noise, and is clipped again.
+
+        The second clipping costs no privacy and keeps norms within the bound. All is computed in
+        float64. A row that is not finite counts as one of zeros.
+        """
         finite = z.flatten(1).isfinite().all(1).view(-1, *[1] * (z.dim() - 1))
-        clipped = self._clipped(torch.where(finite, z, torch.zeros_like(z)).double())
+        clipped = self._clip_rows(torch.where(finite, z, torch.zeros_like(z)).double())
         if self.noise:
-            clipped = self._clipped(
-                _finite(clipped + (self.noise * self.bound * draw(z.shape)).to(z.device))
-            )
+            noise = (self.noise * self.bound * draw(z.shape)).to(z.device)
+            clipped = self._clip_rows(_zero_nonfinite(clipped + noise))
         return clipped.to(z.dtype)
 
-    def _clipped(self, z: Tensor) -> Tensor:
+    def _clip_rows(self, z: Tensor) -> Tensor:
         norms = z.flatten(1).norm(dim=1).view(-1, *[1] * (z.dim() - 1))
         return torch.where(norms > self.bound, z * (self.bound / norms), z)
 
     def draws(self, seed: int, *names: str | int) -> Draw:
-        """The noise of one reply.
+        """The source of noise for one reply.
 
-        Secret noise comes from the operating system. The server knows the seed, and could take
-        seeded noise off again.
+        Secret noise comes from the operating system. Seeded noise is for simulations: a server
+        knows the seed, so it could subtract the noise.
         """
         if self.entropy == "secret":
             return secret_normal
         generator = stream(seed, "privacy", *names)
         return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    def unmet(self, given: "Privacy | None") -> str | None:
-        """Why a client that asks for this privacy does not take part in a run; None: it does."""
+    def shortfall(self, offered: "Privacy | None") -> str | None:
+        """Why a client that demands this privacy does not join a run that offers less, or None."""
         if (
-            given is not None
-            and given.noise >= self.noise
-            and (given.entropy == "secret" or self.entropy == "seed")
+            offered is not None
+            and offered.noise >= self.noise
+            and (offered.entropy == "secret" or self.entropy == "seed")
         ):
             return None
         secret = ", entropy: secret" if self.entropy == "secret" else ""
@@ -149,7 +162,7 @@ class Privacy(Settings):
         )
 
     def spent(self, releases: int) -> dict[str, float | int | None]:
-        """What so many releases cost one client; epsilon is None where nothing bounds it."""
+        """The privacy loss of one client after this many releases; epsilon None: unbounded."""
         return {
             "epsilon": epsilon(self.noise, releases, self.delta),
             "delta": self.delta,
@@ -157,86 +170,95 @@ class Privacy(Settings):
         }
 
 
-def _finite(change: Tensor) -> Tensor:
-    """Zero where it is not finite."""
+def _zero_nonfinite(change: Tensor) -> Tensor:
+    """The same tensor with zeros in place of NaN and infinity."""
     return change.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _within(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A value in float64 as the nearest finite one of a dtype."""
+def _round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in float64 as the nearest finite ones of a dtype."""
     return value.nan_to_num().clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
 
 
-def _towards(base: Tensor, change: Tensor) -> Tensor:
+def _add_rounding_inwards(base: Tensor, change: Tensor) -> Tensor:
     """`base + change` in the dtype of `base`, rounded so that it is not farther than `change`."""
-    moved = _within(base.double() + change, base.dtype)
-    over = (moved.double() - base.double()).abs() > change.abs()
-    return (
-        torch.where(over, torch.nextafter(moved, base), moved)
-        if base.dtype in (torch.float32, torch.float64)
-        else moved
-    )
+    moved = _round_to(base.double() + change, base.dtype)
+    if base.dtype not in (torch.float32, torch.float64):
+        return moved  # torch.nextafter knows only these two
+    too_far = (moved.double() - base.double()).abs() > change.abs()
+    return torch.where(too_far, torch.nextafter(moved, base), moved)
 
 
 def protects(sends: Sends) -> bool:
-    """Whether something of a reply goes through the mechanism."""
-    return any(
-        kind in PROTECTED for kind in ([sends] if isinstance(sends, str) else sends.values())
-    )
+    """Whether something of a reply is clipped and noised."""
+    kinds = [sends] if isinstance(sends, str) else sends.values()
+    return any(kind in PROTECTED for kind in kinds)
 
 
 def releases(reply: Value, sends: Sends) -> int:
     """How often the mechanism was used on a reply: once for an update, once for each row.
 
-    >>> releases({"parameters": {}, "samples": 3}, {"parameters": "parameters", "samples": "open"}), releases(torch.ones(5, 2), "rows")
-    (1, 5)
+    >>> releases({"parameters": {}, "samples": 3}, {"parameters": "parameters", "samples": "open"})
+    1
+    >>> releases(torch.ones(5, 2), "rows")
+    5
     """
     if isinstance(sends, dict):
-        return (
-            sum(releases(part, sends[key]) for key, part in reply.items() if key in sends)
-            if isinstance(reply, dict)
-            else 0
-        )
+        if not isinstance(reply, dict):
+            return 0
+        return sum(releases(part, sends[key]) for key, part in reply.items() if key in sends)
     if reply is None or sends not in PROTECTED:
         return 0
     return len(reply) if sends == "rows" and isinstance(reply, Tensor) and reply.dim() else 1
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float | None:
-    """Of so many releases of one client, between any two sets of data it may have. A release is a Gaussian mechanism of sensitivity
-    2 bounds; T of them, each made knowing those before, are one with noise / sqrt(T) (Dong 2022, cor. 3.3), whose epsilon is exact
-    (Balle & Wang 2018).
+    """Epsilon of a client's releases, between any two datasets that it may have.
 
-    >>> round(epsilon(noise=2.0, releases=1, delta=1e-5), 3), epsilon(0.0, 3, 1e-5), epsilon(1.0, 0, 1e-5)
-    (4.377, None, 0.0)
+    A release is a Gaussian mechanism of sensitivity 2 * bound. T adaptive ones are equivalent to
+    one with noise / sqrt(T) (Dong et al. 2022, cor. 3.3, https://arxiv.org/abs/1905.02383), whose
+    epsilon is known exactly (Balle & Wang 2018, https://arxiv.org/abs/1805.06530).
+
+    Args:
+        noise: standard deviation, in multiples of the bound.
+        releases: how often the mechanism was used.
+    Returns: None without noise: nothing bounds it.
+
+    >>> round(epsilon(noise=2.0, releases=1, delta=1e-5), 3)
+    4.377
+    >>> epsilon(noise=1.0, releases=0, delta=1e-5)
+    0.0
     """
     if not releases:
         return 0.0
-    return (
-        float(accounting().get_epsilon_gaussian(noise / 2 / math.sqrt(releases), delta))
-        if noise
-        else None
-    )
+    if not noise:
+        return None
+    return float(accounting().get_epsilon_gaussian(noise / 2 / math.sqrt(releases), delta))
 
 
 def noise_for(epsilon: float, releases: int, delta: float) -> float:
-    """The least noise with which so many releases cost no more than epsilon."""
+    """The least noise, in multiples of the bound, at which the releases cost at most epsilon."""
     return 2 * math.sqrt(releases) * float(accounting().get_sigma_gaussian(epsilon, delta))
 
 
 def accounting() -> Any:
-    """The library that counts."""
+    """The library that computes epsilon.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import dp_accounting
     except ImportError:
         raise UserError(
-            "privacy needs the package dp-accounting to count epsilon: pip install 'unalike[privacy]'"
+            "privacy needs the package dp-accounting to count epsilon: "
+            "pip install 'unalike[privacy]'"
         ) from None
     return dp_accounting
 
 
-def uncounted() -> str | None:
-    """Why nothing can be counted, None: it can."""
+def accounting_problem() -> str | None:
+    """Why epsilon cannot be computed here, or None."""
     try:
         accounting()
     except UserError as error:
@@ -246,7 +268,8 @@ def uncounted() -> str | None:
 
 def secret_normal(shape: torch.Size) -> Tensor:
     """Standard normal values from the operating system's entropy, by the inverse CDF."""
-    bits = torch.frombuffer(bytearray(os.urandom(8 * max(shape.numel(), 1))), dtype=torch.int64)[
-        : shape.numel()
-    ]
-    return torch.special.ndtri(((bits & (2**52 - 1)).double() + 0.5) * 2.0**-52).view(shape)
+    count = shape.numel()
+    entropy = bytearray(os.urandom(8 * max(count, 1)))
+    bits = torch.frombuffer(entropy, dtype=torch.int64)[:count]
+    uniform = ((bits & (2**52 - 1)).double() + 0.5) * 2.0**-52  # in (0, 1), never at its ends
+    return torch.special.ndtri(uniform).view(shape)

@@ -159,7 +159,7 @@ class ClientEndpoint:
 
         algorithm, guarded = plan["algorithm"], plan["guarded"]
         if client.privacy is not None:
-            shortfall = client.privacy.unmet(plan["privacy"])
+            shortfall = client.privacy.shortfall(plan["privacy"])
             if shortfall:
                 raise Refusal(shortfall)
         misfits = task_problems(algorithm, [client], guarded)

@@ -32,11 +32,11 @@ class AbsentClassProgram(ClientProgram):
         """(labels,): 1 for each label that the client has a sample of."""
         if not self.algorithm.mask_absent_classes:
             raise ValueError("a client sends its classes only with mask_absent_classes")
-        return self.client.present.float()
+        return self.client.label_mask.float()
 
     def receive_group_classes(self, had: Tensor) -> None:
         """Mask the classes of the group, (labels,), that this client has no sample of."""
-        own = self.client.present
+        own = self.client.label_mask
         if not self.algorithm.mask_absent_classes:
             raise ValueError(
                 "got the classes of its group, but this client masks no absent classes"

@@ -157,7 +157,7 @@ class SubmodelProgram(ClientProgram):
     @cached_property
     def label_mask(self) -> Tensor:
         """(labels,) bool: the labels that the client has samples of."""
-        return self.client.present.to(self.client.device)
+        return self.client.label_mask.to(self.client.device)
 
     def resize_to(self, units: Sequence[int]) -> None:
         """Replace the model by one with so many units per channel group, if it has others."""

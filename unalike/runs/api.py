@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from unalike.base.errors import Problems, UserError
 from unalike.base.tracebacks import DEBUG, format_traceback
 from unalike.core.algorithm import Algorithm
-from unalike.core.client import Client, unlabelled
+from unalike.core.client import Client, as_public_samples
 from unalike.core.engine import Watch
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
@@ -104,7 +104,7 @@ def run(
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the run to go on with")
     if public is not None:
-        rows = unlabelled(public)
+        rows = as_public_samples(public)
         clients = [_with_public(client, rows) for client in clients]
         server = _with_public(server, rows) if server is not None else None
     named = _named_engine(engine)

@@ -16,7 +16,7 @@ from unalike.base.randomness import scope
 from unalike.base.tracebacks import format_traceback, is_bug, is_debugging, user_location
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, ClientInfo
-from unalike.core.privacy import Privacy, uncounted
+from unalike.core.privacy import Privacy, accounting_problem
 from unalike.core.program import ClientProgram
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
@@ -186,10 +186,13 @@ def privacy_problems(
     """Why the run cannot be private, or is less private than a client asks for."""
     problems: list[Problem] = []
     if privacy is not None:
-        reasons = [algorithm.privacy_problem() if algorithm is not None else None, uncounted()]
+        reasons = [
+            algorithm.privacy_problem() if algorithm is not None else None,
+            accounting_problem(),
+        ]
         problems += [("privacy", f"{reason}.") for reason in reasons if reason is not None]
     for client in clients:
-        reason = client.privacy.unmet(privacy) if client.privacy is not None else None
+        reason = client.privacy.shortfall(privacy) if client.privacy is not None else None
         if reason:
             problems.append((f"clients.{client.id}", f"{reason}."))
     return problems
