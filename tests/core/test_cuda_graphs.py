@@ -1,4 +1,4 @@
-"""Recordings without a GPU: kinds of inputs that share one, a recording that fails, and memory that lasts."""
+"""CUDA graphs, on a stand-in without a GPU: input signatures, failed captures, memory pools."""
 
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -18,8 +18,8 @@ from unalike.training.cuda_graphs import (
 leaf = torch.ones(1, requires_grad=True)
 
 
-def test_the_same_shapes_under_other_names_are_recorded_apart():
-    """Or what was recorded of an image would be played of a text."""
+def test_equal_shapes_under_different_names_get_separate_graphs():
+    """Otherwise the graph of an image would be replayed for a text."""
     z = torch.zeros(2, 3)
     inputs = {"image": z}, {"text": z}, {"image": z + 1}, [z], {"image": z.double()}
     kinds = [input_signature(*tree_flatten(each)) for each in inputs]
@@ -28,8 +28,11 @@ def test_the_same_shapes_under_other_names_are_recorded_apart():
 
 @pytest.fixture
 def recordings(monkeypatch):
-    """Recordings without a GPU, after torch's ways: memory is gone with the last recording in it, and one that fails stays away from the
-    usual stream. Gives the name of the stream, and the recordings that live."""
+    """A stand-in for torch's CUDA graphs.
+
+    A pool's memory goes with the last graph in it, and a failed capture stays on its own stream.
+    Returns: the name of the current stream, in a list, and the living graphs.
+    """
     now, living = ["usual"], WeakSet()
 
     class Recording:
@@ -60,7 +63,7 @@ def recordings(monkeypatch):
     return now, living
 
 
-def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
+def test_a_failed_capture_restores_the_stream(recordings, caplog):
     now, _ = recordings
 
     def fails():
@@ -79,8 +82,11 @@ def test_a_recording_that_fails_leaves_the_gpu_where_it_was(recordings, caplog):
 @pytest.mark.parametrize(
     "kind", [GraphedFunction, lambda function: GraphedForward(function, [leaf])]
 )
-def test_memory_outlives_what_was_recorded_in_it(kind, recordings):
-    """A second run in the process can record after everything of the first is gone; and so can passes that were forgotten."""
+def test_a_memory_pool_outlives_the_graphs_in_it(kind, recordings):
+    """A later run in the same process can capture when all graphs of the first are gone.
+
+    So can a function whose graphs were cleared.
+    """
     living = recordings[1]
     first = kind(lambda x: 2 * x * leaf)
     for _ in range(2):

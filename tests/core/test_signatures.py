@@ -1,4 +1,4 @@
-"""What an operation declares is what passes, and whatever does not is told in a sentence that says where."""
+"""Values that fit an operation's annotations pass; others are refused with their path."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -11,7 +11,7 @@ from unalike.base.message import Value
 from unalike.core.signatures import Shape, signature_of, spec_mismatch, tensor_spec, validator_for
 
 
-class Told(TypedDict):
+class Reply(TypedDict):
     parameters: dict[str, Tensor]
     samples: int
     loss: float
@@ -26,9 +26,9 @@ SIZES = {"rows": 2, "width": 3}
 @pytest.mark.parametrize(
     "hint, value",
     [
-        (Told, GOOD),
-        (Told, GOOD | {"more": "x"}),
-        (Told, GOOD | {"loss": 1}),
+        (Reply, GOOD),
+        (Reply, GOOD | {"more": "x"}),
+        (Reply, GOOD | {"loss": 1}),
         (Value, {"a": [1, None, torch.ones(1)]}),
         (Any, object()),
         (None, None),
@@ -43,32 +43,33 @@ SIZES = {"rows": 2, "width": 3}
         ("a name", 3),
     ],
 )
-def test_what_is_declared_passes(hint, value):
+def test_a_value_that_fits_its_annotation_passes(hint, value):
     assert validator_for(hint)(value, SIZES, "it") is None
 
 
 @pytest.mark.parametrize(
     "hint, value, says",
     [
-        (Told, {}, "it holds nothing, and must hold parameters, samples, loss"),
-        (Told, GOOD | {"code": "x"}, "it holds code, loss, parameters, samples"),
-        (Told, 3, "it is a whole number"),
-        (Told, GOOD | {"samples": True}, "it.samples is true or false, and must be a int"),
-        (Told, GOOD | {"loss": None}, "it.loss is None"),
+        (Reply, {}, "it holds nothing, and must hold parameters, samples, loss"),
+        (Reply, GOOD | {"code": "x"}, "it holds code, loss, parameters, samples"),
+        (Reply, 3, "it is a whole number"),
+        (Reply, GOOD | {"samples": True}, "it.samples is true or false, and must be a int"),
+        (Reply, GOOD | {"loss": None}, "it.loss is None"),
         (
-            Told,
+            Reply,
             GOOD | {"parameters": {"w": 1.0}},
             "it.parameters.w is a number, and must be a Tensor",
         ),
         (
-            Told,
+            Reply,
             GOOD | {"parameters": [torch.ones(2)]},
             "it.parameters is a list of 1, and must be a dict",
         ),
         (
             Rows,
             torch.zeros(2, 4),
-            r"it is a tensor of float32, shape \(2, 4\), and must be real numbers of shape \(2, 3\)",
+            r"it is a tensor of float32, shape \(2, 4\), "
+            r"and must be real numbers of shape \(2, 3\)",
         ),
         (Rows, torch.zeros(2, 3, dtype=torch.int64), "must be real numbers"),
         (Rows, torch.zeros(6), "must be real"),
@@ -83,14 +84,14 @@ def test_what_is_declared_passes(hint, value):
         (Annotated[float, Field(gt=0, le=1)], 1.5, "out of bounds"),
     ],
 )
-def test_what_is_not_is_told_with_its_place(hint, value, says):
+def test_a_value_that_does_not_fit_is_refused_with_its_path(hint, value, says):
     import re
 
     assert re.search(says, validator_for(hint)(value, SIZES, "it"))
 
 
-def test_with_privacy_nothing_may_be_told_instead():
-    hidden = validator_for(Told, hidden=True)
+def test_with_privacy_a_field_that_is_not_sent_may_be_none():
+    hidden = validator_for(Reply, hidden=True)
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
     assert (
         validator_for(float, hidden=True)(None, {}, "it") is None
@@ -99,26 +100,26 @@ def test_with_privacy_nothing_may_be_told_instead():
     assert "it.loss" in hidden(GOOD | {"loss": "x"}, {}, "it") and "holds" in hidden(
         {"loss": None}, {}, "it"
     )
-    sent = validator_for(Told, hidden=True, sent=frozenset({"loss"}))
+    sent = validator_for(Reply, hidden=True, sent=frozenset({"loss"}))
     assert "it.loss is None" in sent(GOOD | {"loss": None}, {}, "it") and "it is None" in sent(
         None, {}, "it"
     )
     assert sent(GOOD, {}, "it") is None
 
 
-def test_an_axis_that_nothing_measures_is_the_authors_mistake():
+def test_an_axis_without_a_size_raises_an_error():
     with pytest.raises(ValueError, match="nothing says how long the axis rows is"):
         validator_for(Rows)(torch.zeros(2, 3), {}, "it")
 
 
-def test_a_signature_declares():
-    def update(self, parameters: dict[str, Tensor], epoch: int, deep: bool = False) -> Told: ...
+def test_an_operations_signature_gives_its_validators():
+    def update(self, parameters: dict[str, Tensor], epoch: int, deep: bool = False) -> Reply: ...
 
-    def each(programs: list, own: list[int]) -> list[Rows]: ...
+    def update_together(programs: list, own: list[int]) -> list[Rows]: ...
 
-    def unanswered_measurements(self, anything, more=1): ...
+    def unannotated(self, anything, more=1): ...
 
-    each.together = True
+    update_together.together = True
     assert signature_of(update).request({"parameters": {}, "epoch": 1}, {}, "update") is None
     assert (
         signature_of(update).request({"parameters": {}}, {}, "update")
@@ -128,13 +129,13 @@ def test_a_signature_declares():
         {"parameters": {}, "epoch": "1"}, {}, "update"
     )
     assert (
-        signature_of(each).request({"own": 1}, {}, "each") is None
-        and signature_of(each).reply(torch.zeros(2, 3), SIZES, "it") is None
+        signature_of(update_together).request({"own": 1}, {}, "update_together") is None
+        and signature_of(update_together).reply(torch.zeros(2, 3), SIZES, "it") is None
     )
-    assert "shape (2, 3)" in signature_of(each).reply(torch.zeros(3, 3), SIZES, "it")
+    assert "shape (2, 3)" in signature_of(update_together).reply(torch.zeros(3, 3), SIZES, "it")
     assert (
-        signature_of(unanswered_measurements).request({"anything": []}, {}, "untold") is None
-        and signature_of(unanswered_measurements).reply(object(), {}, "it") is None
+        signature_of(unannotated).request({"anything": []}, {}, "unannotated") is None
+        and signature_of(unannotated).reply(object(), {}, "it") is None
     )
 
 

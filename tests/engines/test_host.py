@@ -1,4 +1,4 @@
-"""A host runs what may be called and nothing else, once per message, and clients that were spilled come back as they were."""
+"""A host runs only marked operations, once per message, and restores spilled clients exactly."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from unalike.training.loop import Training
 
 
 class Counter:
-    """A side that counts; what must survive is in `memory`."""
+    """A program that counts; what must survive is in `memory`."""
 
     def __init__(self, client):
         self.client = client
@@ -59,11 +59,11 @@ class Counter:
 
 @pytest.fixture
 def made():
-    """Names of the sides built, in order."""
+    """Clients whose programs were built, in order."""
     return []
 
 
-def host(folder, made=None, clients="abc", alive=256):
+def build_host(folder, made=None, clients="abc", alive=256):
     def build(client):
         if made is not None:
             made.append(client.id)
@@ -78,11 +78,11 @@ def message(operation, number, round=1, turn=0, **body):
     return {"operation": operation, "number": number, "round": round, "turn": turn, "body": body}
 
 
-def test_sides_are_built_when_first_called(tmp_path, made):
-    there = host(tmp_path, made)
-    assert there.infos() == {"a": "a", "b": "b", "c": "c"} and made == []
-    assert there.handle("b", message("add", 1, by=3)) == {"number": 1, "body": 3, "work": 30.0}
-    assert there.handle("b", message("ask", 2, round=4)) == {
+def test_programs_are_built_at_the_first_request(tmp_path, made):
+    host = build_host(tmp_path, made)
+    assert host.infos() == {"a": "a", "b": "b", "c": "c"} and made == []
+    assert host.handle("b", message("add", 1, by=3)) == {"number": 1, "body": 3, "work": 30.0}
+    assert host.handle("b", message("ask", 2, round=4)) == {
         "number": 2,
         "body": [3, 4],
         "work": 0.0,
@@ -91,39 +91,42 @@ def test_sides_are_built_when_first_called(tmp_path, made):
 
 
 def test_a_repeated_message_gets_the_same_answer_and_changes_nothing(tmp_path):
-    there = host(tmp_path)
-    first = there.handle("a", message("add", 7))
-    assert there.handle("a", message("add", 7)) == first == {"number": 7, "body": 1, "work": 10.0}
-    assert there.handle("a", message("ask", 8))["body"][0] == 1
+    host = build_host(tmp_path)
+    first = host.handle("a", message("add", 7))
+    assert host.handle("a", message("add", 7)) == first == {"number": 7, "body": 1, "work": 10.0}
+    assert host.handle("a", message("ask", 8))["body"][0] == 1
     assert (
-        there.handle("b", message("add", 7))["body"] == 1
+        host.handle("b", message("add", 7))["body"] == 1
     )  # another client's message of that number is another message
 
 
 def test_a_repeated_message_is_harmless_after_a_snapshot_and_a_failure_too(tmp_path):
-    there = host(tmp_path)
-    there.handle("a", message("add", 1))
-    there.save(1)
-    assert there.handle("a", message("add", 1))["body"] == 1
-    failed = there.handle("a", message("fail", 2, how="value"))
-    assert there.handle("a", message("fail", 2, how="key")) == failed
+    host = build_host(tmp_path)
+    host.handle("a", message("add", 1))
+    host.save(1)
+    assert host.handle("a", message("add", 1))["body"] == 1
+    failed = host.handle("a", message("fail", 2, how="value"))
+    assert host.handle("a", message("fail", 2, how="key")) == failed
 
 
 def test_a_repeated_message_is_harmless_though_its_client_was_spilled(tmp_path):
-    there = host(tmp_path, alive=1)
-    first = there.handle("a", message("add", 1))
-    there.handle("b", message("add", 2))
-    assert "a" not in there.programs and there.handle("a", message("add", 1)) == first
-    assert there.handle("a", message("ask", 3))["body"][0] == 1
+    host = build_host(tmp_path, alive=1)
+    first = host.handle("a", message("add", 1))
+    host.handle("b", message("add", 2))
+    assert "a" not in host.programs and host.handle("a", message("add", 1)) == first
+    assert host.handle("a", message("ask", 3))["body"][0] == 1
 
 
 def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
-    """One died after its client was kept, and before anyone heard the reply; what came before that is in the state too."""
-    there = host(tmp_path)
+    """The first process dies after it stored the client and before the server has the reply.
+
+    The stored state holds what earlier messages changed, too.
+    """
+    host = build_host(tmp_path)
     for number in (1, 2):
-        reply = there.handle("a", message("add", number))
-    there.store_client("a")
-    heir = host(tmp_path)
+        reply = host.handle("a", message("add", number))
+    host.store_client("a")
+    heir = build_host(tmp_path)
     assert heir.handle("a", message("add", 1)) == {
         "number": 1,
         "failure": "message 1 was answered before",
@@ -131,7 +134,7 @@ def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
     assert heir.handle("a", message("add", 2)) == reply
     assert heir.handle("a", message("add", 3))["body"] == 3
     heir.save(1)
-    last = host(tmp_path)
+    last = build_host(tmp_path)
     assert (
         "was answered before" in last.handle("a", message("add", 3))["failure"]
         and last.handle("a", message("ask", 4))["body"][0] == 3
@@ -139,11 +142,11 @@ def test_a_repeated_message_is_harmless_in_another_process(tmp_path):
 
 
 def test_a_reply_that_cannot_be_sent_does_not_keep_its_client_from_being_kept(tmp_path):
-    there = host(tmp_path, alive=1)
-    there.handle("a", message("add", 1, by=1))
-    there.answered["a"] = (1, {"number": 1, "body": object()})
-    there.handle("b", message("add", 2))
-    assert there.handle("a", message("ask", 3))["body"][0] == 1
+    host = build_host(tmp_path, alive=1)
+    host.handle("a", message("add", 1, by=1))
+    host.answered["a"] = (1, {"number": 1, "body": object()})
+    host.handle("b", message("add", 2))
+    assert host.handle("a", message("ask", 3))["body"][0] == 1
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_a_reply_that_cannot_be_sent_does_not_keep_its_client_from_being_kept(tm
     ["hidden", "state", "restore", "perform", "secret", "__init__", "__class__", "nothing", ""],
 )
 def test_only_operations_can_be_called(tmp_path, name):
-    reply = host(tmp_path).handle("a", message(name, 1))
+    reply = build_host(tmp_path).handle("a", message(name, 1))
     assert reply == {
         "number": 1,
         "failure": f"this client has no operation {name!r}; it has: add, ask, draw, fail",
@@ -174,8 +177,8 @@ def test_only_operations_can_be_called(tmp_path, name):
     ],
 )
 def test_what_is_no_request_touches_nothing(tmp_path, made, changed):
-    there = host(tmp_path, made)
-    assert there.handle("a", message("add", 1) | changed)["failure"].startswith(
+    host = build_host(tmp_path, made)
+    assert host.handle("a", message("add", 1) | changed)["failure"].startswith(
         "it refuses what it was sent: the message"
     )
     for bytes_ in (
@@ -184,7 +187,7 @@ def test_what_is_no_request_touches_nothing(tmp_path, made, changed):
         bytes(encode([1, 2])),
         bytes(encode(message("add", 1) | changed)),
     ):
-        assert "failure" in decode(there.answer("a", bytes_))
+        assert "failure" in decode(host.answer("a", bytes_))
     assert made == []
 
 
@@ -197,66 +200,66 @@ def test_what_is_no_request_touches_nothing(tmp_path, made, changed):
     ],
 )
 def test_an_exception_becomes_a_failure(tmp_path, how, says):
-    there = host(tmp_path)
-    answer = there.handle("a", message("fail", 1, how=how))
+    host = build_host(tmp_path)
+    answer = host.handle("a", message("fail", 1, how=how))
     assert answer["failure"] == says
     assert "test_host.py" in answer["traceback"] and "in fail" in answer["traceback"]
-    assert there.handle("b", message("add", 2))["body"] == 1
+    assert host.handle("b", message("add", 2))["body"] == 1
 
 
 def test_a_recognised_mistake_has_no_traceback(tmp_path):
-    there = host(tmp_path)
-    assert there.handle("a", message("add", 1, to=3)).keys() == {"number", "failure"}
-    assert there.handle("a", message("nothing", 2)).keys() == {"number", "failure"}
+    host = build_host(tmp_path)
+    assert host.handle("a", message("add", 1, to=3)).keys() == {"number", "failure"}
+    assert host.handle("a", message("nothing", 2)).keys() == {"number", "failure"}
 
 
 def test_no_traceback_leaves_where_the_server_is_another_organisations(tmp_path):
     reported = []
-    there = host(tmp_path)
-    there.report = reported.append
-    answer = there.handle("a", message("fail", 1, how="type"))
+    host = build_host(tmp_path)
+    host.report = reported.append
+    answer = host.handle("a", message("fail", 1, how="type"))
     assert answer.keys() == {"number", "failure"} and "a bug" not in answer["failure"]
     assert "in fail" in reported[0].traceback
 
 
 def test_a_traceback_is_not_counted_and_gives_way_to_a_limit(tmp_path):
-    there = host(tmp_path)
-    answer = there.handle("a", message("fail", 1, how="type"))
+    host = build_host(tmp_path)
+    answer = host.handle("a", message("fail", 1, how="type"))
     plain = {"number": 1, "failure": "RuntimeError: a bug"}
     assert without_traceback(answer) == plain
     assert counted_bytes(answer, len(encode(answer))) == len(encode(plain))
-    assert decode(there.answer("a", encode(message("fail", 2, how="type")), limit=400)) == {
+    assert decode(host.answer("a", encode(message("fail", 2, how="type")), limit=400)) == {
         **plain,
         "number": 2,
     }
 
 
 def test_wrong_arguments_become_a_failure(tmp_path):
-    there = host(tmp_path)
-    assert "add holds to, and must hold by" in there.handle("a", message("add", 1, to=3))["failure"]
-    assert "failure" in there.handle("nobody", message("add", 3))
+    host = build_host(tmp_path)
+    assert "add holds to, and must hold by" in host.handle("a", message("add", 1, to=3))["failure"]
+    assert "failure" in host.handle("nobody", message("add", 3))
 
 
 def test_a_failed_client_is_not_saved_half_changed_over_others(tmp_path):
-    there = host(tmp_path)
-    there.handle("a", message("add", 1))
-    there.handle("b", message("fail", 2, how="key"))
-    there.save(1)
-    assert there.store.read_latest("a")["memory"]["n"] == 1
+    host = build_host(tmp_path)
+    host.handle("a", message("add", 1))
+    host.handle("b", message("fail", 2, how="key"))
+    host.save(1)
+    assert host.store.read_latest("a")["memory"]["n"] == 1
 
 
 def test_an_exception_shows_itself_to_those_who_debug(tmp_path, monkeypatch):
     monkeypatch.setenv("UNALIKE_DEBUG", "1")
     with pytest.raises(KeyError):
-        host(tmp_path).handle("a", message("fail", 1, how="key"))
+        build_host(tmp_path).handle("a", message("fail", 1, how="key"))
 
 
 def test_randomness_belongs_to_the_message_not_to_the_process(tmp_path):
-    there, other = host(tmp_path / "1"), host(tmp_path / "2", clients="a")
-    there.handle("b", message("draw", 1))
+    host, other = build_host(tmp_path / "1"), build_host(tmp_path / "2", clients="a")
+    host.handle("b", message("draw", 1))
     torch.rand(5)
     state = torch.get_rng_state()
-    drawn = there.handle("a", message("draw", 2))["body"]
+    drawn = host.handle("a", message("draw", 2))["body"]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(
         drawn, other.handle("a", message("draw", 9))["body"]
@@ -268,32 +271,32 @@ def test_randomness_belongs_to_the_message_not_to_the_process(tmp_path):
 
 
 def test_the_idlest_are_spilled_and_come_back(tmp_path, made):
-    there = host(tmp_path, made, "abcd", alive=2)
+    host = build_host(tmp_path, made, "abcd", alive=2)
     for number, client in enumerate("abcabcd" * 3):
-        there.handle(client, message("add", number))
-        assert len(there.programs) <= 2
-    assert [there.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [
+        host.handle(client, message("add", number))
+        assert len(host.programs) <= 2
+    assert [host.handle(c, message("ask", 100 + i))["body"][0] for i, c in enumerate("abcd")] == [
         6,
         6,
         6,
         3,
     ]
     assert len(made) > 8
-    there.save(1)
-    assert [there.store.read_latest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
+    host.save(1)
+    assert [host.store.read_latest(c)["memory"]["n"] for c in "abcd"] == [6, 6, 6, 3]
     assert not list(tmp_path.rglob("current.safetensors"))
 
 
 def test_who_was_only_asked_leaves_nothing_on_disk(tmp_path):
-    there = host(tmp_path, alive=1)
+    host = build_host(tmp_path, alive=1)
     for number, client in enumerate("abcabc"):
-        there.handle(client, message("ask", number))
-    there.save(1)
+        host.handle(client, message("ask", number))
+    host.save(1)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
-    there = host(tmp_path, alive=1)
+    host = build_host(tmp_path, alive=1)
     turns = [
         ("a", "add"),
         ("b", "ask"),
@@ -304,17 +307,17 @@ def test_a_client_spilled_asked_and_changed_again_is_saved_as_it_is(tmp_path):
         ("a", "ask"),
     ]
     for number, (client, what) in enumerate(turns):
-        there.handle(client, message(what, number))
-    there.save(1)
+        host.handle(client, message(what, number))
+    host.save(1)
     assert (
-        there.store.read_latest("a")["memory"]["n"] == 2
-        and there.store.read_latest("b")["memory"]["n"] == 1
+        host.store.read_latest("a")["memory"]["n"] == 2
+        and host.store.read_latest("b")["memory"]["n"] == 1
     )
-    there.handle("a", message("add", 10))
-    there.handle("b", message("ask", 11))
-    there.forget()
-    there.store.rewind(1)
-    assert there.handle("a", message("ask", 12))["body"][0] == 2
+    host.handle("a", message("add", 10))
+    host.handle("b", message("ask", 11))
+    host.forget()
+    host.store.rewind(1)
+    assert host.handle("a", message("ask", 12))["body"][0] == 2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
@@ -324,7 +327,7 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
     for alive in (1, 256):
         training = Training(rounds=3, batch_size=8, lr=0.02, optimizer=optimizer, momentum=0.9)
         method, clients = Local(), toys.clients(3)
-        there = Host(
+        host = Host(
             clients,
             lambda c, m=method, t=training: ClientRuntime(m.Program(c, m, t, 0)),
             Store(tmp_path / str(alive)),
@@ -335,11 +338,11 @@ def test_real_clients_end_the_same_however_many_fit(tmp_path, toys, optimizer):
             for _ in range(2):
                 for client in clients:
                     number += 1
-                    assert "failure" not in there.handle(client.id, message("train", number, round))
-            there.save(round)
+                    assert "failure" not in host.handle(client.id, message("train", number, round))
+            host.save(round)
         ends[alive] = {
-            c.id: there.handle(c.id, message("describe", 100 + i))["body"]["hash"]
+            c.id: host.handle(c.id, message("describe", 100 + i))["body"]["hash"]
             for i, c in enumerate(clients)
         }
-        assert len(there.programs) == min(alive, 3)
+        assert len(host.programs) == min(alive, 3)
     assert ends[1] == ends[256]

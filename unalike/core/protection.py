@@ -101,10 +101,10 @@ class Protection:
         These are the ones it sent with the request, else the initial weights, which come from
         the seed.
         """
-        given = received if isinstance(received, dict) else {}
-        if sent.keys() <= given.keys():
-            return given
-        return {**self.program.fresh_copy().model.state_dict(), **given}
+        known = received if isinstance(received, dict) else {}
+        if sent.keys() <= known.keys():
+            return known
+        return {**self.program.fresh_copy().model.state_dict(), **known}
 
 
 def _reply_kinds(method: Any) -> Sends:

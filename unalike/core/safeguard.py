@@ -74,8 +74,8 @@ def build_fold_replicas(program: "ClientProgram", count: int = FOLDS) -> list["C
     replicas = []
     train = program.client.train
     for fold in split_folds(program, count):
-        others = torch.tensor(sorted(set(range(len(train))) - set(fold.tolist())))
-        client = dataclasses.replace(program.client, train=train.subset(others))
+        training_rows = torch.tensor(sorted(set(range(len(train))) - set(fold.tolist())))
+        client = dataclasses.replace(program.client, train=train.subset(training_rows))
         replicas.append(program.fresh_copy(client))
     return replicas
 
