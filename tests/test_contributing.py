@@ -1,6 +1,9 @@
 """The examples in CONTRIBUTING.md are whole: each runs as it stands."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -50,3 +53,20 @@ def test_the_example_of_fedprox_is_the_shipped_one(toys):
         program.round_start = {name: p + 1 for name, p in program.model.named_parameters()}
         losses.append(program.loss(x, y).item())
     assert losses[0] == losses[1]
+
+
+def test_the_example_dataset_works_where_the_page_says_to_put_it(tmp_path):
+    """A file in unalike/data and an entry in its list, in a copy of the package."""
+    package = shutil.copytree(PAGE.parent / "unalike", tmp_path / "unalike")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (package / "data" / "wine.py").write_text(next(b for b in blocks if "def wine" in b))
+    listing = package / "data" / "__init__.py"
+    text = re.sub(r"(DATASETS: .* = {)", r'\1"wine": wine,', listing.read_text(), count=1)
+    listing.write_text(
+        text.replace("import Table\n", "import Table\nfrom unalike.data.wine import wine\n")
+    )
+    program = "from unalike.data import load_dataset; print(len(load_dataset('wine')))"
+    command = [sys.executable, "-c", program]
+    environment = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "178", done.stderr[-500:]

@@ -11,37 +11,7 @@ from typing import TYPE_CHECKING
 from unalike.base.version import __version__
 
 if TYPE_CHECKING:
-    from unalike.algorithms import (
-        AFMCC,
-        FMCSC,
-        SAGE,
-        CoFED,
-        CreamFL,
-        FedAvg,
-        FedDF,
-        FedDropout,
-        FedDSE,
-        FedDualCoOp,
-        FedHeNN,
-        FedMPT,
-        FedMuscle,
-        FedMVP,
-        FedNCA,
-        FedProx,
-        FedRAM,
-        FedRCL,
-        FedRolex,
-        FedTPG,
-        FlexFL,
-        HeteroFL,
-        LinearProbe,
-        Local,
-        PromptFL,
-        PseudoLabel,
-        SimCLR,
-        SubFLOT,
-        ZeroShot,
-    )
+    from unalike.algorithms import *  # noqa: F403
     from unalike.base.errors import Problems, Refusal, RunError, UserError
     from unalike.base.randomness import scope, stream
     from unalike.core.algorithm import Algorithm
@@ -66,49 +36,12 @@ if TYPE_CHECKING:
     from unalike.report import compare, show
     from unalike.runs import ClientResult, Result, resume, run
     from unalike.runs.export import export, rebuild, trained
-    from unalike.tasks import (
-        Classification,
-        Clustering,
-        Meter,
-        MultiLabel,
-        Regression,
-        Retrieval,
-        Segmentation,
-        Task,
-    )
+    from unalike.tasks import *  # noqa: F403
     from unalike.training.loop import Training
 
-# Where each public name is imported from at run time: the imports above, as data.
+# Where each public name is imported from at run time: the imports above, as data. Methods and tasks
+# are looked up in their own packages, so that a new one needs no line here.
 _MODULES = {
-    "AFMCC": "unalike.algorithms",
-    "CoFED": "unalike.algorithms",
-    "CreamFL": "unalike.algorithms",
-    "FMCSC": "unalike.algorithms",
-    "FedAvg": "unalike.algorithms",
-    "FedDF": "unalike.algorithms",
-    "FedDSE": "unalike.algorithms",
-    "FedDropout": "unalike.algorithms",
-    "FedDualCoOp": "unalike.algorithms",
-    "FedHeNN": "unalike.algorithms",
-    "FedMPT": "unalike.algorithms",
-    "FedMVP": "unalike.algorithms",
-    "FedMuscle": "unalike.algorithms",
-    "FedNCA": "unalike.algorithms",
-    "FedProx": "unalike.algorithms",
-    "FedRAM": "unalike.algorithms",
-    "FedRCL": "unalike.algorithms",
-    "FedRolex": "unalike.algorithms",
-    "FedTPG": "unalike.algorithms",
-    "FlexFL": "unalike.algorithms",
-    "HeteroFL": "unalike.algorithms",
-    "LinearProbe": "unalike.algorithms",
-    "Local": "unalike.algorithms",
-    "PromptFL": "unalike.algorithms",
-    "PseudoLabel": "unalike.algorithms",
-    "SAGE": "unalike.algorithms",
-    "SimCLR": "unalike.algorithms",
-    "SubFLOT": "unalike.algorithms",
-    "ZeroShot": "unalike.algorithms",
     "Problems": "unalike.base.errors",
     "Refusal": "unalike.base.errors",
     "RunError": "unalike.base.errors",
@@ -153,83 +86,38 @@ _MODULES = {
     "export": "unalike.runs.export",
     "rebuild": "unalike.runs.export",
     "trained": "unalike.runs.export",
-    "Classification": "unalike.tasks",
-    "Clustering": "unalike.tasks",
-    "Meter": "unalike.tasks",
-    "MultiLabel": "unalike.tasks",
-    "Regression": "unalike.tasks",
-    "Retrieval": "unalike.tasks",
-    "Segmentation": "unalike.tasks",
-    "Task": "unalike.tasks",
     "Training": "unalike.training.loop",
 }
 
 __all__ = [
-    "AFMCC",
-    "FMCSC",
-    "SAGE",
     "Algorithm",
     "Averaging",
     "AveragingProgram",
-    "Classification",
     "Client",
     "ClientInfo",
     "ClientProgram",
     "ClientResult",
-    "Clustering",
-    "CoFED",
-    "CreamFL",
     "Failure",
-    "FedAvg",
-    "FedDF",
-    "FedDSE",
-    "FedDropout",
-    "FedDualCoOp",
-    "FedHeNN",
-    "FedMPT",
-    "FedMVP",
-    "FedMuscle",
-    "FedNCA",
-    "FedProx",
-    "FedRAM",
-    "FedRCL",
-    "FedRolex",
-    "FedTPG",
     "Federation",
     "FederationConfig",
-    "FlexFL",
-    "HeteroFL",
-    "LinearProbe",
-    "Local",
-    "Meter",
     "Model",
-    "MultiLabel",
     "Privacy",
     "Problems",
-    "PromptFL",
     "PromptTuning",
     "PromptTuningProgram",
-    "PseudoLabel",
     "PublicTraining",
     "QuorumError",
     "Refusal",
-    "Regression",
     "Replies",
     "Result",
-    "Retrieval",
     "RunError",
     "Samples",
-    "Segmentation",
     "Shape",
-    "SimCLR",
-    "SubFLOT",
     "SubmodelMethod",
     "SubmodelProgram",
     "Table",
-    "Task",
     "Training",
     "UserError",
-    "ZeroShot",
     "__version__",
     "compare",
     "export",
@@ -254,12 +142,22 @@ if not TYPE_CHECKING:  # else a checker would take any name for one of ours
 
     def __getattr__(name: str) -> object:
         """Import a public name on first use, and keep it as an attribute of the package."""
-        if name not in _MODULES:
+        if name in _MODULES:
+            value = getattr(import_module(_MODULES[name]), name)
+        elif not name.startswith("_") and name in _methods_and_tasks():
+            value = _methods_and_tasks()[name]
+        else:
             raise AttributeError(f"module 'unalike' has no attribute {name!r}")
-        value = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value
         return value
 
 
+def _methods_and_tasks() -> dict[str, type]:
+    """The listed methods and tasks, and the base class of tasks, by the name of their class."""
+    tasks = import_module("unalike.tasks")
+    listed = [*import_module("unalike.algorithms").ALGORITHMS.values(), *tasks.TASKS.values()]
+    return {kind.__name__: kind for kind in [*listed, tasks.Task, tasks.Meter]}
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_methods_and_tasks()})

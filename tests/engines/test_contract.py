@@ -31,6 +31,7 @@ class Counter:
     def __init__(self, client):
         self.client = client
         self.total = 0
+        self.axis_lengths = {}
         self.work = 0.0
         self.round = 0
         self.seed = 0

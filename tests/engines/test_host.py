@@ -23,6 +23,7 @@ class Counter:
         self.work = 0.0
         self.round = 0
         self.seed = 0
+        self.axis_lengths = {}
         self.secret = "not for the server"
 
     @operation

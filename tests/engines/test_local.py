@@ -30,6 +30,7 @@ class Program:
         self.work = 0.0
         self.round = 0
         self.seed = 0
+        self.axis_lengths = {}
 
     @operation
     def add(self, x, work=0.0):

@@ -34,11 +34,14 @@ def _is_library(filename: str) -> bool:
 def user_location(error: BaseException) -> str | None:
     """File, line and function of the user's code that raised or led to it; None if there is none.
 
-    The result reads like `mine.py, line 12, in loss`.
+    The result reads like `mine.py, line 12, in loss`. A bug in a file of this package, where
+    methods and tasks are added, has a place too; an error that torch raised for us has none.
     """
     frames = user_frames(error)
     if not frames:
-        return None
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__)][-1:]
+        if not frames or not frames[0].filename.startswith(PACKAGE) or not is_bug(error):
+            return None
     return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
 
 

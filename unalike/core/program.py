@@ -8,7 +8,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 import torch
@@ -267,6 +267,18 @@ class ClientProgram:
     def measure(self, data: Samples) -> dict[str, float]:
         """Every metric of the model on these samples."""
         return measure(self.model, data, self.client, self.training.batch_size)
+
+    @cached_property
+    def axis_lengths(self) -> dict[str, int]:
+        """Lengths of the axes that an operation may declare by name (`Shape`) in its arguments."""
+        client = self.client
+        public_rows = len(client.public) if client.public is not None else 0
+        return {
+            **self.algorithm.axis_lengths(),
+            "samples": len(client.train),
+            "labels": len(client.task.labels),
+            "public_rows": public_rows,
+        }
 
     def fresh_copy(self, client: Client | None = None) -> Self:
         """A new program with the initial weights, which come from the seed, and no memory.

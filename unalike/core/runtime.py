@@ -127,7 +127,7 @@ class ClientRuntime:
     def _accept(self, method: Any, round: int, body: dict[str, Value]) -> None:
         """Decide whether to answer, before any data is read; then enter the round."""
         self.protection.check_answerable(method.__name__)
-        validate_request(method, body)
+        validate_request(method, body, self.program.axis_lengths)
         self.protection.check_magnitudes(method, body)
         self.program.round = round
         self.changed = self.changed or method.operation == "changes"

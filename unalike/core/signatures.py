@@ -332,9 +332,13 @@ def _read_signature(method: Any) -> OperationSignature:
     return OperationSignature(request, validator_for(reply), hidden, names)
 
 
-def validate_request(method: Any, body: dict[str, Value]) -> None:
-    """Raise Refusal for a request that differs from the declared arguments or is not finite."""
-    problem = signature_of(method).request(body, {}, method.__name__)
+def validate_request(method: Any, body: dict[str, Value], sizes: Sizes | None = None) -> None:
+    """Raise Refusal for a request that differs from the declared arguments or is not finite.
+
+    Args:
+        sizes: lengths of axes that the arguments declare by name.
+    """
+    problem = signature_of(method).request(body, sizes or {}, method.__name__)
     if problem is None:
         path = find_nonfinite(body)
         if path is not None:
