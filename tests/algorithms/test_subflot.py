@@ -241,13 +241,16 @@ def test_tensors_keep_their_addresses_from_round_to_round(toys, tmp_path):
     algorithm = SubFLOT(penalty=3.0)
     fed, addresses, distances = start_federation(toys, tmp_path, algorithm, clients(toys)), [], []
     program, recordings = fed.engine.host.programs["c"], []
-    tape, model_addresses = (
-        program.tape,
-        lambda: [tensor.data_ptr() for tensor in program.model.state_dict().values()],
-    )
-    program.tape = lambda loss: (
-        recordings.append((loss.graph_safe, model_addresses())) or tape(loss)
-    )
+    gradient_step = program.gradient_step
+
+    def model_addresses():
+        return [tensor.data_ptr() for tensor in program.model.state_dict().values()]
+
+    def record(loss):
+        recordings.append((loss.graph_safe, model_addresses()))
+        return gradient_step(loss)
+
+    program.gradient_step = record
     for round in (1, 2, 3):
         fed.start_round(round)
         sent = algorithm.build_messages(fed, ["c"])["c"]
