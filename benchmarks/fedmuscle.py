@@ -35,26 +35,26 @@ from unalike.tasks import Classification
 from unalike.tasks.task import label_names
 from unalike.training.loop import Training
 
-# muscle-vision
+# muscle-vision: methods compared; the tables of this file are built here, too
 
-RIVALS = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
+BASELINES = ("sage", "fedhenn", "cofed", "feddf", "fedrcl", "simclr", "pseudolabel")
 METHODS: dict[str, list[str]] = {
     "muscle": [],
     "pairwise": ["algorithm.loss=pairwise"],
     "gramian": ["algorithm.loss=gramian"],
-    "nobody aligned": [
-        "algorithm.align_lr=1e-12"
-    ],  # what a joint start, heads and opinions do without the Muscle loss
+    # Common initialisation, shared heads and distillation, without the Muscle loss.
+    "nobody aligned": ["algorithm.align_lr=1e-12"],
     "own start": ["algorithm.projection_init=random"],
     "own opinions": ["algorithm.distill_public=never"],
     "absent wrong": ["algorithm.mask_absent_classes=false"],
-    "no company": ["algorithm.self_peers=3"],  # each contrasts with itself
+    # Every client contrasts with itself only.
+    "no company": ["algorithm.self_peers=3"],
     "heads shared": [
         "algorithm={name: fedmuscle, average_heads: round, align_lr: 0.0003, decay: true}"
     ],
     "own heads": ["algorithm={name: fedmuscle, align_lr: 0.0003, decay: true}"],
     "as printed": ["algorithm={name: fedmuscle}"],
-    **{name: [f"algorithm={{name: {name}}}"] for name in RIVALS if name in ALGORITHMS},
+    **{name: [f"algorithm={{name: {name}}}"] for name in BASELINES if name in ALGORITHMS},
 }
 QUICK = ("rounds=2", "epochs=1", "public.size=64")
 BARS = {"delta_bar": 10.0, "lead_on_pairwise_bar": 0.0, "lead_on_gramian_bar": 0.0}
@@ -62,135 +62,158 @@ BARS = {"delta_bar": 10.0, "lead_on_pairwise_bar": 0.0, "lead_on_gramian_bar": 0
 
 @benchmark("muscle-vision")
 def bench_muscle_vision(study: Study) -> dict:
-    """FedMuscle, its losses and its rivals on `muscle-vision`: gains over training alone (the paper's Table 1 and Figure 2).
+    """FedMuscle, its losses and its baselines on `muscle-vision` (Table 1 and Figure 2).
 
-    A row for each method, three seeds, and how far the Muscle loss is ahead of the two others on the same seeds.
+    One row per method, three seeds: gains over local training. `lead_on_...` is the mean gain
+    with the Muscle loss minus that with another loss, on the same seeds.
     """
-    told = table(study, {name: (scenario(study), settings) for name, settings in METHODS.items()})
-    rows = told["rows"]
-    for other in ("pairwise", "gramian"):
-        if {"muscle", other} <= rows.keys():
-            leads = [
-                delta - rows[other]["seeds"][seed]
-                for seed, delta in rows["muscle"]["seeds"].items()
-            ]
-            spread = round(stdev(leads), 3) if len(leads) > 1 else None
-            told |= {f"lead_on_{other}": round(mean(leads), 3), f"lead_on_{other}_spread": spread}
-    return told | BARS
+    result = table(study, rows_of(study, METHODS))
+    rows = result["rows"]
+    for loss in ("pairwise", "gramian"):
+        if not {"muscle", loss} <= rows.keys():
+            continue
+        deltas = rows["muscle"]["seeds"]
+        leads = [delta - rows[loss]["seeds"][seed] for seed, delta in deltas.items()]
+        result[f"lead_on_{loss}"] = round(mean(leads), 3)
+        result[f"lead_on_{loss}_spread"] = round(stdev(leads), 3) if len(leads) > 1 else None
+    return result | BARS
 
 
 def scenario(study: Study, name: str = "muscle-vision") -> str:
+    """The scenario of that name, or `digits` in a quick benchmark."""
     return "digits" if study.quick else name
 
 
+def rows_of(
+    study: Study, settings: Mapping[str, Sequence[str]], name: str = "muscle-vision"
+) -> dict[str, Row]:
+    """Rows of one scenario, by the settings of each."""
+    return {row: (scenario(study, name), values) for row, values in settings.items()}
+
+
 def table(study: Study, rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Every row against clients alone: its own where it says alone=true (other models or labelled rows), else those of the first row."""
-    chosen = [name for name in rows if not study.only or any(word in name for word in study.only)]
-    asked = {
-        name: (
-            which,
-            ["evaluations=1", "alone=true" if name in chosen[:1] else "alone=false", *settings],
-        )
-        for name, (which, settings) in rows.items()
-    }
-    runs = study.runs(asked, QUICK, range(3))
-    shared = {made.seed: values(made, "alone") for made in runs[chosen[0]]} if chosen else {}
-    own = {name for name, (_, settings) in rows.items() if "alone=true" in settings}
-    return {
-        "rows": {
-            name: summary(
-                made,
-                [values(run, "alone") if name in own else shared[run.seed] for run in made],
-            )
-            for name, made in runs.items()
-        }
-    }
+    """Run the rows with three seeds and compare them with local training.
+
+    The local baseline is that of the first row. A row with other models or labelled data has
+    `alone=true` in its settings, and its own local baseline.
+    """
+    selected = [name for name in rows if study.selects(name)]
+    configured = {}
+    for name, (scenario_name, settings) in rows.items():
+        alone = "alone=true" if name in selected[:1] else "alone=false"
+        configured[name] = (scenario_name, ["evaluations=1", alone, *settings])
+    runs = study.runs(configured, QUICK, range(3))
+    shared = {run.seed: local_values(run) for run in runs[selected[0]]}
+    summaries = {}
+    for name, row_runs in runs.items():
+        if "alone=true" in rows[name][1]:
+            baselines = [local_values(run) for run in row_runs]
+        else:
+            baselines = [shared[run.seed] for run in row_runs]
+        summaries[name] = summarize(row_runs, baselines)
+    return {"rows": summaries}
 
 
 def curves(
-    told: dict[str, Any], across: str, lines: Mapping[str, Mapping[Any, str]]
+    result: dict[str, Any], across: str, lines: Mapping[str, Mapping[Any, str]]
 ) -> dict[str, Any]:
-    """A table with Delta drawn over numbers, by the row of each; rows that were not run are left out."""
-    rows = told["rows"]
-    found = {
-        name: {str(at): rows[row]["delta"] for at, row in sorted(line.items()) if row in rows}
-        for name, line in lines.items()
-    }
-    return told | {
-        "curves": {
-            "across": across,
-            "up": "Delta, %",
-            "lines": {name: line for name, line in found.items() if line},
-        }
-    }
+    """Add curves of the mean gain to a table.
+
+    Args:
+        across: label of the horizontal axis.
+        lines: for each curve, the name of the row at each point; rows that did not run are skipped.
+    """
+    rows = result["rows"]
+    points = {}
+    for name, line in lines.items():
+        deltas = {str(x): rows[row]["delta"] for x, row in sorted(line.items()) if row in rows}
+        if deltas:
+            points[name] = deltas
+    return result | {"curves": {"across": across, "up": "Delta, %", "lines": points}}
 
 
-def values(run: Run, key: str = "value") -> dict[str, float]:
-    """What clients leave with, which the safeguard may have chosen, or what they have `alone`."""
+def final_values(run: Run) -> dict[str, float]:
+    """Metric of each client's final model, which the safeguard may have chosen."""
     return {
-        client: its.get("safeguarded", its[key]) if key == "value" else its[key]
-        for client, its in run.clients.items()
+        client: metrics.get("safeguarded", metrics["value"])
+        for client, metrics in run.clients.items()
     }
 
 
-def summary(runs: Sequence[Run], alone: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Figures over seeds, and who loses beyond noise: by more than two standard errors of the gain, three seeds or more."""
-    gains = [
-        {
-            client: 100 * (value - before[client]) / before[client]
-            for client, value in values(run).items()
-            if before[client]
-        }
-        for run, before in zip(runs, alone, strict=True)
-    ]
-    of = {id(run): its for run, its in zip(runs, gains, strict=True)}
+def local_values(run: Run) -> dict[str, float]:
+    """Metric of each client trained alone."""
+    return {client: metrics["alone"] for client, metrics in run.clients.items()}
 
-    def figures(run: Run) -> dict[str, float]:
-        its = of[id(run)]
-        lost = sum(gain < 0 for gain in its.values())
+
+def summarize(runs: Sequence[Run], baselines: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Figures of a row over its seeds, and how many clients lose beyond noise.
+
+    A client loses beyond noise if its mean gain is negative by more than two standard errors,
+    with three seeds or more.
+
+    Args:
+        baselines: metric of each client trained alone, for each run.
+    """
+    run_gains = [
+        relative_gains(final_values(run), local) for run, local in zip(runs, baselines, strict=True)
+    ]
+    gains_by_run = {id(run): gains for run, gains in zip(runs, run_gains, strict=True)}
+
+    def run_figures(run: Run) -> dict[str, float]:
+        gains = gains_by_run[id(run)].values()
         return {
-            "delta": mean(its.values()),
-            "worst_gain": min(its.values()),
-            "losers": lost,
+            "delta": mean(gains),
+            "worst_gain": min(gains),
+            "losers": sum(gain < 0 for gain in gains),
             "megabytes": megabytes(run),
-            **values(run),
+            **final_values(run),
         }
 
-    each = {client: [its[client] for its in gains if client in its] for client in gains[0]}
-    lost = [
-        client
-        for client, its in each.items()
-        if len(its) > 2 and mean(its) + 2 * stdev(its) / len(its) ** 0.5 < 0
-    ]
-    return averages(runs, figures) | {
-        "losers_beyond_noise": len(lost),
-        "gains": {c: round(mean(its), 2) for c, its in each.items()},
+    client_gains = {
+        client: [gains[client] for gains in run_gains if client in gains] for client in run_gains[0]
+    }
+    return averages(runs, run_figures) | {
+        "losers_beyond_noise": sum(loses_beyond_noise(gains) for gains in client_gains.values()),
+        "gains": {client: round(mean(gains), 2) for client, gains in client_gains.items()},
     }
 
 
-# muscle
+def relative_gains(values: dict[str, float], local: dict[str, float]) -> dict[str, float]:
+    """Gain of each client over local training, in percent; clients with a local 0 are left out."""
+    return {
+        client: 100 * (value - local[client]) / local[client]
+        for client, value in values.items()
+        if local[client]
+    }
+
+
+def loses_beyond_noise(gains: Sequence[float]) -> bool:
+    """Whether the mean gain is more than two standard errors below zero."""
+    return len(gains) > 2 and mean(gains) + 2 * stdev(gains) / len(gains) ** 0.5 < 0
+
+
+# muscle: the loss alone, without a federation
 
 BATCH, WIDTH = 32, 256
 MUSCLE_BARS = {3: 25.0, 4: 300.0}  # times faster than the literal form
-LITERAL_GIB = 5.0  # what the literal form may take at M=4 with its gradients
+LITERAL_GIB = 5.0  # memory that the literal form and its gradients need at M=4
 
 
 @benchmark("muscle")
 def bench_muscle(quick: bool = False) -> dict:
-    """Measures the Muscle loss against the paper's literal sum: time, memory and accuracy. Knows nothing of federations; writes no files.
+    """The Muscle loss against the paper's literal sum: time, memory and accuracy.
 
-        python -c "from unalike.benches import muscle; print(muscle.run())"
+    Times are of loss and gradient at B=32, d=256 in float32, t=0.2, t_low=0.15, on one thread.
+    The two implementations take turns; the fastest turn counts, and a turn of `muscle_loss` is
+    the median of 9 calls. The literal form is timed whole: all similarities are in memory, 32 MiB
+    at M=3 and 1 GiB at M=4. `anchor` is the gradient with respect to z, which is all that
+    FedMuscle needs; `all` adds the gradients of the peers.
 
-    Times are of loss and gradient at B=32, d=256 in float32, t=0.2, t_low=0.15, one thread for both sides (a second thread on a shared core
-    measures the neighbours), the two sides taking turns, the fastest turn of each; a turn of ours is the median
-    of 9, being so short. The literal form is measured whole: S is in memory at
-    once, 32 MiB at M=3 and 1 GiB at M=4, and `muscle_literal` alone is timed, nothing chunked and nothing recomputed. `anchor` is the gradient
-    with respect to z, all that FedMuscle needs; `all` adds the peers.
+    Returns: a flat dict of numbers, with their bars; None for what was not measured. `quick`
+        skips the literal form at M=4.
 
-        A flat dict of numbers, each with its bar where there is one; None where it was not measured. `quick` skips the literal M=4.
-
-        >>> sorted(accuracy(cases=2))
-        ['accuracy_cases', 'gradient_error', 'gradient_error_bar', 'loss_error', 'loss_error_bar']
+    >>> sorted(accuracy(cases=2))
+    ['accuracy_cases', 'gradient_error', 'gradient_error_bar', 'loss_error', 'loss_error_bar']
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -210,38 +233,45 @@ def bench_muscle(quick: bool = False) -> dict:
 
 
 def speed(peers: int, turns: int, literal: bool = True) -> dict:
-    """Milliseconds of loss + gradient, ours and literal, and their ratio."""
-    found: dict[str, float | None] = {}
+    """Milliseconds of loss and gradient, ours and literal, and their ratio."""
+    result: dict[str, float | None] = {}
     for which in ("anchor", "all"):
-        z, *others = torch.randn(
-            1 + peers, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)
-        ).unbind()
-        wanted = [z, *others] if which == "all" else [z]
-        for tensor in wanted:
+        source = torch.Generator().manual_seed(0)
+        z, *peer_views = torch.randn(1 + peers, BATCH, WIDTH, generator=source).unbind()
+        inputs = [z, *peer_views] if which == "all" else [z]
+        for tensor in inputs:
             tensor.requires_grad_()
-        ours, theirs = [], []
-        _seconds(muscle_loss, z, others, wanted)
+        fast_times, literal_times = [], []
+        _seconds(muscle_loss, z, peer_views, inputs)
         for _ in range(turns):
-            ours.append(median(_seconds(muscle_loss, z, others, wanted) for _ in range(9)))
-            theirs += [_seconds(muscle_literal, z, others, wanted)] if literal else []
+            calls = [_seconds(muscle_loss, z, peer_views, inputs) for _ in range(9)]
+            fast_times.append(median(calls))
+            if literal:
+                literal_times.append(_seconds(muscle_literal, z, peer_views, inputs))
         name = f"m{peers}_{which}"
-        found[f"{name}_ms"] = 1e3 * min(ours)
-        found[f"{name}_literal_ms"] = 1e3 * min(theirs) if literal else None
-        found[f"{name}_times_faster"] = min(theirs) / min(ours) if literal else None
-        found[f"{name}_times_faster_bar"] = MUSCLE_BARS[peers]
-    return found
+        fastest = min(fast_times)
+        result[f"{name}_ms"] = 1e3 * fastest
+        result[f"{name}_literal_ms"] = 1e3 * min(literal_times) if literal else None
+        result[f"{name}_times_faster"] = min(literal_times) / fastest if literal else None
+        result[f"{name}_times_faster_bar"] = MUSCLE_BARS[peers]
+    return result
 
 
 def five_peers() -> dict:
-    """Seconds and extra resident memory of M=5, all gradients; in a fresh process, because the peak of a process never falls."""
+    """Seconds and additional resident memory of the loss with M=5 and all gradients.
+
+    Run it in a fresh process: the peak memory of a process never falls.
+    """
     torch.set_num_threads(1)
-    z, *others = torch.randn(6, BATCH, WIDTH, generator=torch.Generator().manual_seed(0)).unbind()
-    wanted = [tensor.requires_grad_() for tensor in (z, *others)]
-    _seconds(muscle_loss, z, others[:2], wanted[:3])  # what torch loads on first use is not ours
+    source = torch.Generator().manual_seed(0)
+    z, *peer_views = torch.randn(6, BATCH, WIDTH, generator=source).unbind()
+    inputs = [tensor.requires_grad_() for tensor in (z, *peer_views)]
+    # A first call, so that what torch loads on first use does not count.
+    _seconds(muscle_loss, z, peer_views[:2], inputs[:3])
     before = _peak_mb()
-    seconds = min(_seconds(muscle_loss, z, others, wanted) for _ in range(3))
+    fastest = min(_seconds(muscle_loss, z, peer_views, inputs) for _ in range(3))
     return {
-        "m5_all_s": seconds,
+        "m5_all_s": fastest,
         "m5_all_s_bar": 2.0,
         "m5_extra_mb": _peak_mb() - before,
         "m5_extra_mb_bar": 500.0,
@@ -249,52 +279,60 @@ def five_peers() -> dict:
 
 
 def accuracy(cases: int) -> dict:
-    """Largest differences from the literal sum in float64, loss relative to its size where that is above 1, over random cases."""
+    """Largest differences from the literal sum in float64 over random cases.
+
+    The error of the loss is relative where the loss is above 1, else absolute.
+    """
     source = torch.Generator().manual_seed(0)
-    losses, gradients = [], []
+    loss_errors, gradient_errors = [], []
 
     def draw(low: float, high: float) -> float:
         return low + (high - low) * torch.rand((), generator=source).item()
 
     for case in range(cases):
         peers, batch, width = 1 + case % 4, int(draw(2, 8)), int(draw(2, 40))
-        z, *others = wanted = (
-            torch.randn(1 + peers, batch, width, generator=source).double().unbind()
-        )
-        for tensor in wanted:
+        inputs = torch.randn(1 + peers, batch, width, generator=source).double().unbind()
+        for tensor in inputs:
             tensor.requires_grad_()
+        z, *peer_views = inputs
         temperatures = draw(0.05, 1), draw(0.02, 1)
-        ours, theirs = (loss(z, others, *temperatures) for loss in (muscle_loss, muscle_literal))
-        losses.append((ours - theirs).abs().item() / max(1.0, theirs.item()))
-        pairs = zip(
-            torch.autograd.grad(ours, wanted), torch.autograd.grad(theirs, wanted), strict=True
-        )
-        gradients.append(max((a - b).abs().max().item() for a, b in pairs))
+        loss = muscle_loss(z, peer_views, *temperatures)
+        expected = muscle_literal(z, peer_views, *temperatures)
+        loss_errors.append((loss - expected).abs().item() / max(1.0, expected.item()))
+        gradients = torch.autograd.grad(loss, inputs)
+        expected_gradients = torch.autograd.grad(expected, inputs)
+        pairs = zip(gradients, expected_gradients, strict=True)
+        gradient_errors.append(max((a - b).abs().max().item() for a, b in pairs))
     return {
         "accuracy_cases": cases,
-        "loss_error": max(losses),
+        "loss_error": max(loss_errors),
         "loss_error_bar": 1e-9,
-        "gradient_error": max(gradients),
+        "gradient_error": max(gradient_errors),
         "gradient_error_bar": 1e-8,
     }
 
 
-def _seconds(loss, z, others, wanted) -> float:
+def _seconds(
+    loss: Callable[..., Tensor], z: Tensor, peer_views: list[Tensor], inputs: list[Tensor]
+) -> float:
+    """Seconds of the loss and its gradient with respect to `inputs`."""
     start = time.perf_counter()
-    torch.autograd.grad(loss(z, others), wanted)
+    torch.autograd.grad(loss(z, peer_views), inputs)
     return time.perf_counter() - start
 
 
 def _peak_mb() -> float:
-    """Highest resident memory of this process so far. Not ru_maxrss on Linux: a child starts with its parent's, and hides its own."""
+    """Peak resident memory of this process in MiB.
+
+    Not ru_maxrss on Linux, where a child process starts with the peak of its parent.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         return int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
-    import resource  # not on Windows, where only this number is lost
+    import resource  # does not exist on Windows
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        2**20 if sys.platform == "darwin" else 2**10
-    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _free_gib() -> float:
@@ -302,77 +340,73 @@ def _free_gib() -> float:
 
 
 def _in_fresh_process(function: str) -> dict:
-    code = (
-        f"import json; from unalike.benches import muscle; print(json.dumps(muscle.{function}()))"
+    """Call a function of this module without arguments in a new Python process."""
+    code = f"import json; from benchmarks.fedmuscle import {function} as f; print(json.dumps(f()))"
+    root = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
     )
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-    }
-    return json.loads(
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    )
+    return json.loads(process.stdout)
 
 
-# muscle-batch
+# muscle-batch: batch size of the alignment
 
 BATCHES = (32, 8, 16, 64, 128)
 
 
 @benchmark("muscle-batch")
 def bench_muscle_batch(study: Study) -> dict:
-    """Rows of the public set at a time in FedMuscle (the paper's Figure 5)."""
-    told = table(
-        study, {f"B={batch}": (scenario(study), [f"algorithm.batch={batch}"]) for batch in BATCHES}
-    )
-    return curves(told, "B", {"FedMuscle": {batch: f"B={batch}" for batch in BATCHES}})
+    """FedMuscle by the batch size of its public set (the paper's Figure 5)."""
+    settings = {f"B={batch}": [f"algorithm.batch={batch}"] for batch in BATCHES}
+    result = table(study, rows_of(study, settings))
+    return curves(result, "B", {"FedMuscle": {batch: f"B={batch}" for batch in BATCHES}})
 
 
-# muscle-cross-temperature
+# muscle-cross-temperature: temperatures by pair of clients
 
-PIXELS, NEWS = (6, 7), (8, 9)  # places of these clients in the scenario
+SEGMENTATION, NEWS = (6, 7), (8, 9)  # indices of these clients in the scenario
 LARGE = 100.0
 
 
 @benchmark("muscle-cross-temperature")
 def bench_muscle_cross_temperature(study: Study) -> dict:
-    """A large temperature between clients that mark pixels and clients that read, in `muscle-multimodal` (the paper's Table 9).
+    """A large temperature between segmentation and text clients of `muscle-multimodal` (Table 9).
 
-    Both temperatures of such a pair are large, in the proportion of the others.
+    Both temperatures of such a pair are large, in the same proportion as for other pairs.
     """
-    clients, apart = (6, ((0, 1), (2, 3))) if study.quick else (10, (PIXELS, NEWS))
-    upper, lower = (
-        matrix(clients, apart, usual, large)
-        for usual, large in ((0.2, LARGE), (0.15, 0.75 * LARGE))
-    )
+    if study.quick:
+        clients, first, second = 6, (0, 1), (2, 3)
+    else:
+        clients, first, second = 10, SEGMENTATION, NEWS
+    upper = temperature_matrix(clients, first, second, usual=0.2, large=LARGE)
+    lower = temperature_matrix(clients, first, second, usual=0.15, large=0.75 * LARGE)
     settings = {
         "0.2 for all": [FREE],
         "100 between pixels and news": [FREE, f"temperature={upper}", f"lower_temperature={lower}"],
     }
-    return table(
-        study,
-        {name: (scenario(study, "muscle-multimodal"), each) for name, each in settings.items()},
-    )
+    return table(study, rows_of(study, settings, "muscle-multimodal"))
 
 
-def matrix(
-    clients: int, apart: tuple[tuple[int, ...], tuple[int, ...]], usual: float, large: float
+def temperature_matrix(
+    clients: int, first: tuple[int, ...], second: tuple[int, ...], usual: float, large: float
 ) -> list[list[float]]:
-    """One per pair of clients, large between the two groups."""
-    far = {pair for a in apart[0] for b in apart[1] for pair in ((a, b), (b, a))}
-    return [[large if (a, b) in far else usual for b in range(clients)] for a in range(clients)]
+    """Temperature of every pair of clients: `large` between the two groups, else `usual`."""
+    matrix = [[usual] * clients for _ in range(clients)]
+    for a in first:
+        for b in second:
+            matrix[a][b] = matrix[b][a] = large
+    return matrix
 
 
-# muscle-d-temperature
+# muscle-d-temperature: width of the representations and temperatures
 
-TEMPERATURES, WIDTHS = ((0.1, 0.075), (0.3, 0.225), (0.5, 0.375)), (64, 128, 512)
+TEMPERATURES = ((0.1, 0.075), (0.3, 0.225), (0.5, 0.375))
+WIDTHS = (64, 128, 512)
 SHIPPED = "d=256, 0.2 and 0.15"
 
 
@@ -380,85 +414,74 @@ SHIPPED = "d=256, 0.2 and 0.15"
 def bench_muscle_d_temperature(study: Study) -> dict:
     """Width of FedMuscle's representations and its two temperatures (the paper's Figure 11).
 
-    Another width is another model alone as well: such rows are trained alone too.
+    Another width is another model, so these rows have their own local baseline.
     """
     settings: dict[str, list[str]] = {SHIPPED: []}
     for upper, lower in TEMPERATURES:
-        settings[f"d=256, {upper} and {lower}"] = [
-            f"temperature={upper}",
-            f"lower_temperature={lower}",
-        ]
+        name = f"d=256, {upper} and {lower}"
+        settings[name] = [f"temperature={upper}", f"lower_temperature={lower}"]
     settings |= {f"d={width}": [f"algorithm.width={width}", "alone=true"] for width in WIDTHS}
-    told = table(study, {name: (scenario(study), each) for name, each in settings.items()})
-    return curves(
-        told, "d", {"FedMuscle": {256: SHIPPED} | {width: f"d={width}" for width in WIDTHS}}
-    )
+    result = table(study, rows_of(study, settings))
+    line = {256: SHIPPED} | {width: f"d={width}" for width in WIDTHS}
+    return curves(result, "d", {"FedMuscle": line})
 
 
-# muscle-ert
+# muscle-ert: rounds against local epochs
 
 ROUNDS, PASSES = (1, 10, 25), (1, 3, 5)
 
 
 @benchmark("muscle-ert")
 def bench_muscle_ert(study: Study) -> dict:
-    """Local epochs, rounds and passes of FedMuscle at equal local work, 150 epochs (the paper's Table 8).
+    """Local epochs, rounds and passes of FedMuscle at equal local work, 150 epochs (Table 8).
 
-    Clients alone do the same 150 epochs whatever the rounds, so that one row's clients alone serve all.
+    The local baseline trains 150 epochs whatever the rounds, so all rows share that of the first.
     """
-    settings = {
-        f"R={rounds}, T={passes}": [
-            f"rounds={rounds}",
-            f"epochs={150 // rounds}",
-            f"passes={passes}",
-        ]
-        for rounds in reversed(ROUNDS)
-        for passes in PASSES
-    }
-    told = table(study, {name: (scenario(study), each) for name, each in settings.items()})
-    return curves(
-        told,
-        "R",
-        {
-            f"T={passes}": {rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS}
-            for passes in PASSES
-        },
-    )
+    settings = {}
+    for rounds in reversed(ROUNDS):
+        for passes in PASSES:
+            epochs = 150 // rounds
+            name = f"R={rounds}, T={passes}"
+            settings[name] = [f"rounds={rounds}", f"epochs={epochs}", f"passes={passes}"]
+    result = table(study, rows_of(study, settings))
+    lines = {}
+    for passes in PASSES:
+        lines[f"T={passes}"] = {rounds: f"R={rounds}, T={passes}" for rounds in ROUNDS}
+    return curves(result, "R", lines)
 
 
-# muscle-flops
+# muscle-flops: operations of a round
 
 
 @benchmark("muscle-flops")
 def bench_muscle_flops(study: Study) -> dict:
-    """Operations of a round of `muscle-vision` for each client and the server, by method: the last row of the paper's Table 1.
+    """Operations of a round of `muscle-vision` by method, of each client and the server (Table 1).
 
     Megaflops, counted as in `rivals-flops`, in this process.
     """
-    which, rows = scenario(study), {"local": ["algorithm={name: local}"], **METHODS}
-    chosen = [name for name in rows if not study.only or any(word in name for word in study.only)][
-        : 2 if study.quick else None
-    ]
-    told = {
-        name: round_of(
-            which, [*rows[name], f"device={study.device}", *study.settings], study.data_dir
-        )
-        for name in chosen
-    }
-    return {"scenario": which, "rows": told}
+    name = scenario(study)
+    methods = {"local": ["algorithm={name: local}"], **METHODS}
+    selected = [method for method in methods if study.selects(method)]
+    if study.quick:
+        selected = selected[:2]
+    rows = {}
+    for method in selected:
+        settings = [*methods[method], f"device={study.device}", *study.settings]
+        rows[method] = round_of(name, settings, study.data_dir)
+    return {"scenario": name, "rows": rows}
 
 
-# muscle-map
+# muscle-map: when FedMuscle helps
 
 CLIENTS = range(6)
-ENCODERS = {  # weak to strong, alone; each for every client
+ENCODERS = {  # for all clients; from weak to strong when trained alone
     "from scratch": "{name: cnn, channels: [32, 64, 128, 128], width: 128, norm: group}",
     "random weights, whole": "{name: efficientnet, weights: none, size: 96}",
     "lite0 to stage 5": "{name: efficientnet, stage: 5, size: 96, adapters: 16, adapted: 5}",
     "lite0": "{name: efficientnet, size: 96, adapters: 16, adapted: 8}",
     "lite0 at 192 pixels": "{name: efficientnet, size: 192, adapters: 16, adapted: 8}",
 }
-LEARNING = {  # of lite0, little to all
+LEARNING = {  # parts of lite0 that are trained, from few to all
     "last stages learn": "{name: efficientnet, size: 96, adapters: 16, adapted: 6}",
     "every stage learns": "{name: efficientnet, size: 96, adapters: 16, adapted: 1}",
     "all learns": "{name: efficientnet, size: 96}",
@@ -467,7 +490,7 @@ LABELS = {
     "a quarter of the labels": (50, 50, 50, 25, 25, 12),
     "four times the labels": (800, 800, 800, 400, 400, 200),
 }
-LEFT = 3300  # public photographs of VOC where its clients have four times the labels
+REMAINING = 3300  # public images of VOC when its clients have four times the labels
 NEAR = {
     "public Flickr8k": ["public.data=flickr8k", "public.size=4000"],
     "public Caltech-101": ["public.data=caltech101", "public.size=3000"],
@@ -480,7 +503,7 @@ NEAR = {
         "public.size=4000",
     ],
 }
-ALIGNED = {  # harder and gentler than shipped
+ALIGNED = {  # stronger and weaker alignment than shipped
     "align_rate 1e-3": ["align_lr=0.001"],
     "align_rate 3e-5": ["align_lr=0.00003"],
     "temperature 0.5": ["temperature=0.5", "lower_temperature=0.4"],
@@ -496,351 +519,349 @@ ALIGNED = {  # harder and gentler than shipped
 
 @benchmark("muscle-map")
 def bench_muscle_map(study: Study) -> dict:
-    """When FedMuscle helps: strength of the encoders, number of labels, nearness of the public set, what learns, and how hard it is aligned.
+    """When FedMuscle helps: encoders, number of labels, public set, what is trained, alignment.
 
-    The scenario as it is, then one thing changed at a time; rows with other models, labels or labelled rows are trained alone too.
+    The scenario as shipped, then one change at a time. Rows with other models, labels or labelled
+    data have their own local baseline.
     """
     settings: dict[str, list[str]] = {"as shipped": []}
     if study.quick:
-        return table(study, {name: ("digits", each) for name, each in (settings | ALIGNED).items()})
+        return table(study, rows_of(study, settings | ALIGNED))
     for name, model in (ENCODERS | LEARNING).items():
-        settings[name] = [*(f"clients.{i}.model={model}" for i in CLIENTS), "alone=true"]
+        models = [f"clients.{index}.model={model}" for index in CLIENTS]
+        settings[name] = [*models, "alone=true"]
     for name, counts in LABELS.items():
-        settings[name] = [
-            *(f"clients.{i}.train={count}" for i, count in zip(CLIENTS, counts, strict=True)),
-            "alone=true",
-            *([f"public.size={LEFT}"] if counts[0] > 200 else []),
-        ]
-    settings |= {name: [*each, "alone=true"] for name, each in NEAR.items()} | ALIGNED
-    return table(study, {name: (scenario(study), each) for name, each in settings.items()})
+        rows = [f"clients.{index}.train={count}" for index, count in enumerate(counts)]
+        settings[name] = [*rows, "alone=true"]
+        if counts[0] > 200:
+            settings[name].append(f"public.size={REMAINING}")
+    for name, public in NEAR.items():
+        settings[name] = [*public, "alone=true"]
+    settings |= ALIGNED
+    return table(study, rows_of(study, settings))
 
 
-# muscle-multimodal
+# muscle-multimodal: clients with other tasks and modalities
 
 FREE = "safeguard=false"
 ROWS: dict[str, list[str]] = {
-    "as shipped": [],  # M=3, and who shares its head with nobody may stay alone
+    # M=3; the safeguard may keep a client that shares its head with no other on its local model.
+    "as shipped": [],
     "muscle, M=3": [FREE],
     "pairwise, M=3": [FREE, "algorithm.loss=pairwise"],
     "own heads, M=3": [FREE, "algorithm.average_heads=never"],
-    "muscle, M=9": [
-        FREE,
-        "algorithm.peers=9",
-    ],  # of 32^9 combinations 64 are drawn for each row and batch
+    # Of 32^9 combinations, 64 are sampled for each row and batch.
+    "muscle, M=9": [FREE, "algorithm.peers=9"],
 }
 
 
 @benchmark("muscle-multimodal")
 def bench_muscle_multimodal(study: Study) -> dict:
-    """FedMuscle on `muscle-multimodal`, where clients see, mark pixels or read: gains over training alone (the paper's Table 2), and M = 9."""
-    return table(
-        study,
-        {name: (scenario(study, "muscle-multimodal"), settings) for name, settings in ROWS.items()},
-    ) | {"delta_bar": 0.0}
+    """FedMuscle with classification, segmentation and text clients (the paper's Table 2), and M=9.
+
+    Gains over local training on `muscle-multimodal`.
+    """
+    return table(study, rows_of(study, ROWS, "muscle-multimodal")) | {"delta_bar": 0.0}
 
 
-# muscle-noniid
+# muscle-noniid: label skew and number of clients
 
 
 @benchmark("muscle-noniid")
 def bench_muscle_noniid(study: Study) -> dict:
-    """FedMuscle where clients of one task have unlike labels, with 4, 8 and 12 clients (the paper's Table 4).
+    """FedMuscle with label skew between clients of one task, 4, 8 and 12 clients (Table 4).
 
-    Whoever is left out, the others hold the same rows and begin alike, so that clients alone are those of the whole federation.
+    A client has the same data and initial weights in a smaller federation, so all rows share the
+    local baseline of the largest one.
     """
-    which, counts = scenario(study, "muscle-noniid"), (6, 5, 4) if study.quick else (12, 8, 4)
-    everyone = load_mapping(which)["clients"]
-    some = {count: [f"clients={json.dumps(everyone[:count])}"] for count in counts}
-    rows = {f"heads shared, N={count}": (which, settings) for count, settings in some.items()}
-    rows |= {
-        f"as printed, N={count}": (which, [*settings, "algorithm={name: fedmuscle}"])
-        for count, settings in some.items()
-    }
-    lines = {
-        how: {count: f"{how}, N={count}" for count in counts}
-        for how in ("heads shared", "as printed")
-    }
+    name = scenario(study, "muscle-noniid")
+    counts = (6, 5, 4) if study.quick else (12, 8, 4)
+    clients = load_mapping(name)["clients"]
+    first_clients = {count: f"clients={json.dumps(clients[:count])}" for count in counts}
+    rows: dict[str, Row] = {}
+    for count, setting in first_clients.items():
+        rows[f"heads shared, N={count}"] = (name, [setting])
+    for count, setting in first_clients.items():
+        rows[f"as printed, N={count}"] = (name, [setting, "algorithm={name: fedmuscle}"])
+    lines = {}
+    for variant in ("heads shared", "as printed"):
+        lines[variant] = {count: f"{variant}, N={count}" for count in counts}
     return curves(table(study, rows), "clients", lines)
 
 
-# muscle-peers
+# muscle-peers: number of peers
 
-PEERS: dict[int, list[str]] = {
-    3: [],
-    1: [],
-    2: [],
-    4: [],
-    5: ["algorithm.samples=64"],
-}  # of 32^5 combinations 64 are drawn
+# At M=5, 64 of the 32^5 combinations are sampled.
+PEERS: dict[int, list[str]] = {3: [], 1: [], 2: [], 4: [], 5: ["algorithm.samples=64"]}
 
 
 @benchmark("muscle-peers")
 def bench_muscle_peers(study: Study) -> dict:
-    """How many peers FedMuscle's clients are drawn to, and what travels (the paper's Table 5; `bytes` tells of its own form, too)."""
-    told = table(
-        study,
-        {f"M={m}": (scenario(study), [f"algorithm.peers={m}", *more]) for m, more in PEERS.items()},
-    )
-    return curves(told, "M", {"FedMuscle": {m: f"M={m}" for m in PEERS}})
+    """FedMuscle by the number of peers M, and its traffic (the paper's Table 5).
+
+    The benchmark `bytes` also measures the traffic of the paper's own exchange.
+    """
+    settings = {f"M={m}": [f"algorithm.peers={m}", *more] for m, more in PEERS.items()}
+    result = table(study, rows_of(study, settings))
+    return curves(result, "M", {"FedMuscle": {m: f"M={m}" for m in PEERS}})
 
 
-# muscle-public
+# muscle-public: size and source of the public set
 
 SIZES, PUBLIC_PASSES = (5000, 2500, 1000, 300), (1, 3)
 
 
 @benchmark("muscle-public")
 def bench_muscle_public(study: Study) -> dict:
-    """Size of FedMuscle's public set against what travels (the paper's Figure 4), and which set it is.
+    """FedMuscle by the size of its public set, against traffic (Figure 4), and by its source.
 
-    A public set cut from a client's dataset leaves it other labelled rows: such rows are trained alone too.
+    A public set cut from a client's dataset changes the labelled data of that client, so these
+    rows have their own local baseline.
     """
-    settings = {
-        f"|D|={size}, T={passes}": [
-            "public.data=flickr8k",
-            f"public.size={size}",
-            f"passes={passes}",
-        ]
-        for size in SIZES
-        for passes in PUBLIC_PASSES
-    }
+    settings = {}
+    for size in SIZES:
+        for passes in PUBLIC_PASSES:
+            public = ["public.data=flickr8k", f"public.size={size}"]
+            settings[f"|D|={size}, T={passes}"] = [*public, f"passes={passes}"]
     settings["VOC, |D|=4000"] = ["public.data=voc2012", "public.size=4000", "alone=true"]
     settings["Caltech-101, |D|=4000"] = ["public.data=caltech101", "public.size=4000", "alone=true"]
-    told = table(study, {name: (scenario(study), each) for name, each in settings.items()})
-    lines = {
-        f"T={passes}": [row for size in SIZES if (row := f"|D|={size}, T={passes}") in told["rows"]]
-        for passes in PUBLIC_PASSES
-    }
-    return curves(
-        told,
-        "megabytes of a client and round",
-        {name: {told["rows"][row]["megabytes"]: row for row in its} for name, its in lines.items()},
-    )
+    result = table(study, rows_of(study, settings))
+    rows = result["rows"]
+    lines = {}
+    for passes in PUBLIC_PASSES:
+        names = [f"|D|={size}, T={passes}" for size in SIZES]
+        lines[f"T={passes}"] = {rows[name]["megabytes"]: name for name in names if name in rows}
+    return curves(result, "megabytes of a client and round", lines)
 
 
-# muscle-sampled
+# muscle-sampled: the sampled loss against the exact one
 
 SAMPLED_WIDTH, TRIES = 256, 40
-LIKENESS = {
-    "apart": 0.0,
-    "somewhat alike": 1.0,
-    "alike": 2.0,
-}  # how much of the same is in every model's view of a row
-SAMPLED_SIZES = ((3, 32), (9, 4), (9, 32))  # peers, rows; the first two can be summed up whole
-REFERENCE = 8192  # combinations where they cannot
+# Weight of what the views of one row have in common.
+LIKENESS = {"apart": 0.0, "somewhat alike": 1.0, "alike": 2.0}
+SAMPLED_SIZES = ((3, 32), (9, 4), (9, 32))  # peers, rows; the first two can be summed exactly
+REFERENCE = 8192  # combinations sampled as the reference where the exact sum is too long
 
 
 @benchmark("muscle-sampled")
 def bench_muscle_sampled(quick: bool = False) -> dict:
-    """How far the estimated Muscle loss and its gradient are from the exact ones: bias, spread, and direction, by the combinations drawn.
+    """The sampled Muscle loss and its gradient against the exact ones: bias, spread, direction.
 
-    Of the gradient with respect to the anchor: the length of its mean error and of its spread, in parts of its own, and its cosine.
+    By the number of sampled combinations. Of the gradient with respect to the anchor: the norm
+    of its mean error and of its spread, relative to the exact norm, and the cosine.
     """
     rows = {}
     for peers, batch in SAMPLED_SIZES[: 2 if quick else None]:
         for name, share in LIKENESS.items():
-            z, *others = views(peers, batch, share)
-            truth, way = exact(z, others)
+            z, *peer_views = random_views(peers, batch, share)
+            loss, gradient = exact(z, peer_views)
             for count in (16, 64, 256)[: 1 if quick else None]:
-                rows[f"M={peers}, B={batch}, {name}, {count} drawn"] = figures(
-                    z, others, truth, way, count, 5 if quick else TRIES
+                rows[f"M={peers}, B={batch}, {name}, {count} drawn"] = sampling_errors(
+                    z, peer_views, loss, gradient, count=count, tries=5 if quick else TRIES
                 )
     return {"width": SAMPLED_WIDTH, "rows": rows}
 
 
-def views(peers: int, batch: int, share: float) -> list[Tensor]:
-    """Of the anchor and its peers, (batch, WIDTH) each; all have a direction in common, as features have."""
-    draw = torch.Generator().manual_seed(0)
-    common, offset = (
-        torch.randn(batch, SAMPLED_WIDTH, generator=draw),
-        torch.randn(SAMPLED_WIDTH, generator=draw),
-    )
-    return [
-        (share * common + torch.randn(batch, SAMPLED_WIDTH, generator=draw) + offset / 2).double()
-        for _ in range(peers + 1)
-    ]
+def random_views(peers: int, batch: int, share: float) -> list[Tensor]:
+    """Random features of the anchor and its peers, (batch, SAMPLED_WIDTH) each.
+
+    All rows have a direction in common, as features of real models do. `share` weighs what the
+    views of one row have in common.
+    """
+    source = torch.Generator().manual_seed(0)
+    common = torch.randn(batch, SAMPLED_WIDTH, generator=source)
+    offset = torch.randn(SAMPLED_WIDTH, generator=source)
+    views = []
+    for _ in range(peers + 1):
+        own = torch.randn(batch, SAMPLED_WIDTH, generator=source)
+        views.append((share * common + own + offset / 2).double())
+    return views
 
 
-def exact(z: Tensor, others: list[Tensor]) -> tuple[float, Tensor]:
-    """Loss and gradient by all combinations, or by very many where there are too many."""
-    if len(z) ** len(others) <= 2**20:
-        return graded(z, lambda anchor: muscle_loss(anchor, others))
-    draw = torch.Generator().manual_seed(1)
-    found = [
-        graded(
-            z,
-            lambda anchor: muscle_sampled(
-                anchor, others, torch.rand(len(others), len(z), REFERENCE, generator=draw)
-            ),
-        )
-        for _ in range(4)
-    ]
-    return mean(loss for loss, _ in found), torch.stack([way for _, way in found]).mean(0)
+def exact(z: Tensor, peer_views: list[Tensor]) -> tuple[float, Tensor]:
+    """Loss and gradient over all combinations, or over very many samples where it is too long."""
+    if len(z) ** len(peer_views) <= 2**20:
+        return loss_and_gradient(z, lambda anchor: muscle_loss(anchor, peer_views))
+    losses, gradients = sample_losses(z, peer_views, REFERENCE, tries=4, seed=1)
+    return mean(losses), gradients.mean(0)
 
 
-def graded(z: Tensor, loss) -> tuple[float, Tensor]:
+def sample_losses(
+    z: Tensor, peer_views: list[Tensor], count: int, tries: int, seed: int
+) -> tuple[list[float], Tensor]:
+    """Repeat the sampled loss with `count` combinations.
+
+    Returns: the losses, and the gradients, (tries, batch, SAMPLED_WIDTH).
+    """
+    source = torch.Generator().manual_seed(seed)
+    losses, gradients = [], []
+    for _ in range(tries):
+        uniform = torch.rand(len(peer_views), len(z), count, generator=source)
+        loss, gradient = loss_and_gradient(z, partial(sampled_loss, peer_views, uniform))
+        losses.append(loss)
+        gradients.append(gradient)
+    return losses, torch.stack(gradients)
+
+
+def sampled_loss(peer_views: list[Tensor], uniform: Tensor, anchor: Tensor) -> Tensor:
+    """`muscle_sampled` with the anchor as its last argument."""
+    return muscle_sampled(anchor, peer_views, uniform)
+
+
+def loss_and_gradient(z: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """Value of the loss at `z`, and its gradient."""
     anchor = z.clone().requires_grad_()
     value = loss(anchor)
     return float(value.detach()), torch.autograd.grad(value, anchor)[0]
 
 
-def figures(
-    z: Tensor, others: list[Tensor], truth: float, way: Tensor, count: int, tries: int
+def sampling_errors(
+    z: Tensor, peer_views: list[Tensor], loss: float, gradient: Tensor, *, count: int, tries: int
 ) -> dict[str, float]:
-    draw, begun = torch.Generator().manual_seed(2), time.perf_counter()
-    found = [
-        graded(
-            z,
-            lambda anchor: muscle_sampled(
-                anchor, others, torch.rand(len(others), len(z), count, generator=draw)
-            ),
-        )
-        for _ in range(tries)
-    ]
-    took = (time.perf_counter() - begun) / tries
-    losses, ways = [loss for loss, _ in found], torch.stack([each for _, each in found])
-    middle = ways.mean(0)
-    cosines = torch.cosine_similarity(ways.flatten(1), way.flatten()[None])
-    off, noise = (
-        (middle - way).norm() / way.norm(),
-        (ways - middle).flatten(1).norm(dim=1).mean() / way.norm(),
-    )
+    """Errors of the sampled loss and gradient, given the exact ones."""
+    start = time.perf_counter()
+    losses, gradients = sample_losses(z, peer_views, count, tries, seed=2)
+    seconds_per_try = (time.perf_counter() - start) / tries
+    center = gradients.mean(0)
+    cosines = torch.cosine_similarity(gradients.flatten(1), gradient.flatten()[None])
+    gradient_bias = (center - gradient).norm() / gradient.norm()
+    gradient_noise = (gradients - center).flatten(1).norm(dim=1).mean() / gradient.norm()
     return {
-        "loss": truth,
-        "bias": mean(losses) - truth,
+        "loss": loss,
+        "bias": mean(losses) - loss,
         "deviation": stdev(losses),
-        "gradient_bias": float(off),
-        "gradient_noise": float(noise),
+        "gradient_bias": float(gradient_bias),
+        "gradient_noise": float(gradient_noise),
         "cosine": float(cosines.mean()),
-        "milliseconds": 1e3 * took,
+        "milliseconds": 1e3 * seconds_per_try,
     }
 
 
-# muscle-speed
+# muscle-speed: seconds of a round
 
 LABELLED = (200, 200, 200, 100, 100, 50)  # as in muscle-vision
 LITE = (1, 0, 2, 1, 0, 0)
-SKIPPED = 3  # rounds: images go through the trunk, and the last batch comes for the third time
+# Rounds not timed: features are cached in the first, and the last, smaller batch is captured as a
+# CUDA graph when it comes for the third time.
+SKIPPED = 3
 
 
 @benchmark("muscle-speed")
 def bench_muscle_speed(study: Study) -> dict:
-    """Seconds of a FedMuscle round at full size, six clients and 5000 public images, and of its parts. All is random.
+    """Seconds of a FedMuscle round at full size and of its parts: six clients, 5000 public images.
 
-    Parts are timed in runs of their own, which wait for the GPU around each. `..._played`: how many shapes of the loss, and of passes of
-    all clients, were recorded.
+    All data are random. Parts are timed in runs of their own, which wait for the GPU before and
+    after every part. `..._played` counts the shapes captured as CUDA graphs, of the loss and of
+    all clients' passes.
     """
-    told: dict[str, Any] = {}
-    for how in ("recorded", "as written"):
-        if study.only and how not in study.only:
+    rows: dict[str, Any] = {}
+    for mode in ("recorded", "as written"):
+        if study.only and mode not in study.only:
             continue
-        whole, _, played = seconds(study, how)
-        waited, parts, too = seconds(study, how, apart=True)
+        whole, _, graphs = time_round(study, mode)
+        whole_with_waits, parts, graphs_with_waits = time_round(study, mode, parts_apart=True)
         contrast = anchored_contrast.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
-        told[how] = {
+        rows[mode] = {
             "seconds_a_round": whole,
-            "seconds_waited": waited,
-            "loss_share": parts["loss"] / waited,
+            "seconds_waited": whole_with_waits,
+            "loss_share": parts["loss"] / whole_with_waits,
             "loss_played": sum(map(bool, contrast.graphs.values())),
-            "passes_played": min(played, too),
-            **{f"{name}_seconds": parts[name] for name in parts},
+            "passes_played": min(graphs, graphs_with_waits),
+            **{f"{name}_seconds": seconds for name, seconds in parts.items()},
         }
-    return {"rows": told, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}
+    return {"rows": rows, "seconds_a_round_bar": 4.0, "loss_share_bar": 0.03}
 
 
-def seconds(study: Study, how: str, apart: bool = False) -> tuple[float, dict[str, float], int]:
-    """Seconds of a round, of the calls and the loss in it where they are timed apart, and how many shapes of passes were recorded."""
-    program, public, skipped, rounds = (
-        (32, 64, 1, 2) if study.quick else (96, 5000, SKIPPED, SKIPPED + 3)
-    )
-    draw = torch.Generator().manual_seed(0)
-    images = lambda count: torch.randint(
-        256, (count, 3, program, program), dtype=torch.uint8, generator=draw
-    )
-    shared, clients = Tensors(images(public)), []
-    for i, (rows, lite) in enumerate(zip(LABELLED, LITE, strict=True)):
-        rows = rows // 10 if study.quick else rows
-        model = partial(
-            build_encoder,
-            "efficientnet",
-            (3, program, program),
-            {"lite": lite, "weights": "none", "adapters": 16},
-        )
-        held = Tensors(images(rows), torch.arange(rows) % 10)
-        clients.append(
-            Client(
-                f"c{i}",
-                model,
-                Classification(label_names(10)),
-                held,
-                public=shared,
-                device=study.device,
-            )
-        )
+def time_round(
+    study: Study, mode: str, parts_apart: bool = False
+) -> tuple[float, dict[str, float], int]:
+    """Train FedMuscle on random images and time its rounds.
+
+    Returns: seconds of a round, seconds of its operations and of the loss (empty unless
+        `parts_apart`), and how many shapes of passes were captured as CUDA graphs.
+    """
+    skipped, rounds = (1, 2) if study.quick else (SKIPPED, SKIPPED + 3)
+    clients = random_clients(study)
     algorithm = ALGORITHMS["fedmuscle"]()
     training = Training(rounds=rounds, epochs=6)
     gradients = AnchoredContrast.gradients
     parts: dict[str, float] = defaultdict(float)
     moments: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        engine = LocalEngine(
-            clients,
-            partial(build_runtime, algorithm=algorithm, training=training, seed=0),
-            Path(folder),
-        )
+        build = partial(build_runtime, algorithm=algorithm, training=training, seed=0)
+        engine = LocalEngine(clients, build, Path(folder))
         fed: Any = Federation(engine, training, FederationConfig(evaluations=1), 0)
-        if apart:
+        if parts_apart:
             fed.call = timed(fed.call, parts)
-            AnchoredContrast.gradients = timed(gradients, parts, "loss")  # type: ignore[method-assign]
+            AnchoredContrast.gradients = timed(  # type: ignore[method-assign]
+                gradients, parts, "loss"
+            )
         try:
-            use_cuda_graphs(how == "recorded")
+            use_cuda_graphs(mode == "recorded")
             for number in algorithm.serve(fed):
                 fed.finished = number
                 wait()
                 moments.append((time.perf_counter(), dict(parts)))
             assert engine.host is not None
-            played = sum(
-                map(
-                    bool,
-                    (
-                        made
-                        for program in engine.host.programs.values()
-                        for made in program.graphed_forward.graphs.values()
-                    ),
-                )
-            )
+            graphs = 0
+            for program in engine.host.programs.values():
+                graphs += sum(map(bool, program.graphed_forward.graphs.values()))
         finally:
             use_cuda_graphs(True)
             AnchoredContrast.gradients = gradients  # type: ignore[method-assign]
             engine.close()
-    (begun, before), (ended, after), count = moments[skipped - 1], moments[-1], rounds - skipped
-    return (
-        (ended - begun) / count,
-        {name: (after[name] - before.get(name, 0.0)) / count for name in after},
-        played,
-    )
+    (start, before), (end, after) = moments[skipped - 1], moments[-1]
+    count = rounds - skipped
+    part_seconds = {name: (after[name] - before.get(name, 0.0)) / count for name in after}
+    return (end - start) / count, part_seconds, graphs
+
+
+def random_clients(study: Study) -> list[Client]:
+    """Six clients as in `muscle-vision`, with random weights and images."""
+    size, public_rows = (32, 64) if study.quick else (96, 5000)
+    source = torch.Generator().manual_seed(0)
+
+    def random_images(count: int) -> Tensor:
+        return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=source)
+
+    public = Tensors(random_images(public_rows))
+    clients = []
+    for index, (labelled, lite) in enumerate(zip(LABELLED, LITE, strict=True)):
+        rows = labelled // 10 if study.quick else labelled
+        options = {"lite": lite, "weights": "none", "adapters": 16}
+        client = Client(
+            f"c{index}",
+            partial(build_encoder, "efficientnet", (3, size, size), options),
+            Classification(label_names(10)),
+            Tensors(random_images(rows), torch.arange(rows) % 10),
+            public=public,
+            device=study.device,
+        )
+        clients.append(client)
+    return clients
 
 
 def use_cuda_graphs(enabled: bool) -> None:
-    """Whether a GPU replays captured passes of clients and the server's losses."""
+    """Set whether a GPU replays captured passes of clients and the server's losses."""
     anchored_contrast.USE_CUDA_GRAPHS = public_alignment.USE_CUDA_GRAPHS = enabled
     anchored_contrast.stacked.cache_clear()
 
 
 def timed(function: Callable, parts: dict[str, float], name: str | None = None) -> Callable:
-    """The same, its seconds counted under this name, or that of its first argument."""
+    """Wrap a function to add its seconds to `parts[name]`; the name may be its first argument."""
 
-    def count(*given: Any, **named: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         wait()
-        begun = time.perf_counter()
-        told = function(*given, **named)
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
         wait()
-        parts[name or given[0]] += time.perf_counter() - begun
-        return told
+        parts[name or args[0]] += time.perf_counter() - start
+        return result
 
-    return count
+    return call
 
 
 def wait() -> None:
+    """Wait until the GPU has finished, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
