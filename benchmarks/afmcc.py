@@ -19,9 +19,9 @@ from unalike.runs import prepare, run_scenario
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load
 
-# afmcc
+# afmcc: datasets and client ratios; the tables of this file are built here, too
 
-PAPER = {  # ACC, NMI, ARI; F/S, or F/M/S
+PAPER = {  # ACC, NMI, ARI by dataset and client ratio, F/S or F/M/S
     "bdgp 2:1": (95.7, 87.2, 89.7),
     "bdgp 1:1": (93.9, 82.3, 85.4),
     "bdgp 1:2": (90.7, 75.3, 78.3),
@@ -41,9 +41,10 @@ PLAIN = ("alone=false", "evaluations=1")
 
 @benchmark("afmcc")
 def bench_afmcc(study: Study) -> dict:
-    """AFMCC's clustering by dataset and ratio of full, multi- and single-modality clients: the paper's Tables 2 and 3a.
+    """AFMCC's clustering by dataset and ratio of full, multi- and single-modality clients.
 
-    A row for each line of the tables. The Multi-Fashion here was built by us: its numbers are not comparable with the paper's.
+    The paper's Tables 2 and 3a, a row for each line. We built our own Multi-Fashion, so its
+    numbers are not comparable with the paper's.
     """
     rows = {}
     for name in PAPER:
@@ -53,17 +54,16 @@ def bench_afmcc(study: Study) -> dict:
 
 
 def scenario(study: Study, dataset: str = "bdgp") -> str:
+    """AFMCC's scenario of a dataset, or of `digits` in a quick benchmark."""
     return "afmcc-digits" if study.quick else f"afmcc-{dataset}"
 
 
 def mixed(ratio: str) -> list[str]:
-    """The setting for clients F/S or F/M/S."""
-    mix = zip(
-        ("full", "single") if ratio.count(":") == 1 else ("full", "multi", "single"),
-        ratio.split(":"),
-        strict=True,
-    )
-    return [f"clients.0.mix={{{', '.join(f'{kind}: {part}' for kind, part in mix)}}}"]
+    """Settings of a ratio of clients, F/S or F/M/S."""
+    parts = ratio.split(":")
+    kinds = ("full", "single") if len(parts) == 2 else ("full", "multi", "single")
+    mix = ", ".join(f"{kind}: {part}" for kind, part in zip(kinds, parts, strict=True))
+    return [f"clients.0.mix={{{mix}}}"]
 
 
 def table(
@@ -73,28 +73,24 @@ def table(
     quick: Sequence[str] = QUICK,
 ) -> dict[str, Any]:
     """Mean and spread of both protocols for each row, beside the paper's ACC where it has one."""
-    made = study.runs(
-        {name: (scenario, [*PLAIN, *settings]) for name, (scenario, settings) in rows.items()},
-        quick,
-    )
-    return {
-        "rows": {
-            name: averages(runs, figures)
-            | ({"paper_acc": paper[name]} if paper and name in paper else {})
-            for name, runs in made.items()
-        }
-    }
+    configured = {name: (where, [*PLAIN, *settings]) for name, (where, settings) in rows.items()}
+    summaries = {}
+    for name, runs in study.runs(configured, quick).items():
+        summaries[name] = averages(runs, figures)
+        if paper and name in paper:
+            summaries[name]["paper_acc"] = paper[name]
+    return {"rows": summaries}
 
 
 def figures(run: Run) -> dict[str, float]:
-    """ACC, NMI and ARI by the federated protocol and by k-means on everyone's features together."""
-    told = (run.results or {})["metrics"]
-    return {name: told[name] for name in ("acc", "nmi", "ari")} | {
-        f"joint_{name}": told["joint"][name] for name in ("acc", "nmi", "ari")
-    }
+    """ACC, NMI and ARI by the federated protocol and by k-means on all clients' features."""
+    metrics = (run.results or {})["metrics"]
+    names = ("acc", "nmi", "ari")
+    joint = {f"joint_{name}": metrics["joint"][name] for name in names}
+    return {name: metrics[name] for name in names} | joint
 
 
-# afmcc-ablation
+# afmcc-ablation: parts of the method
 
 WITHOUT = {
     "all parts": [],
@@ -107,134 +103,107 @@ ABLATION_PAPER = {"all parts": 93.9, "without A": 55.5, "without B": 93.0, "with
 
 @benchmark("afmcc-ablation")
 def bench_afmcc_ablation(study: Study) -> dict:
-    """AFMCC without its parts: the contrast (A), the constraint (B), the client's own weights (C); the paper's Table 3b.
+    """AFMCC without the contrast (A), the constraint (B) or the weights by client (C): Table 3b.
 
     BDGP, F/S 1:1.
     """
-    return table(
-        study,
-        {name: (scenario(study), settings) for name, settings in WITHOUT.items()},
-        ABLATION_PAPER,
-    )
+    rows = {name: (scenario(study), settings) for name, settings in WITHOUT.items()}
+    return table(study, rows, ABLATION_PAPER)
 
 
-# afmcc-degeneration
+# afmcc-degeneration: long training
 
-LENGTH, SUBSETS, MARKS = (
-    800,
-    3,
-    (200, 400, 600, 800),
-)  # gradient steps of a client with both modalities
-EPOCHS = 10  # of FMCSC in a round on BDGP, a step each: a batch holds a whole client
-DEGENERATION_PAPER = {
+LENGTH = 800  # gradient steps of a client with both modalities
+SUBSETS = 3  # subsets of modalities of such a client
+MARKS = (200, 400, 600, 800)  # gradient steps at which ACC is reported
+EPOCHS = 10  # of FMCSC in a round on BDGP, one step per epoch: a batch has all rows of a client
+DEGENERATION_PAPER = {  # FMCSC without and with the constraint
     "200": {"without": 90.58, "with": 91.06},
     "800": {"without": 81.65, "with": 90.01},
-}  # of FMCSC, with and without it
+}
 DEGENERATION_QUICK = ("rounds=2", "pretraining=2", "checkpoint=1000")
 
 
 @benchmark("afmcc-degeneration")
 def bench_afmcc_degeneration(study: Study) -> dict:
-    """AFMCC and FMCSC trained long, with the constraint and without it: whether accuracy falls again (AFMCC's Figure 1 and Table 3c).
+    """AFMCC and FMCSC trained long, with and without the constraint (Figure 1 and Table 3c).
 
-    BDGP, F/S 1:1: ACC and joint ACC by the number of gradient steps, for AFMCC with 2 steps a subset and visit, as shipped, and with 5,
-    and for FMCSC with its own budget of a round.
+    Shows whether accuracy falls again. BDGP, F/S 1:1: ACC and joint ACC by the number of gradient
+    steps, for AFMCC with 2 steps per subset and visit (as shipped) and with 5, and for FMCSC with
+    the epochs of a round that its authors use.
     """
-    rows: dict[str, Row] = {}
-    pace: dict[str, int] = {}  # gradient steps a visit or round
+    settings: dict[str, list[str]] = {}
+    steps_per_round: dict[str, int] = {}
     for word, weight in (("with", 0.01), ("without", 0.0)):
         for steps in (2, 5):
-            rows[name := f"{word} the constraint, {steps} steps"] = (
-                scenario(study),
-                [f"beta={weight}", f"steps={steps}"],
-            )
-            pace[name] = steps * SUBSETS
-        rows[name := f"fmcsc {word} the constraint"] = (
-            scenario(study),
-            [
-                f"algorithm={{name: fmcsc, constraint: {weight}}}",
-                f"epochs={EPOCHS}",
-                "batch_size=256",
-            ],
-        )
-        pace[name] = EPOCHS
-    rows = {
-        name: (
-            where,
-            [
-                "alone=false",
-                "evaluations=20",
-                "checkpoint=1000",
-                *settings,
-                f"rounds={ceil(LENGTH / pace[name])}",
-            ],
-        )
-        for name, (where, settings) in rows.items()
-    }
-    told = {}
+            name = f"{word} the constraint, {steps} steps"
+            settings[name] = [f"beta={weight}", f"steps={steps}"]
+            steps_per_round[name] = steps * SUBSETS
+        name = f"fmcsc {word} the constraint"
+        algorithm = f"algorithm={{name: fmcsc, constraint: {weight}}}"
+        settings[name] = [algorithm, f"epochs={EPOCHS}", "batch_size=256"]
+        steps_per_round[name] = EPOCHS
+    rows: dict[str, Row] = {}
+    common = ("alone=false", "evaluations=20", "checkpoint=1000")
+    for name, values in settings.items():
+        rounds = ceil(LENGTH / steps_per_round[name])
+        rows[name] = (scenario(study), [*common, *values, f"rounds={rounds}"])
+    summaries = {}
     for name, runs in study.runs(rows, DEGENERATION_QUICK).items():
-        steps = pace[name]
-        told[name] = averages(runs, figures) | {
-            "peak_acc": round(
-                mean(max(course(run, "acc").values()) for run in runs),
-                3,
-            )
-        }
-        told[name] |= {
-            f"acc_at_{mark}": round(
-                mean(at(course(run, "acc"), mark / steps) for run in runs),
-                3,
-            )
-            for mark in MARKS
-        }
-        told[name]["courses"] = {
-            str(run.seed): {
-                key: {
-                    str(steps * visit): round(value, 2) for visit, value in course(run, key).items()
-                }
-                for key in ("acc", "joint acc")
-            }
-            for run in runs
-        }
-    return {"rows": told, "paper_fmcsc": DEGENERATION_PAPER}
+        steps = steps_per_round[name]
+        summary = averages(runs, figures)
+        acc_curves = [curve(run, "acc") for run in runs]
+        summary["peak_acc"] = round(mean(max(acc.values()) for acc in acc_curves), 3)
+        for mark in MARKS:
+            nearest = [value_near(acc, mark / steps) for acc in acc_curves]
+            summary[f"acc_at_{mark}"] = round(mean(nearest), 3)
+        summary["courses"] = {str(run.seed): curves_by_step(run, steps) for run in runs}
+        summaries[name] = summary
+    return {"rows": summaries, "paper_fmcsc": DEGENERATION_PAPER}
 
 
-def course(run: Run, name: str) -> dict[int, float]:
+def curve(run: Run, name: str) -> dict[int, float]:
+    """A metric of the federation by round (of visits)."""
     return history.federation_curves(run)[name]
 
 
-def at(values: dict[int, float], visit: float) -> float:
-    """What was measured nearest to so many visits."""
-    return values[min(values, key=lambda known: abs(known - visit))]
+def curves_by_step(run: Run, steps: int) -> dict[str, dict[str, float]]:
+    """ACC and joint ACC by gradient step, given the steps of a round."""
+    result = {}
+    for key in ("acc", "joint acc"):
+        values = curve(run, key).items()
+        result[key] = {str(steps * number): round(value, 2) for number, value in values}
+    return result
 
 
-# afmcc-federation
+def value_near(values: dict[int, float], number: float) -> float:
+    """The value measured nearest to this round."""
+    return values[min(values, key=lambda measured: abs(measured - number))]
 
-SAMPLES, CLIENTS = (25, 50, 100, 150, 200), (4, 8, 12, 16, 24, 32, 48, 64)
+
+# afmcc-federation: size of the federation
+
+SAMPLES = (25, 50, 100, 150, 200)
+CLIENTS = (4, 8, 12, 16, 24, 32, 48, 64)
 
 
 @benchmark("afmcc-federation")
 def bench_afmcc_federation(study: Study) -> dict:
-    """AFMCC with fewer samples for each client, and with fewer and more clients: the paper's Figure 5.
+    """AFMCC by the number of samples of a client and by the number of clients (Figure 5).
 
-    BDGP, F/S 1:1, 2500 samples: 12 clients with so many samples each, or all samples dealt to so many clients.
+    BDGP, F/S 1:1, 2500 samples: 12 clients with so many samples each, or all samples split among
+    so many clients.
     """
-    samples = {
-        f"{count} samples": (scenario(study), [f"clients.0.train={count}"]) for count in SAMPLES
-    }
-    return table(
-        study,
-        samples
-        | {
-            f"{count} clients": (scenario(study), [f"clients.0.count={count}"]) for count in CLIENTS
-        },
-    )
+    name = scenario(study)
+    rows = {f"{count} samples": (name, [f"clients.0.train={count}"]) for count in SAMPLES}
+    rows |= {f"{count} clients": (name, [f"clients.0.count={count}"]) for count in CLIENTS}
+    return table(study, rows)
 
 
-# afmcc-parameters
+# afmcc-parameters: hyperparameters, one at a time
 
 POWERS = (0.0001, 0.001, 0.01, 0.1, 1.0)
-VALUES = {
+VALUES = {  # the paper's symbol: our option, values
     "alpha": ("alpha", POWERS),
     "beta": ("beta", POWERS),
     "lambda": ("flexibility", (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)),
@@ -243,51 +212,49 @@ VALUES = {
 
 @benchmark("afmcc-parameters")
 def bench_afmcc_parameters(study: Study) -> dict:
-    """What alpha, beta and lambda do to AFMCC, one at a time, the others as shipped: the paper's Figure 4.
+    """AFMCC by alpha, beta and lambda, one at a time (the paper's Figure 4).
 
-    BDGP, F/S 1:1.
+    BDGP, F/S 1:1; the two other parameters are as shipped.
     """
-    return table(
-        study,
-        {
-            f"{name} {value:g}": (scenario(study), [f"{field}={value}"])
-            for name, (field, values) in VALUES.items()
-            for value in values
-        },
-    )
+    rows = {}
+    for symbol, (option, values) in VALUES.items():
+        for value in values:
+            rows[f"{symbol} {value:g}"] = (scenario(study), [f"{option}={value}"])
+    return table(study, rows)
 
 
-# afmcc-privacy
+# afmcc-privacy: differential privacy
 
 EPSILONS = (5, 10, 20, 40, 80)
-BOUNDS = (0.01, 0.1, 1.0)  # an undisturbed visit moves a model by about 1
+BOUNDS = (0.01, 0.1, 1.0)  # without noise, a visit changes a model by a norm of about 1
 DELTA = 1e-5
 
 
 @benchmark("afmcc-privacy")
 def bench_afmcc_privacy(study: Study) -> dict:
-    """What privacy costs: AFMCC's accuracy against epsilon (the paper's Figure 5c), noise solved for the uploads of the run.
+    """Accuracy of AFMCC by epsilon of differential privacy (the paper's Figure 5c).
 
-    BDGP, F/S 1:1, all models counting the same. Beside each bound and epsilon: nothing protected, and the first weights untrained.
+    The noise is solved for the number of uploads of the run. BDGP, F/S 1:1, uniform weights of
+    the models. Two rows to compare with: no privacy (`without`), and the initial weights.
     """
     name = scenario(study)
-    sent = load(name)[0].training.rounds + 1  # by the client that also pretrains
-    private = lambda noise, bound: [
-        f"privacy.noise={noise}",
-        f"privacy.bound={bound}",
-        f"privacy.delta={DELTA}",
-    ]
-    rows = {"without": [], "first weights": private(0, 1e-12)}
+    # The client that also pretrains uploads once more.
+    releases = load(name)[0].training.rounds + 1
+    rows = {"without": [], "first weights": private(noise=0, bound=1e-12)}
     for epsilon in EPSILONS:
-        noise = noise_for(epsilon, sent, DELTA)
-        rows |= {f"epsilon {epsilon}, bound {bound:g}": private(noise, bound) for bound in BOUNDS}
-    made = table(
-        study, {row: (name, ["weights=uniform", *settings]) for row, settings in rows.items()}
-    )
-    return made | {"releases": sent, "delta": DELTA}
+        noise = noise_for(epsilon, releases, DELTA)
+        for bound in BOUNDS:
+            rows[f"epsilon {epsilon}, bound {bound:g}"] = private(noise, bound)
+    uniform = {row: (name, ["weights=uniform", *settings]) for row, settings in rows.items()}
+    return table(study, uniform) | {"releases": releases, "delta": DELTA}
 
 
-# afmcc-rivals
+def private(noise: float, bound: float) -> list[str]:
+    """Settings of differential privacy with this noise and bound on the norm of an update."""
+    return [f"privacy.noise={noise}", f"privacy.bound={bound}", f"privacy.delta={DELTA}"]
+
+
+# afmcc-rivals: baselines
 
 DATASETS = (
     "bdgp 1:1",
@@ -300,9 +267,10 @@ DATASETS = (
 
 @benchmark("afmcc-rivals")
 def bench_afmcc_rivals(study: Study) -> dict:
-    """AFMCC against FMCSC, an averaged autoencoder, everyone alone and everyone's rows together, by dataset and ratio of clients.
+    """AFMCC against FMCSC, FedAvg, local and centralised training, by dataset and client ratio.
 
-    FMCSC by its own budget (pretraining, then 5 rounds), the others by AFMCC's visits and steps.
+    FMCSC trains as its authors do (pretraining, then 5 rounds), the others with AFMCC's visits
+    and steps. FedAvg averages an autoencoder.
     """
     rows = {}
     for name in DATASETS:
@@ -313,90 +281,81 @@ def bench_afmcc_rivals(study: Study) -> dict:
 
 
 def methods(dataset: str) -> dict[str, Sequence[str]]:
-    budget = ("rounds=5", f"epochs={10 if dataset == 'bdgp' else 25}", "batch_size=256")
+    """Settings of AFMCC and its baselines on a dataset."""
+    epochs = 10 if dataset == "bdgp" else 25
+    fmcsc = ("algorithm={name: fmcsc}", "rounds=5", f"epochs={epochs}", "batch_size=256")
     return {
         "afmcc": (),
-        "fmcsc": ("algorithm={name: fmcsc}", *budget),
+        "fmcsc": fmcsc,
         "fedavg": ("algorithm={name: fedavg}",),
         "local": ("algorithm={name: local}",),
         "centralised": ("pooled=true",),
     }
 
 
-# afmcc-speeds
+# afmcc-speeds: fast and slow clients
 
 SPEEDS_PAPER = {2: 93.3, 3: 91.9}
-COMMON = (
-    "alone=false",
-    "exchange=paper",
-    "checkpoint=1000",
-)  # one message a visit, so that a tick can hold a whole one
+# One message per visit, so that a tick of the simulated clock can hold a whole visit.
+COMMON = ("alone=false", "exchange=paper", "checkpoint=1000")
 
 
 @benchmark("afmcc-speeds")
 def bench_afmcc_speeds(study: Study) -> dict:
-    """AFMCC where every other client is two or three times as fast: accuracy and simulated time, against waiting for the slowest (Table 3d).
+    """Asynchronous AFMCC with clients two or three times as fast, against waiting (Table 3d).
 
-    BDGP, F/S 1:1, until the slowest client has had 10 visits. `waiting` does as many visits in all, each round as long as the slowest;
-    how much longer it takes is `times_less_to_same_visits`, and to the best ACC that both reach, `times_less_to_same_acc`.
+    Every second client is faster. BDGP, F/S 1:1, until the slowest client has had 10 visits.
+    `waiting` makes as many visits in all, in synchronous rounds as long as the slowest client's
+    visit. `times_less_to_same_visits` is how many times longer it takes, and
+    `times_less_to_same_acc` how many times longer to the best ACC that both reach.
     """
-    going = study.runs(
-        {
-            f"E/O {ratio}:1": (scenario(study), [*COMMON, *settings(study, ratio)])
-            for ratio in SPEEDS_PAPER
-        },
-        QUICK,
-    )
-    told: dict[str, Any] = {}
-    for name, runs in going.items():
+    rows = {}
+    for ratio in SPEEDS_PAPER:
+        rows[f"E/O {ratio}:1"] = (scenario(study), [*COMMON, *two_speeds(ratio)])
+    summaries: dict[str, Any] = {}
+    for name, runs in study.runs(rows, QUICK).items():
         ratio = int(name[4])
-        count = len(runs[0].clients)
-        tick = 1.0001 * max(
-            end - begin
-            for run in runs
-            for spans in history.visits(run).values()
-            for begin, end in spans[1:]
-        )
-        rounds = round(mean(visits(run) for run in runs) / count)
-        rows = {
-            f"{name} waiting": (
-                scenario(study),
-                [
-                    *COMMON,
-                    *settings(study, ratio),
-                    "rest=true",
-                    f"tick={tick}",
-                    f"rounds={rounds}",
-                    f"evaluations={rounds}",
-                ],
-            )
-        }
-        waiting = study.runs(rows, QUICK)[f"{name} waiting"]
+        waiting = run_waiting(study, f"{name} waiting", ratio, runs)
         pairs = list(zip(runs, waiting, strict=True))
-        told[name] = averages(runs, figures) | {
+        same_visits = [visit_seconds(slow) / visit_seconds(run) for run, slow in pairs]
+        summaries[name] = averages(runs, figures) | {
             "paper_acc": SPEEDS_PAPER[ratio],
             "waiting_acc": round(mean(figures(run)["acc"] for run in waiting), 3),
-            "clock": round(mean(lasted(run) for run in runs), 2),
+            "clock": round(mean(duration(run) for run in runs), 2),
             "visits": round(mean(visits(run) for run in runs), 1),
-            "waiting_clock": round(mean(lasted(run) for run in waiting), 2),
+            "waiting_clock": round(mean(duration(run) for run in waiting), 2),
             "waiting_visits": mean(visits(run) for run in waiting),
-            "times_less_to_same_visits": round(
-                mean(
-                    lasted(slow) / visits(slow) * visits(run) / lasted(run) for run, slow in pairs
-                ),
-                2,
-            ),
+            "times_less_to_same_visits": round(mean(same_visits), 2),
             "bar_times_less_to_same_visits": {2: None, 3: 1.7}[ratio],
             "times_less_to_same_acc": round(mean(same_acc(run, slow) for run, slow in pairs), 2),
         }
-    return {"rows": told}
+    return {"rows": summaries}
 
 
-def settings(study: Study, ratio: int) -> list[str]:
-    """Two groups of clients instead of one: even ones `ratio` times as fast as odd ones."""
+def run_waiting(study: Study, name: str, ratio: int, runs: Sequence[Run]) -> list[Run]:
+    """Run synchronous rounds with as many visits as these asynchronous runs had on average."""
+    durations: list[float] = []
+    for run in runs:
+        for spans in history.visits(run).values():
+            durations += [end - start for start, end in spans[1:]]
+    rounds = round(mean(visits(run) for run in runs) / len(runs[0].clients))
+    synchronous = [
+        "rest=true",
+        f"tick={1.0001 * max(durations)}",
+        f"rounds={rounds}",
+        f"evaluations={rounds}",
+    ]
+    row = (scenario(study), [*COMMON, *two_speeds(ratio), *synchronous])
+    return study.runs({name: row}, QUICK)[name]
+
+
+def two_speeds(ratio: int) -> list[str]:
+    """Settings with two groups of clients, `even` being `ratio` times as fast as `odd`."""
     group = "count: 6, model: {name: autoencoder}, mix: {full: 1, single: 1}, link: 1.0e+9"
+    even = f"{{id: even, speed: {1000.0 * ratio}, {group}}}"
+    odd = f"{{id: odd, speed: 1000.0, {group}}}"
     return [
-        f"clients=[{{id: even, speed: {1000.0 * ratio}, {group}}}, {{id: odd, speed: 1000.0, {group}}}]",
+        f"clients=[{even}, {odd}]",
         "rounds=10",
         "rest=false",
         "tick=0.01",
@@ -404,52 +363,64 @@ def settings(study: Study, ratio: int) -> list[str]:
     ]
 
 
-def begun(run: Run) -> float:
-    """When pretraining was over: a client's first visit takes as long as its second."""
-    return min(its[0][1] - (its[1][1] - its[1][0]) for its in history.visits(run).values())
+def pretraining_end(run: Run) -> float:
+    """Simulated time when pretraining ended: a client's first visit takes as long as its second."""
+    starts = []
+    for spans in history.visits(run).values():
+        (_, first_end), (second_start, second_end) = spans[:2]
+        starts.append(first_end - (second_end - second_start))
+    return min(starts)
 
 
-def lasted(run: Run) -> float:
-    return (run.results or {})["clock"] - begun(run)
+def duration(run: Run) -> float:
+    """Simulated seconds of a run after pretraining."""
+    return (run.results or {})["clock"] - pretraining_end(run)
 
 
 def visits(run: Run) -> int:
+    """Visits of all clients."""
     return sum((run.results or {})["visits"].values())
+
+
+def visit_seconds(run: Run) -> float:
+    """Simulated seconds of the run per visit."""
+    return duration(run) / visits(run)
 
 
 def same_acc(run: Run, slow: Run) -> float:
     """How many times sooner `run` has the best ACC that both of them reach."""
-    courses = [timed(run), timed(slow)]
-    goal = min(max(acc for _, acc in course) for course in courses)
-    first, second = (next(at for at, acc in course if acc >= goal) for course in courses)
-    return second / first
+    points, slow_points = acc_by_time(run), acc_by_time(slow)
+    goal = min(max(acc for _, acc in points), max(acc for _, acc in slow_points))
+    return first_time(slow_points, goal) / first_time(points, goal)
 
 
-def timed(run: Run) -> list[tuple[float, float]]:
-    """ACC by simulated seconds since the clients went their own ways."""
+def first_time(points: list[tuple[float, float]], goal: float) -> float:
+    """Time of the first point with this ACC or more."""
+    return next(seconds for seconds, acc in points if acc >= goal)
+
+
+def acc_by_time(run: Run) -> list[tuple[float, float]]:
+    """Pairs of simulated seconds since pretraining ended, and ACC."""
     clock = {event["round"]: event["clock"] for event in run.events if event["event"] == "round"}
-    return [
-        (clock[at] - begun(run), acc)
-        for at, acc in history.federation_curves(run)["acc"].items()
-        if at in clock
-    ]
+    start = pretraining_end(run)
+    acc = curve(run, "acc").items()
+    return [(clock[number] - start, value) for number, value in acc if number in clock]
 
 
-# afmcc-stack
+# afmcc-stack: clients of one architecture trained together
 
 
 @benchmark("afmcc-stack")
 def bench_afmcc_stack(study: Study) -> dict:
-    """How much faster AFMCC's alike clients train as one stacked program than one by one: 24 clients, the same visits.
+    """Speed of AFMCC with clients of one architecture stacked, against one by one: 24 clients.
 
-    Seconds of a round of visits, the first two left out: there steps are seen for the first time and, on a GPU, recorded. One by one is
-    a client after the other without recordings. Nothing is measured or saved on the way.
+    Seconds of a round of visits. The first two rounds do not count, because on a GPU their steps
+    are captured as CUDA graphs. `one by one` trains a client after the other without CUDA graphs.
+    Nothing is evaluated or saved.
     """
     rounds = 3 if study.quick else 8
-    times = {
-        how: seconds(study, rounds, how)
-        for how in ("stacked and recorded", "stacked", "one by one")
-    }
+    modes = ("stacked and recorded", "stacked", "one by one")
+    times = {mode: time_round(study, rounds, mode) for mode in modes}
     return {
         "clients": 9 if study.quick else 24,
         "rounds": rounds - 2,
@@ -459,64 +430,60 @@ def bench_afmcc_stack(study: Study) -> dict:
     }
 
 
-def seconds(study: Study, rounds: int, how: str) -> float:
-    made, algorithm = load(
-        scenario(study, "mnist-usps"),
-        settings=[f"rounds={rounds}", f"device={study.device}", *study.settings],
-    )
+def time_round(study: Study, rounds: int, mode: str) -> float:
+    """Seconds of a round of visits on MNIST-USPS, without the first two rounds."""
+    name = scenario(study, "mnist-usps")
+    settings = [f"rounds={rounds}", f"device={study.device}", *study.settings]
+    experiment, algorithm = load(name, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
-        run = prepare(made, algorithm, Folder(Path(folder)), study.data_dir, made.name)
-        threads, records = torch.get_num_threads(), afmcc.MAX_RECORDINGS
-        torch.set_num_threads(run.plan.threads)
+        run = prepare(experiment, algorithm, Folder(Path(folder)), study.data_dir, experiment.name)
+        plan = run.plan
+        threads, max_recordings = torch.get_num_threads(), afmcc.MAX_RECORDINGS
+        torch.set_num_threads(plan.threads)
         engine: Any = run.build_engine(run.folder.clients)
         host = engine.host
-        if how == "one by one":
+        if mode == "one by one":
             host.handle_all = lambda messages: {
                 client: host.handle(client, message) for client, message in messages.items()
             }
-        fed, moments = (
-            Federation(
-                engine,
-                run.plan.training,
-                run.plan.federation,
-                run.plan.seed,
-            ),
-            [],
-        )
+        fed = Federation(engine, plan.training, plan.federation, plan.seed)
+        moments = []
         try:
-            afmcc.MAX_RECORDINGS = records if "recorded" in how else 0
+            afmcc.MAX_RECORDINGS = max_recordings if "recorded" in mode else 0
             for number in algorithm.serve(fed):
                 fed.finished = number
                 moments.append(time.perf_counter())
             return (moments[-1] - moments[1]) / (rounds - 2)
         finally:
             engine.close()
-            afmcc.MAX_RECORDINGS = records
+            afmcc.MAX_RECORDINGS = max_recordings
             torch.set_num_threads(threads)
 
 
-# afmcc-time
+# afmcc-time: seconds of a whole run
 
-BARS = {
+BARS = {  # seconds: the paper's, and our bar
     "bdgp": (52.9, 5.0),
     "mnist-usps": (7.6 * 60, 30.0),
     "multi-fashion": (2.0 * 3600, 180.0),
-}  # the paper's seconds, and ours
+}
 
 
 @benchmark("afmcc-time")
 def bench_afmcc_time(study: Study) -> dict:
-    """How long AFMCC takes on each dataset: a whole run, measured at the end, in a process that has run before (the paper's Table 5).
+    """Seconds of a whole AFMCC run on each dataset (the paper's Table 5).
 
-    Seconds; the paper's are on another GPU.
+    Evaluated once at the end, after a short run in the same process. The paper's seconds are on
+    another GPU.
     """
     rows = {}
     for name in BARS if not study.quick else ["digits"]:
         if study.only and name not in study.only:
             continue
-        once(study, name, ["rounds=3", "starts=2"])  # libraries are loaded, kernels chosen
+        # A short run loads libraries and chooses kernels.
+        run_once(study, name, ["rounds=3", "starts=2"])
         paper, bar = BARS.get(name, (None, None))
-        results = once(study, name, ["rounds=3"] if study.quick else [])
+        results = run_once(study, name, ["rounds=3"] if study.quick else [])
         rows[name] = {
             "seconds": results["seconds"],
             "bar": bar,
@@ -526,18 +493,14 @@ def bench_afmcc_time(study: Study) -> dict:
     return {"rows": rows}
 
 
-def once(study: Study, name: str, settings: list[str]) -> dict:
-    made, algorithm = load(
-        scenario(study, name),
-        settings=[
-            "alone=false",
-            "evaluations=1",
-            "checkpoint=1000",
-            f"device={study.device}",
-            *settings,
-            *study.settings,
-        ],
+def run_once(study: Study, dataset: str, settings: list[str]) -> dict:
+    """Run AFMCC on a dataset in this process and return its results."""
+    common = ["alone=false", "evaluations=1", "checkpoint=1000", f"device={study.device}"]
+    experiment, algorithm = load(
+        scenario(study, dataset),
+        settings=[*common, *settings, *study.settings],
         seed=(study.seeds or (0,))[0],
     )
     with tempfile.TemporaryDirectory() as folder:
-        return run_scenario(made, algorithm, out=Path(folder) / "run", data_dir=study.data_dir)[0]
+        out = Path(folder) / "run"
+        return run_scenario(experiment, algorithm, out=out, data_dir=study.data_dir)[0]

@@ -1,8 +1,9 @@
 """Benchmarks of SubFLOT."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import ceil
 from statistics import mean
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.fednca import wait
-from benchmarks.study import Row, Study, averages, benchmark
+from benchmarks.study import Row, Study, averages, benchmark, megabytes
 from unalike.algorithms.subflot import SubFLOT
 from unalike.base.types import Parameters
 from unalike.matching import Matcher
@@ -27,13 +28,13 @@ from unalike.models.submodels import (
 from unalike.report import Run
 from unalike.training.loop import Training, build_optimizer, step
 
-# subflot
+# subflot: methods compared; the tables of this file are built here, too
 
 DATASETS = ("cifar10", "pacs", "agnews")
-SMALL = ("cifar10", "agnews")  # of studies with many rows
-GROUPS = range(4)  # of clients in each scenario, by capacity
+SMALL = ("cifar10", "agnews")  # datasets of benchmarks with many rows
+GROUPS = range(4)  # groups of clients in each scenario, by capacity
 METHODS: dict[str, list[str]] = {
-    "subflot": [],  # as the scenario has it
+    "subflot": [],  # as shipped
     "subflot, spread plans": ["solver=auto"],
     "subflot, masked": ["algorithm.masked=true"],
     "heterofl": ["algorithm={name: heterofl}"],
@@ -65,78 +66,79 @@ PAPER = {
 }
 PLAIN = ("alone=false", "evaluations=10", "checkpoint=1000")
 QUICK = ("rounds=2", "epochs=1")
-TARGET = 80.0  # accuracy, of which the paper tells the time it takes
+TARGET = 80.0  # accuracy; the paper reports the time until it is reached
 
 
 @benchmark("subflot")
 def bench_subflot(study: Study) -> dict:
-    """SubFLOT against methods that send submodels, on each dataset: mean accuracy of the clients' own models on their own test sets.
+    """SubFLOT against other methods with submodels, on three datasets: mean client accuracy.
 
-    A row for each dataset and method, three seeds; the same clients, rows and budget for all.
+    Accuracy of the clients' own models on their own test sets. One row per dataset and method,
+    three seeds; clients, data and budget are the same for all.
     """
-    rows = {
-        f"{dataset} {method}": (scenario(study, dataset), settings)
-        for dataset in DATASETS
-        for method, settings in METHODS.items()
-    }
-    return table(study, rows, PAPER)
+    return table(study, rows_of(study, DATASETS, METHODS), PAPER)
 
 
 def scenario(study: Study, dataset: str = "cifar10") -> str:
+    """SubFLOT's scenario of a dataset, or of `digits` in a quick benchmark."""
     return "subflot-digits" if study.quick else f"subflot-{dataset}"
+
+
+def rows_of(
+    study: Study, datasets: Sequence[str], settings: Mapping[str, Sequence[str]]
+) -> dict[str, Row]:
+    """A row for every dataset and every named list of settings."""
+    rows = {}
+    for dataset in datasets:
+        for name, values in settings.items():
+            rows[f"{dataset} {name}"] = (scenario(study, dataset), values)
+    return rows
 
 
 def table(
     study: Study, rows: Mapping[str, Row], paper: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    made = study.runs(
-        {name: (scenario, [*PLAIN, *settings]) for name, (scenario, settings) in rows.items()},
-        QUICK,
-        range(3),
-    )
-    return {
-        "rows": {
-            name: averages(runs, figures)
-            | {"to_80": together([reached(run) for run in runs])}
-            | ({"paper": paper[name]} if paper and name in paper else {})
-            for name, runs in made.items()
-        }
-    }
+    """Run the rows with three seeds; figures of each, beside the paper's accuracy if known."""
+    configured = {name: (where, [*PLAIN, *settings]) for name, (where, settings) in rows.items()}
+    summaries = {}
+    for name, runs in study.runs(configured, QUICK, range(3)).items():
+        summaries[name] = averages(runs, figures)
+        summaries[name]["to_80"] = mean_if_all([time_to_target(run) for run in runs])
+        if paper and name in paper:
+            summaries[name]["paper"] = paper[name]
+    return {"rows": summaries}
 
 
-def together(times: list[float | None]) -> float | None:
-    """The mean, where all have one."""
-    there = [time for time in times if time is not None]
-    return round(mean(there), 2) if len(there) == len(times) else None
+def mean_if_all(times: list[float | None]) -> float | None:
+    """The mean, or None if one of them is None."""
+    known = [seconds for seconds in times if seconds is not None]
+    return round(mean(known), 2) if len(known) == len(times) else None
 
 
 def figures(run: Run) -> dict[str, float]:
-    """Accuracy, that of the worst client, and of a client and round the bytes that travel and the operations, and simulated time."""
-    told, clients = run.results or {}, list(run.clients.values())
-    visits = told["rounds"] * len(clients)
+    """Mean and worst accuracy, traffic and operations of a client and round, simulated time."""
+    results = run.results or {}
+    clients = list(run.clients.values())
+    flops = sum(client["round_flops"] for client in clients)
     return {
-        "accuracy": told["metrics"]["accuracy"],
-        "worst": min(c["value"] for c in clients),
-        "megabytes": (told["bytes"]["up"] + told["bytes"]["down"]) / visits / 1e6,
-        "gigaflops": sum(c["round_flops"] for c in clients) / len(clients) / 1e9,
-        "clock": told["clock"],
+        "accuracy": results["metrics"]["accuracy"],
+        "worst": min(client["value"] for client in clients),
+        "megabytes": megabytes(run),
+        "gigaflops": flops / len(clients) / 1e9,
+        "clock": results["clock"],
     }
 
 
-def reached(run: Run) -> float | None:
-    """Simulated time when the mean accuracy first was 80 %, if ever it was."""
+def time_to_target(run: Run) -> float | None:
+    """Simulated time when the mean accuracy first reached 80 %, or None if it never did."""
     clock = {event["round"]: event["clock"] for event in run.events if event["event"] == "round"}
-    return next(
-        (
-            clock[event["round"]]
-            for event in run.events
-            if event["event"] == "evaluation" and event["figures"].get("accuracy", 0) >= TARGET
-        ),
-        None,
-    )
+    for event in run.events:
+        if event["event"] == "evaluation" and event["figures"].get("accuracy", 0) >= TARGET:
+            return clock[event["round"]]
+    return None
 
 
-# subflot-ablation
+# subflot-ablation: parts of the method
 
 SKEWED = "data.partition={name: dirichlet, alpha: 0.1, minimum: 20}"
 WITHOUT = {
@@ -159,23 +161,19 @@ ABLATION_PAPER = {
 
 @benchmark("subflot-ablation")
 def bench_subflot_ablation(study: Study) -> dict:
-    """SubFLOT without its parts: extraction by transport (OTP), the penalty (SAR), merging by transport (OTA); the paper's ablation.
+    """SubFLOT without transport in extraction (OTP) or merging (OTA), or the penalty (SAR).
 
-    CIFAR-10, Dirichlet 0.1, and AG News as it is, Dirichlet 0.5.
+    The paper's ablation: CIFAR-10 with Dirichlet 0.1, and AG News as shipped, Dirichlet 0.5.
     """
-    skew = {} if study.quick else {"cifar10": [SKEWED]}
-    return table(
-        study,
-        {
-            f"{dataset} {name}": (scenario(study, dataset), [*skew.get(dataset, []), *settings])
-            for dataset in SMALL
-            for name, settings in WITHOUT.items()
-        },
-        ABLATION_PAPER,
-    )
+    rows = rows_of(study, SMALL, WITHOUT)
+    if not study.quick:
+        for name, (scenario_name, settings) in rows.items():
+            if name.startswith("cifar10"):
+                rows[name] = (scenario_name, [SKEWED, *settings])
+    return table(study, rows, ABLATION_PAPER)
 
 
-# subflot-scale
+# subflot-scale: more clients, partial participation
 
 CLIENTS = (50, 100)
 SHOWN = (
@@ -190,170 +188,141 @@ SHOWN = (
 
 @benchmark("subflot-scale")
 def bench_subflot_scale(study: Study) -> dict:
-    """SubFLOT among 50 and 100 clients of which a tenth takes part in a round, against methods that send submodels.
+    """SubFLOT with 50 and 100 clients, a tenth in each round, against other submodel methods.
 
-    As many clients of each width as can be.
+    The widths are spread evenly over the clients.
     """
-    counts = {
-        n: [f"clients.{i}.count={n // len(GROUPS) + (i < n % len(GROUPS))}" for i in GROUPS]
-        for n in CLIENTS
-    }
-    some = [] if study.quick else ["federation.participation=0.1"]
-    return table(
-        study,
-        {
-            f"{dataset} {n} clients {name}": (
-                scenario(study, dataset),
-                [*METHODS[name], *counts[n], *some],
-            )
-            for dataset in SMALL
-            for n in CLIENTS
-            for name in SHOWN
-        },
-    )
+    participation = [] if study.quick else ["federation.participation=0.1"]
+    settings = {}
+    for clients in CLIENTS:
+        share, remainder = divmod(clients, len(GROUPS))
+        counts = [f"clients.{group}.count={share + (group < remainder)}" for group in GROUPS]
+        for name in SHOWN:
+            settings[f"{clients} clients {name}"] = [*METHODS[name], *counts, *participation]
+    return table(study, rows_of(study, SMALL, settings))
 
 
-# subflot-server
+# subflot-server: cost of transport at the server
 
 RATIOS = (1.0, 0.75, 0.5, 0.25)
-ROWS, EPOCHS, BATCH = (
-    1875,
-    5,
-    256,
-)  # a client's round in the paper: three quarters of a twentieth of CIFAR-10
+# A client's round in the paper: three quarters of a twentieth of CIFAR-10.
+ROWS, EPOCHS, BATCH = 1875, 5, 256
 SERVER_CLIENTS = 5  # of each width, as in the scenarios; they are matched together
 
 
 @benchmark("subflot-server")
 def bench_subflot_server(study: Study) -> dict:
-    """What SubFLOT costs the server: seconds to extract and to merge one client's submodel of a ResNet-18; on a GPU beside a client's round.
+    """Server seconds of SubFLOT to extract and to merge a client's submodel of a ResNet-18.
 
-    For each width the best of three, for one of five clients, with the plans SubFLOT makes unless told otherwise; `under` is the bar
-    for both together. On a GPU also what share of a client's training it is.
+    For each width the best of three, per client of five, with SubFLOT's default solver. `under`
+    is the bar for both together. On a GPU also as a share of the client's training time.
     """
     torch.manual_seed(0)
-    method, quick, device = SubFLOT(), study.quick, study.device
-    model = nn.Sequential(
-        ResNet18((3, 32, 32), 8 if quick else 64), nn.Linear(64 if quick else 512, 10)
-    ).to(device)
-    widths = find_channel_groups(model, torch.zeros(1, 3, 32, 32, device=device))
+    method, device = SubFLOT(), study.device
+    channels, width = (8, 64) if study.quick else (64, 512)
+    model = nn.Sequential(ResNet18((3, 32, 32), channels), nn.Linear(width, 10)).to(device)
+    groups = find_channel_groups(model, torch.zeros(1, 3, 32, 32, device=device))
     whole = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     rows = {}
     for ratio in RATIOS:
-        keep = first_units(widths, ratio)
-        own = reindex_groups(widths, keep)
-        small = [
-            {
-                name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor)
-                if tensor.dim() > 1
-                else tensor
-                for name, tensor in extract(whole, widths, keep).items()
-            }
-            for _ in range(SERVER_CLIENTS)
-        ]
+        units = first_units(groups, ratio)
+        small_groups = reindex_groups(groups, units)
+        submodels = [add_noise(extract(whole, groups, units)) for _ in range(SERVER_CLIENTS)]
         matcher = Matcher(method.inputs, method.solver)
-        otp = (
-            best(partial(matcher.transport, [whole] * SERVER_CLIENTS, small, widths, own), device)
-            / SERVER_CLIENTS
+        extraction = partial(
+            matcher.transport, [whole] * SERVER_CLIENTS, submodels, groups, small_groups
         )
-        ota = best(partial(merged, matcher, small, whole, own, widths), device) / SERVER_CLIENTS
-        rows[f"width {ratio:g}"] = {
-            "otp": round(otp, 4),
-            "ota": round(ota, 4),
-            "both": round(otp + ota, 4),
-        }
+        merging = partial(merge, matcher, submodels, whole, small_groups, groups)
+        otp = best_time(extraction, device) / SERVER_CLIENTS
+        ota = best_time(merging, device) / SERVER_CLIENTS
+        row = {"otp": round(otp, 4), "ota": round(ota, 4), "both": round(otp + ota, 4)}
         if torch.device(device).type == "cuda":
-            trained = best(partial(practice, narrow_model(model, widths, keep)), device)
-            rows[f"width {ratio:g}"] |= {
-                "training": round(trained, 4),
-                "percent": round(100 * (otp + ota) / trained, 2),
-            }
-    mean = sum(row["both"] for row in rows.values()) / len(rows)
-    told = {
+            training = best_time(partial(train_round, narrow_model(model, groups, units)), device)
+            row["training"] = round(training, 4)
+            row["percent"] = round(100 * (otp + ota) / training, 2)
+        rows[f"width {ratio:g}"] = row
+    total = sum(row["both"] for row in rows.values())
+    result = {
         "rows": rows,
         "solver": method.solver,
-        "seconds_a_client": round(mean, 4),
+        "seconds_a_client": round(total / len(rows), 4),
         "under": 0.5,
         "threads": torch.get_num_threads(),
     }
-    if training := sum(row.get("training", 0) for row in rows.values()):
-        told |= {
-            "percent_of_training": round(100 * mean * len(rows) / training, 2),
-            "percent_of_training_bar": 10.0,
-        }
-    return told
+    total_training = sum(row.get("training", 0) for row in rows.values())
+    if total_training:
+        result["percent_of_training"] = round(100 * total / total_training, 2)
+        result["percent_of_training_bar"] = 10.0
+    return result
 
 
-def practice(model: nn.Module) -> None:
-    """A client's round on rows that mean nothing."""
+def add_noise(parameters: Parameters) -> Parameters:
+    """Weights with noise of a tenth of their standard deviation; vectors stay as they are."""
+    noisy = {}
+    for name, tensor in parameters.items():
+        if tensor.dim() > 1:
+            tensor = tensor + 0.1 * tensor.std() * torch.randn_like(tensor)
+        noisy[name] = tensor
+    return noisy
+
+
+def train_round(model: nn.Module) -> None:
+    """Train for a client's round on one random batch, repeated."""
     device = next(model.parameters()).device
-    x, y = torch.randn(BATCH, 3, 32, 32, device=device), torch.randint(10, (BATCH,), device=device)
+    x = torch.randn(BATCH, 3, 32, 32, device=device)
+    y = torch.randint(10, (BATCH,), device=device)
     optimizer = build_optimizer(list(model.train().parameters()), Training(optimizer="sgd"))
-    for _ in range(EPOCHS * -(-ROWS // BATCH)):
+    for _ in range(EPOCHS * ceil(ROWS / BATCH)):
         step(nn.functional.cross_entropy(model(x), y), optimizer)
 
 
-def merged(
+def merge(
     matcher: Matcher,
-    small: list[Parameters],
+    submodels: list[Parameters],
     whole: Parameters,
-    own: list[ChannelGroup],
-    widths: list[ChannelGroup],
+    small_groups: list[ChannelGroup],
+    groups: list[ChannelGroup],
 ) -> None:
-    """OTA of uploads of one width."""
+    """Merge uploads of one width into the whole model by transport (OTA)."""
     matcher.cache.clear()
-    keys = [str(n) for n in range(len(small))]
-    carried = zip(
-        keys, matcher.transport(small, [whole] * len(small), own, widths, keys), strict=True
+    keys = [str(number) for number in range(len(submodels))]
+    targets = [whole] * len(submodels)
+    transported = matcher.transport(submodels, targets, small_groups, groups, keys)
+    contributions = (
+        Contribution(key, state, matcher.pop_reached(key, groups, whole))
+        for key, state in zip(keys, transported, strict=True)
     )
-    masked_mean(
-        whole,
-        (
-            Contribution(key, state, matcher.pop_reached(key, widths, whole))
-            for key, state in carried
-        ),
-        dict.fromkeys(keys, 1.0),
-    )
+    masked_mean(whole, contributions, dict.fromkeys(keys, 1.0))
 
 
-def best(work: Callable[[], object], device: str) -> float:
+def best_time(work: Callable[[], object], device: str) -> float:
+    """Seconds of the fastest of three calls."""
     times = []
     for _ in range(3):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         work()
         wait(device)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times)
 
 
-# subflot-sweep
+# subflot-sweep: hyperparameters, one at a time
 
-ALPHAS, PENALTIES, RATES = (
-    (0.0, 0.25, 0.5, 0.75, 1.0),
-    (0.0, 0.001, 0.01, 0.1, 1.0),
-    (0.0, 0.25, 0.5, 0.75),
-)
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+PENALTIES = (0.0, 0.001, 0.01, 0.1, 1.0)
+RATES = (0.0, 0.25, 0.5, 0.75)
 
 
 @benchmark("subflot-sweep")
 def bench_subflot_sweep(study: Study) -> dict:
-    """SubFLOT by its settings, one at a time: alpha, lambda, and one pruning rate for everybody; the paper's Figures 4 and 5.
+    """SubFLOT by alpha, lambda and one pruning rate for all clients (Figures 4 and 5).
 
-    CIFAR-10 and AG News; by rate also HeteroFL.
+    One setting at a time, on CIFAR-10 and AG News; HeteroFL by the pruning rate, too.
     """
-    rows = {f"alpha {value:g}": [f"alpha={value}"] for value in ALPHAS}
-    rows |= {f"lambda {value:g}": [f"penalty={value}"] for value in PENALTIES}
+    settings = {f"alpha {value:g}": [f"alpha={value}"] for value in ALPHAS}
+    settings |= {f"lambda {value:g}": [f"penalty={value}"] for value in PENALTIES}
     for rate in RATES:
-        narrow = [f"clients.{i}.capacity={1 - rate}" for i in GROUPS]
-        rows |= {
-            f"rate {rate:g}": narrow,
-            f"rate {rate:g} heterofl": ["algorithm={name: heterofl, masked: false}", *narrow],
-        }
-    return table(
-        study,
-        {
-            f"{dataset} {name}": (scenario(study, dataset), settings)
-            for dataset in SMALL
-            for name, settings in rows.items()
-        },
-    )
+        narrow = [f"clients.{group}.capacity={1 - rate}" for group in GROUPS]
+        heterofl = ["algorithm={name: heterofl, masked: false}", *narrow]
+        settings |= {f"rate {rate:g}": narrow, f"rate {rate:g} heterofl": heterofl}
+    return table(study, rows_of(study, SMALL, settings))
