@@ -22,9 +22,9 @@ from unalike.report import Run
 from unalike.tasks import MultiLabel
 from unalike.training.loop import Training, apply_gradients, step
 
-# fedmpt
+# fedmpt: methods compared; the tables of this file are built here, too
 
-RATES = {  # each method's best of several on `choosing`, seed 100 (LOG.md)
+RATES = {  # best learning rate of each method on the split `choosing`, seed 100 (LOG.md)
     "fedmpt": 0.008,
     "promptfl": 0.008,
     "feddualcoop": 0.03,
@@ -43,75 +43,64 @@ QUICK = ("rounds=2", "data.options={train: 240, test: 100}", "clients.0.count=3"
 
 @benchmark("fedmpt")
 def bench_fedmpt(study: Study) -> dict:
-    """FedMPT against its rivals on VOC 2012, twelve clusters of images as clients (t = 60 %), three seeds; quick, scenes of digits.
+    """FedMPT against its baselines on VOC 2012, twelve clusters of images as clients (t = 60 %).
 
-    A row for each method; how far FedMPT is ahead of the best other in mAP, where both were run.
+    One row per method, three seeds. `mAP_lead` is the mAP of FedMPT minus that of the best
+    baseline. A quick benchmark uses scenes of digits.
     """
-    told = table(study, {name: [] for name in METHODS})
-    others = [row["mAP"] for name, row in told["rows"].items() if name != "fedmpt"]
-    if "fedmpt" in told["rows"] and others:
-        told |= {
-            "mAP_lead": round(told["rows"]["fedmpt"]["mAP"] - max(others), 3),
-            "mAP_lead_bar": 2.0,
-        }
-    return told
+    result = table(study, {name: [] for name in METHODS})
+    rows = result["rows"]
+    baselines = [row["mAP"] for name, row in rows.items() if name != "fedmpt"]
+    if "fedmpt" in rows and baselines:
+        result["mAP_lead"] = round(rows["fedmpt"]["mAP"] - max(baselines), 3)
+        result["mAP_lead_bar"] = 2.0
+    return result
 
 
 def table(study: Study, rows: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Rows by name with their settings; a row's method is what its name begins with."""
+    """Run rows by name with their settings; a row's name starts with its method."""
     scenario = "fedmpt-digits" if study.quick else "fedmpt-voc"
-    made: dict[str, Row] = {
-        name: (scenario, [*PLAIN, *METHODS[name.split(",")[0]], *settings])
-        for name, settings in rows.items()
-    }
-    return {
-        "scenario": scenario,
-        "rows": {
-            name: averages(runs, figures)
-            for name, runs in study.runs(made, QUICK, range(3)).items()
-        },
-    }
+    configured: dict[str, Row] = {}
+    for name, settings in rows.items():
+        method = name.split(",")[0]
+        configured[name] = (scenario, [*PLAIN, *METHODS[method], *settings])
+    runs = study.runs(configured, QUICK, range(3))
+    summaries = {name: averages(row_runs, figures) for name, row_runs in runs.items()}
+    return {"scenario": scenario, "rows": summaries}
 
 
-def swept(study: Study, what: str, at: Mapping[int, Sequence[str]]) -> dict[str, Any]:
-    """Every method at every percentage, and mAP as curves."""
-    told = table(
-        study,
-        {
-            f"{method}, {percent} %": settings
-            for percent, settings in at.items()
-            for method in METHODS
-        },
-    )
-    lines = {
-        method: {
-            str(percent): told["rows"][row]["mAP"]
-            for percent in at
-            if (row := f"{method}, {percent} %") in told["rows"]
-        }
-        for method in METHODS
-    }
-    return told | {
-        "curves": {
-            "across": what,
-            "up": "mAP",
-            "lines": {method: line for method, line in lines.items() if line},
-        }
-    }
+def sweep(study: Study, across: str, percentages: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """Run every method at every percentage, with mAP as curves.
+
+    Args:
+        across: label of the horizontal axis.
+        percentages: settings of each percentage.
+    """
+    settings = {}
+    for percent, values in percentages.items():
+        settings |= {f"{method}, {percent} %": values for method in METHODS}
+    result = table(study, settings)
+    rows = result["rows"]
+    lines = {}
+    for method in METHODS:
+        names = {str(percent): f"{method}, {percent} %" for percent in percentages}
+        line = {percent: rows[name]["mAP"] for percent, name in names.items() if name in rows}
+        if line:
+            lines[method] = line
+    return result | {"curves": {"across": across, "up": "mAP", "lines": lines}}
 
 
 def figures(run: Run) -> dict[str, float]:
-    told = run.results or {}
+    """Metrics of a run and the number of trainable parameters of a client."""
+    metrics = (run.results or {})["metrics"]
     client = next(iter(run.clients.values()))
-    return {name: told["metrics"][name] for name in SHOWN} | {
-        "trainable": client.get("trainable", 0)
-    }
+    return {name: metrics[name] for name in SHOWN} | {"trainable": client.get("trainable", 0)}
 
 
-# fedmpt-ablation
+# fedmpt-ablation: parts of the method
 
 PARTS = ("prompts", "adapters", "transport", "gate")
-KEPT = {  # as in the table, and the paper's mAP on VOC 2007 with CLIP
+ENABLED = {  # parts in use, and the paper's mAP on VOC 2007 with CLIP
     ("prompts",): 87.08,
     ("adapters",): 84.40,
     ("prompts", "adapters"): 87.62,
@@ -126,95 +115,79 @@ KEPT = {  # as in the table, and the paper's mAP on VOC 2007 with CLIP
 def bench_fedmpt_ablation(study: Study) -> dict:
     """FedMPT without condition prompts, adapters, transport or gate (the paper's Table 4).
 
-    A row for each set of parts that are kept.
+    One row for each set of parts in use.
     """
-    told = table(
-        study,
-        {
-            f"fedmpt, {' '.join(kept)}": [
-                f"algorithm.{part}=false" for part in PARTS if part not in kept
-            ]
-            for kept in KEPT
-        },
-    )
-    for kept, paper in KEPT.items():
-        if row := told["rows"].get(f"fedmpt, {' '.join(kept)}"):
-            row["paper"] = paper
-    return told
+    names = {f"fedmpt, {' '.join(enabled)}": enabled for enabled in ENABLED}
+    settings = {}
+    for name, enabled in names.items():
+        settings[name] = [f"algorithm.{part}=false" for part in PARTS if part not in enabled]
+    result = table(study, settings)
+    for name, row in result["rows"].items():
+        row["paper"] = ENABLED[names[name]]
+    return result
 
 
-# fedmpt-annotation
+# fedmpt-annotation: missing labels
 
 SHARES = (10, 30, 50, 70, 90)
 
 
 @benchmark("fedmpt-annotation")
 def bench_fedmpt_annotation(study: Study) -> dict:
-    """FedMPT and its rivals where 10 to 90 % of the labels are not told (the paper's Table 2).
+    """FedMPT and its baselines with 10 to 90 % of the labels missing (the paper's Table 2).
 
-    A row for each method and share, curves of mAP, and the lead on PromptFL at the last.
+    One row per method and share, curves of mAP, and the lead over PromptFL at the last share.
     """
-    told = swept(
-        study,
-        "labels that are not told, %",
-        {share: [f"clients.0.masked={share / 100}"] for share in SHARES},
-    )
-    ours, theirs = (
-        told["rows"].get(f"{method}, {SHARES[-1]} %") for method in ("fedmpt", "promptfl")
-    )
-    if ours and theirs:
-        told |= {
-            "mAP_lead_on_promptfl": round(ours["mAP"] - theirs["mAP"], 3),
-            "mAP_lead_on_promptfl_bar": 5.0,
-        }
-    return told
+    settings = {share: [f"clients.0.masked={share / 100}"] for share in SHARES}
+    result = sweep(study, "labels that are not told, %", settings)
+    fedmpt = result["rows"].get(f"fedmpt, {SHARES[-1]} %")
+    promptfl = result["rows"].get(f"promptfl, {SHARES[-1]} %")
+    if fedmpt and promptfl:
+        result["mAP_lead_on_promptfl"] = round(fedmpt["mAP"] - promptfl["mAP"], 3)
+        result["mAP_lead_on_promptfl_bar"] = 5.0
+    return result
 
 
-# fedmpt-heterogeneity
+# fedmpt-heterogeneity: number of clusters
 
 HETEROGENEITY_SHARES = (10, 20, 40, 60, 80, 100)
 
 
 @benchmark("fedmpt-heterogeneity")
 def bench_fedmpt_heterogeneity(study: Study) -> dict:
-    """FedMPT and its rivals with more and more clusters as clients: t = 10 to 100 % of the number of labels (the paper's Table 1).
+    """FedMPT and its baselines by the number of clusters, t = 10 to 100 % of the labels (Table 1).
 
-    A row for each method and share, curves of mAP, and what each method loses from the first share to the last.
+    Every cluster of images is a client. One row per method and share, curves of mAP, and the drop
+    of each method from the first share to the last.
     """
-    told = swept(
-        study,
-        "clients, % of the number of labels",
-        {t: [f"clients.0.count={t * CLASSES // 100}"] for t in HETEROGENEITY_SHARES},
-    )
+    settings = {t: [f"clients.0.count={t * CLASSES // 100}"] for t in HETEROGENEITY_SHARES}
+    result = sweep(study, "clients, % of the number of labels", settings)
     first, last = str(HETEROGENEITY_SHARES[0]), str(HETEROGENEITY_SHARES[-1])
-    return told | {
-        "mAP_drop": {
-            method: round(line[first] - line[last], 3)
-            for method, line in told["curves"]["lines"].items()
-            if first in line and last in line
-        }
+    result["mAP_drop"] = {
+        method: round(line[first] - line[last], 3)
+        for method, line in result["curves"]["lines"].items()
+        if first in line and last in line
     }
+    return result
 
 
-# fedmpt-participation
+# fedmpt-participation: clients in a round
 
 PARTICIPATION_SHARES = (10, 30, 50, 70, 90)
 
 
 @benchmark("fedmpt-participation")
 def bench_fedmpt_participation(study: Study) -> dict:
-    """FedMPT and its rivals where 10 to 90 % of the clients take part in a round (the paper's Figure 6b).
+    """FedMPT and its baselines with 10 to 90 % of the clients in a round (Figure 6b).
 
-    A row for each method and share, and curves of mAP.
+    One row per method and share, and curves of mAP.
     """
-    return swept(
-        study,
-        "clients in a round, %",
-        {share: [f"federation.participation={share / 100}"] for share in PARTICIPATION_SHARES},
-    )
+    shares = PARTICIPATION_SHARES
+    settings = {share: [f"federation.participation={share / 100}"] for share in shares}
+    return sweep(study, "clients in a round, %", settings)
 
 
-# fedmpt-step
+# fedmpt-step: milliseconds of a training step
 
 BATCH = 32
 LABELS = (
@@ -243,59 +216,60 @@ LABELS = (
 
 @benchmark("fedmpt-step")
 def bench_fedmpt_step(study: Study) -> dict:
-    """One training step of FedMPT on a model of the shape of CLIP ViT-B/16, batch 32, as a client makes it; quick, a small one.
+    """Milliseconds of a training step of FedMPT on a CLIP ViT-B/16 with random weights, batch 32.
 
-    Milliseconds of a step: forward, backward, SGD; medians, with images looked at anew and with what was seen of them, which clients
-    keep. A GPU plays steps it has recorded, as in training; `called` is without that.
+    Forward, backward and SGD as in a client; medians. `seen` is with cached image features, which
+    clients keep. A GPU replays captured steps, as in training; `called` is without CUDA graphs. A
+    quick benchmark uses a small model.
     """
     device = study.device
     with tempfile.TemporaryDirectory() as folder:
-        shaped(Path(folder), study.quick)
-        program = 32 if study.quick else 224
-        draw = torch.Generator().manual_seed(0)
-        x = torch.randint(256, (BATCH, 3, program, program), dtype=torch.uint8, generator=draw)
-        y = (torch.rand(BATCH, len(LABELS), generator=draw) < 0.1).float()
+        save_random_clip(Path(folder), study.quick)
+        size = 32 if study.quick else 224
+        source = torch.Generator().manual_seed(0)
+        x = torch.randint(256, (BATCH, 3, size, size), dtype=torch.uint8, generator=source)
+        y = (torch.rand(BATCH, len(LABELS), generator=source) < 0.1).float()
         client = Client(
             "bench",
-            partial(build_encoder, "clip", (3, program, program), {"model": folder}),
+            partial(build_encoder, "clip", (3, size, size), {"model": folder}),
             MultiLabel(LABELS, "asymmetric"),
             train=Tensors(x, y),
             device=device,
         )
         method = FedMPT()
-        made = method.Program(client, method, Training(optimizer="sgd"), 0)
-    x, y, optimizer = client.to_device(x), client.to_device(y), made.optimizer()
-    model: Any = made.model
+        program = method.Program(client, method, Training(optimizer="sgd"), 0)
+    x, y, optimizer = client.to_device(x), client.to_device(y), program.optimizer()
+    model: Any = program.model
+    gradient_step = program.gradient_step(program.loss)
 
-    tape = made.gradient_step(made.loss)
-
-    def played(given: Any) -> None:
-        tape(given, y)
+    def graphed_step(inputs: Any) -> None:
+        gradient_step(inputs, y)
         apply_gradients(optimizer)
 
-    def called(given: Any) -> None:
-        step(made.loss(given, y), optimizer)
+    def plain_step(inputs: Any) -> None:
+        step(program.loss(inputs, y), optimizer)
 
-    def milliseconds(way: Callable[[Any], None], given: Any) -> float:
+    def milliseconds(train_step: Callable[[Any], None], inputs: Any) -> float:
         wait(device)
-        begun = time.perf_counter()
-        way(given)
+        start = time.perf_counter()
+        train_step(inputs)
         wait(device)
-        return 1e3 * (time.perf_counter() - begun)
+        return 1e3 * (time.perf_counter() - start)
 
-    turns, seen = 3 if study.quick else 50, model.look(x)
-    ways = {
-        "step_ms": (played, x),
-        "seen_step_ms": (played, seen),
-        "called_step_ms": (called, x),
-        "called_seen_step_ms": (called, seen),
+    repeats, warm_up = 3 if study.quick else 50, 5
+    features = model.look(x)
+    variants = {
+        "step_ms": (graphed_step, x),
+        "seen_step_ms": (graphed_step, features),
+        "called_step_ms": (plain_step, x),
+        "called_seen_step_ms": (plain_step, features),
     }
-    told = {
-        name: [milliseconds(way, given) for _ in range(turns + 5)][5:]
-        for name, (way, given) in ways.items()
-    }
-    counts: Any = made.describe()
-    return {name: median(times) for name, times in told.items()} | {
+    medians = {}
+    for name, (train_step, inputs) in variants.items():
+        times = [milliseconds(train_step, inputs) for _ in range(warm_up + repeats)]
+        medians[name] = median(times[warm_up:])
+    counts: Any = program.describe()
+    return medians | {
         "batch": BATCH,
         "labels": len(LABELS),
         "conditions": len(method.condition_names),
@@ -306,48 +280,29 @@ def bench_fedmpt_step(study: Study) -> dict:
     }
 
 
-def shaped(folder: Path, small: bool) -> None:
-    """A random CLIP of that shape, and a tokenizer with a token a word: what weights hold costs nothing."""
+def save_random_clip(folder: Path, small: bool) -> None:
+    """Save a CLIP with random weights, and a tokenizer with one token per word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-    known = [
-        "<|begin|>",
-        "<|end|>",
-        *dict.fromkeys(" ".join((INITIAL_WORDS, *LABELS, *FedMPT().condition_names)).split()),
-    ]
-    words = known + [f"word{i}" for i in range(len(known), 100 if small else 49408)]
-    size = (
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-        }
-        if small
-        else {}
-    )
-    eye = (
-        size | {"image_size": 32, "patch_size": 8}
-        if small
-        else {"image_size": 224, "patch_size": 16}
-    )
-    text = size | {
-        "vocab_size": len(words),
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 1,
-    }
-    CLIPModel(
-        CLIPConfig(text_config=text, vision_config=eye, projection_dim=64 if small else 512)
-    ).save_pretrained(folder)
-    plain = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>")
-    )
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    prompt_words = " ".join((INITIAL_WORDS, *LABELS, *FedMPT().condition_names)).split()
+    words = ["<|begin|>", "<|end|>", *dict.fromkeys(prompt_words)]
+    words += [f"word{i}" for i in range(len(words), 100 if small else 49408)]
+    text: dict[str, int] = {}
+    vision = {"image_size": 224, "patch_size": 16}
+    if small:
+        text = {"hidden_size": 64, "intermediate_size": 128}
+        text |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+        vision = text | {"image_size": 32, "patch_size": 8}
+    text |= {"vocab_size": len(words), "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    width = 64 if small else 512
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=width)
+    CLIPModel(config).save_pretrained(folder)
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
-        tokenizer_object=plain, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|end|>"
+        tokenizer_object=tokenizer, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|end|>"
     ).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
-    )
+    preprocessor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
