@@ -47,7 +47,7 @@ from unalike.tasks.task import label_names
 from unalike.training.batching import batches
 from unalike.training.loop import Training, build_optimizer
 
-# engine
+# engine: overhead of the local engine
 
 SHAPE, CLIENTS, SAMPLES = (1, 28, 28), 100, 64
 TRAINING = Training(rounds=8, epochs=2, batch_size=16, optimizer="sgd", lr=0.05, weight_decay=0.0)
@@ -55,62 +55,55 @@ TRAINING = Training(rounds=8, epochs=2, batch_size=16, optimizer="sgd", lr=0.05,
 
 @benchmark("engine")
 def bench_engine(quick: bool = False) -> dict:
-    """What the engine costs: FedAvg with a small CNN, 100 clients, 10 a round, against a hand-written torch loop doing the same work.
+    """Overhead of the engine: FedAvg with a small CNN against a hand-written PyTorch loop.
 
-    Medians of repeated, interleaved runs; checkpoints after every round are part of the engine's time.
+    100 clients, 10 in a round. Medians of repeated, interleaved runs; the engine's time includes
+    a checkpoint after every round.
     """
     repeats, training = (1, TRAINING.model_copy(update={"rounds": 2})) if quick else (5, TRAINING)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    made = clients()
-    times: dict[str, list[float]] = {"by hand": [], "workers=0": [], "workers=2": []}
-    by_hand(made, training)  # warm up
+    clients = random_clients()
+    by_hand, workers_0, workers_2 = [], [], []
+    train_by_hand(clients, training)  # warm up
     for _ in range(repeats):
-        times["by hand"].append(timed(partial(by_hand, made, training)))
-        for workers in (0, 2):
-            times[f"workers={workers}"].append(engine(made, training, workers))
+        by_hand.append(timed(partial(train_by_hand, clients, training)))
+        workers_0.append(time_engine(clients, training, workers=0))
+        workers_2.append(time_engine(clients, training, workers=2))
     torch.set_num_threads(threads)
-    median = {name: sorted(values)[len(values) // 2] for name, values in times.items()}
-    ratios = sorted(
-        ours / hand for ours, hand in zip(times["workers=0"], times["by hand"], strict=True)
-    )
-    faster = sorted(
-        hand / ours for ours, hand in zip(times["workers=2"], times["by hand"], strict=True)
-    )
+    overheads = [ours / hand for ours, hand in zip(workers_0, by_hand, strict=True)]
+    speedups = [hand / ours for ours, hand in zip(workers_2, by_hand, strict=True)]
     return {
-        "seconds_by_hand": median["by hand"],
-        "seconds_workers_0": median["workers=0"],
-        "seconds_workers_2": median["workers=2"],
-        "overhead_workers_0": ratios[len(ratios) // 2],
+        "seconds_by_hand": statistics.median(by_hand),
+        "seconds_workers_0": statistics.median(workers_0),
+        "seconds_workers_2": statistics.median(workers_2),
+        "overhead_workers_0": statistics.median(overheads),
         "bar_overhead_workers_0": 1.10,
-        "speedup_workers_2": faster[len(faster) // 2],
+        "speedup_workers_2": statistics.median(speedups),
         "bar_speedup_workers_2": 1.4,
     }
 
 
-def clients() -> list[Client]:
-    draw = stream(0, "bench")
-    return [
-        Client(
-            id=f"c{i}",
-            model=partial(CNN, SHAPE, (8, 16), 32),
-            task=Classification(label_names(10)),
-            train=Tensors(
-                torch.randn(SAMPLES, *SHAPE, generator=draw),
-                torch.randint(10, (SAMPLES,), generator=draw),
-            ),
-        )
-        for i in range(CLIENTS)
-    ]
+def random_clients() -> list[Client]:
+    """Clients with one small CNN architecture and random images."""
+    source = stream(0, "bench")
+    clients = []
+    for index in range(CLIENTS):
+        x = torch.randn(SAMPLES, *SHAPE, generator=source)
+        y = torch.randint(10, (SAMPLES,), generator=source)
+        model = partial(CNN, SHAPE, (8, 16), 32)
+        task = Classification(label_names(10))
+        clients.append(Client(id=f"c{index}", model=model, task=task, train=Tensors(x, y)))
+    return clients
 
 
-def engine(made: list[Client], training: Training, workers: int) -> float:
-    """Seconds of the rounds alone: starting processes and building models come before."""
+def time_engine(clients: list[Client], training: Training, workers: int) -> float:
+    """Seconds of the rounds alone, without starting processes and building models."""
     folder = Path(tempfile.mkdtemp())
     federation = FederationConfig(participation=0.1)
     plan = RunPlan(
         FedAvg(),
-        made,
+        clients,
         training,
         federation,
         name="bench",
@@ -118,48 +111,48 @@ def engine(made: list[Client], training: Training, workers: int) -> float:
         local_baseline=False,
     )
     run = Run(plan, Folder(folder))
-    carrier = run.build_engine(run.folder.clients)
+    engine = run.build_engine(run.folder.clients)
     try:
-        fed = Federation(carrier, training, federation, 0)
+        fed = Federation(engine, training, federation, 0)
         fed.call("describe", clients=fed.clients)
         return timed(lambda: run.run_rounds(fed, lambda: 0.0))
     finally:
-        carrier.close()
+        engine.close()
         shutil.rmtree(folder)
 
 
-def by_hand(made: list[Client], training: Training) -> None:
-    """The plain loop: load, train, keep a copy, average."""
+def train_by_hand(clients: list[Client], training: Training) -> None:
+    """FedAvg as a plain loop: load, train, copy, average."""
     model = nn.Sequential(CNN(SHAPE, (8, 16), 32), Classification(label_names(10)).head(32))
-    shared = {name: t.clone() for name, t in model.state_dict().items()}
+    shared = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number in range(1, training.rounds + 1):
-        picks = torch.randperm(CLIENTS, generator=stream(0, "participation", number))[
-            : CLIENTS // 10
-        ].tolist()
+        order = torch.randperm(CLIENTS, generator=stream(0, "participation", number))
         states = []
-        for i in picks:
+        for index in order[: CLIENTS // 10].tolist():
+            client = clients[index]
             model.load_state_dict(shared)
             model.train()
             optimizer = build_optimizer(list(model.parameters()), training)
-            x, y = made[i].train.x, made[i].train.y
+            x, y = client.train.x, client.train.y
             for epoch in range(training.epochs):
-                for rows in batches(
-                    SAMPLES, training.batch_size, stream(0, "order", made[i].id, number, epoch)
-                ):
+                source = stream(0, "order", client.id, number, epoch)
+                for rows in batches(SAMPLES, training.batch_size, source):
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
                     optimizer.step()
-            states.append({name: t.clone() for name, t in model.state_dict().items()})
-        shared = {name: torch.stack([s[name] for s in states]).mean(0) for name in shared}
+            states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        for name in shared:
+            shared[name] = torch.stack([state[name] for state in states]).mean(0)
 
 
 def timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    """Seconds of a call."""
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
-# memory
+# memory: resident memory
 
 DIGITS = """
 import resource, sys
@@ -179,37 +172,39 @@ from unalike.models import MLP
 from unalike.base.randomness import stream
 
 def resident():
-    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 draw = stream(0, "bench")
 x, y = torch.randn(1000, 20, 64, generator=draw), torch.randint(10, (1000, 20), generator=draw)
-clients = [unalike.Client(id=f"c{{i}}", model=partial(MLP, (64,), (128,), 64), task=unalike.Classification(10), train=(x[i], y[i]))
-           for i in range(1000)]
-seen = []
+model, task = partial(MLP, (64,), (128,), 64), unalike.Classification(10)
+clients = [
+    unalike.Client(id=f"c{{i}}", model=model, task=task, train=(x[i], y[i])) for i in range(1000)
+]
+sizes = []
 def watch(event, **facts):
     if event == "round":
-        seen.append(resident())
+        sizes.append(resident())
 rounds = {rounds}
 training = unalike.Training(rounds=rounds, epochs=1, batch_size=10)
-unalike.run(unalike.{method}(), clients, training=training, federation=unalike.FederationConfig(participation=0.01), out=sys.argv[1] + "/run",
-            alone=False, alive=32, watch=watch)
-print(json.dumps([seen[rounds // 4], seen[-1], max(seen)]))
+federation = unalike.FederationConfig(participation=0.01)
+unalike.run(unalike.{method}(), clients, training=training, federation=federation,
+            out=sys.argv[1] + "/run", alone=False, alive=32, watch=watch)
+print(json.dumps([sizes[rounds // 4], sizes[-1], max(sizes)]))
 """
 
 
 @benchmark("memory")
 def bench_memory(quick: bool = False) -> dict:
-    """Memory: the demo's peak, and a thousand clients of whom ten take part in a round and the idle ones lie on disk.
+    """Memory of the digits demo, and of 1,000 clients, ten in a round and the idle ones on disk.
 
     Megabytes, each measured in a process of its own.
     """
     rounds = 20 if quick else 400
-    local, average = (
-        json.loads(alone(THOUSAND.format(rounds=rounds, method=method)))
-        for method in ("Local", "FedAvg")
-    )
+    local = json.loads(run_alone(THOUSAND.format(rounds=rounds, method="Local")))
+    average = json.loads(run_alone(THOUSAND.format(rounds=rounds, method="FedAvg")))
     return {
-        "digits_peak_mb": float(alone(DIGITS.format(rounds=2 if quick else 8))),
+        "digits_peak_mb": float(run_alone(DIGITS.format(rounds=2 if quick else 8))),
         "bar_digits_peak_mb": 1000,
         "thousand_personal_quarter_mb": local[0],
         "thousand_personal_end_mb": local[1],
@@ -221,7 +216,8 @@ def bench_memory(quick: bool = False) -> dict:
     }
 
 
-def alone(program: str) -> str:
+def run_alone(program: str) -> str:
+    """Run Python code in a process of its own and return the last line it prints."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", program, folder], capture_output=True, text=True
@@ -231,9 +227,9 @@ def alone(program: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-# bytes
+# bytes: traffic of FedMuscle
 
-# GiB up and down for each M, with B = 20 and 2 bytes a value
+# GiB up and down by M, with B = 20 and 2 bytes per value.
 PAPER = {
     1: (0.0024, 0.0024),
     2: (0.0024, 0.048),
@@ -246,9 +242,10 @@ ROWS, BATCH, WIDTH = 5000, 32, 256
 
 @benchmark("bytes")
 def bench_bytes(quick: bool = False) -> dict:
-    """What travels: FedMuscle's bytes per user and round for M = 1 to 5 and each exchange, beside the paper's Table 5.
+    """FedMuscle's bytes per client and round for M = 1 to 5 and every exchange (Table 5).
 
-    `gradient` is measured in the ledger of a real run; `peers` and `paper` are the encoded sizes of their messages.
+    `gradient` is measured in the ledger of a real run; `peers` and `paper` are the encoded sizes
+    of their messages.
     """
     rows = 320 if quick else ROWS
     measured = {m: ledger(m, rows) for m in (1, 3, 5)}
@@ -286,7 +283,7 @@ def ledger(peers: int, rows: int) -> tuple[int, int]:
     """Bytes up and down of one client in one round, as the ledger counted them."""
     draw = torch.Generator().manual_seed(0)
     public = torch.randn(rows, 16, generator=draw)
-    made = [
+    clients = [
         Client(
             id=f"c{i}",
             model=partial(MLP, (16,), (16,), 16),
@@ -298,7 +295,7 @@ def ledger(peers: int, rows: int) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         results = run_clients(
             FedMuscle(peers=peers, width=WIDTH, batch=BATCH, final_model="aligned"),
-            made,
+            clients,
             public=public,
             training=Training(rounds=1),
             out=Path(folder) / "run",
@@ -307,14 +304,14 @@ def ledger(peers: int, rows: int) -> tuple[int, int]:
     return results["bytes"]["up"] // 6, results["bytes"]["down"] // 6
 
 
-# ray
+# ray: calls over Ray
 
 RAY_SHAPE = (32, 256)
 LARGE = 200 * 10**6  # bytes
 
 
 class Echo(Algorithm):
-    """Sends back what it got."""
+    """Returns the values that were sent, plus one."""
 
     class Program(ClientProgram):
         @query
@@ -324,15 +321,14 @@ class Echo(Algorithm):
 
 @benchmark("ray")
 def bench_ray(quick: bool = False) -> dict:
-    """What a call over Ray costs on this machine: a group call to 3 clients, each answering with 32 x 256 float32 values.
+    """Milliseconds of a call over Ray to 3 clients on this machine, 32 x 256 float32 values each.
 
-    And the server's memory while 200 MB go to each of them and come back.
-
-        Milliseconds from the server's call until it has all replies, decoded and counted, after some to warm up.
+    From the server's call until all replies are decoded and counted, after a warm-up. Also the
+    server's memory while 200 MB go to each client and come back.
     """
     calls = 50 if quick else 500
     training = Training()
-    made = [
+    clients = [
         Client(
             id=f"c{i}",
             model=partial(MLP, (4,), (4,), 4),
@@ -343,7 +339,7 @@ def bench_ray(quick: bool = False) -> dict:
     ]
     with tempfile.TemporaryDirectory() as folder:
         engine = RayEngine(
-            made,
+            clients,
             partial(build_runtime, algorithm=Echo(), training=training, seed=0),
             Path(folder) / "clients",
             actors=3,
@@ -354,9 +350,9 @@ def bench_ray(quick: bool = False) -> dict:
             fed = Federation(engine, training)
             values, took = torch.randn(RAY_SHAPE), []
             for _ in range(calls + 20):
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 fed.call("echo", values=values, quorum=1.0)
-                took.append(1000 * (time.perf_counter() - begun))
+                took.append(1000 * (time.perf_counter() - start))
             large = memory(
                 lambda: fed.call(
                     "echo", values=torch.zeros((LARGE // 20 if quick else LARGE) // 4), quorum=1.0
@@ -378,61 +374,62 @@ def bench_ray(quick: bool = False) -> dict:
 
 
 def memory(work: Callable[[], dict]) -> dict[str, float]:
-    """What the process held at most while it worked, beyond what it held before, in payloads of all clients: its own memory, and what of
-    Ray's shared memory it had opened."""
+    """Peak memory of this process during `work`, above its memory before.
 
-    def held() -> tuple[int, int]:
-        told = {
-            words[0]: int(words[1]) * 1024
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if (words := line.replace(":", "").split())[0] in ("RssAnon", "RssShmem", "RssFile")
-        }
-        return told["RssAnon"], told["RssShmem"]
+    In payloads of all clients: the process's own memory, and Ray's shared memory that it mapped.
+    """
 
-    before, most, done = held(), [0, 0], threading.Event()
+    def own_and_shared() -> tuple[int, int]:
+        sizes = {}
+        for line in Path("/proc/self/status").read_text().splitlines():
+            words = line.replace(":", "").split()
+            if words[0] in ("RssAnon", "RssShmem"):
+                sizes[words[0]] = int(words[1]) * 1024
+        return sizes["RssAnon"], sizes["RssShmem"]
+
+    before, peak, done = own_and_shared(), [0, 0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.002):
-            most[:] = [
-                max(known, now - then)
-                for known, now, then in zip(most, held(), before, strict=True)
-            ]
+            sizes = zip(peak, own_and_shared(), before, strict=True)
+            peak[:] = [max(highest, now - then) for highest, now, then in sizes]
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     replies = work()
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - start
     done.set()
     watcher.join()
     payload = sum(reply.numel() * reply.element_size() for reply in replies.values())
     return {
         "large_seconds": round(took, 2),
-        "large_own_memory_in_payloads": round(most[0] / payload, 2),
-        "large_memory_in_payloads": round(sum(most) / payload, 2),
+        "large_own_memory_in_payloads": round(peak[0] / payload, 2),
+        "large_memory_in_payloads": round(sum(peak) / payload, 2),
         "bar_large_memory_in_payloads": 3.0,
     }
 
 
-# flare
+# flare: calls and runs over FLARE
 
 IDS = ["c0", "c1", "c2"]
 
 
 @benchmark("flare")
 def bench_flare(quick: bool = False) -> dict:
-    """What FLARE costs, on this machine and with mutual TLS: a group call, 200 MB each way, a whole run of digits, a client that is killed.
+    """FLARE on this machine with mutual TLS: group calls, 200 MB, digits, a killed client.
 
-    Milliseconds of a group call; seconds of digits on FLARE and here; seconds from a killed client until the run goes on.
+    Milliseconds of a group call and seconds with 200 MB each way; seconds of a digits run on
+    FLARE and on the local engine; seconds from a killed client until the run continues.
     """
     with tempfile.TemporaryDirectory() as folder:
-        told = call(Path(folder), 30 if quick else 300, LARGE // 20 if quick else LARGE)
+        calls = call(Path(folder), 30 if quick else 300, LARGE // 20 if quick else LARGE)
     rounds = 1 if quick else 20
     local, _ = digits(rounds, ["--workers", "2"])
     away, _ = digits(rounds, ["--engine", "flare"])
     _, goes_on = digits(max(rounds, 3), ["--engine", "flare"], kill=True)
     return {
-        **told,
+        **calls,
         "digits_rounds": rounds,
         "digits_local_seconds": local,
         "digits_flare_seconds": away,
@@ -444,8 +441,12 @@ def bench_flare(quick: bool = False) -> dict:
 
 
 def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
-    """A group call to 3 clients, each answering with what it got, from the server's call until it has all replies; and what the server's
-    processes, FLARE's and the job's, hold at most, beyond what they held before, while so many bytes go to each and come back."""
+    """Time group calls to 3 clients that return the values they were sent.
+
+    From the server's call until it has all replies. Also the peak memory of the server's
+    processes (FLARE's and the job's), above that before, while `large` bytes go to each client
+    and come back.
+    """
     here = kits.LocalFlareFederation(folder / "flare", IDS, folder)
     for id in IDS:
         local = here.kits / id / "local"
@@ -473,7 +474,7 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
                 *supervisor.descendants(here.processes["localhost"].pid),
                 *([int(job.read_text())] if job.exists() else []),
             ]
-            seen.append((time.time(), sum(map(held, server))))
+            seen.append((time.time(), sum(map(resident_bytes, server))))
             if time.monotonic() - looked > 5.0:
                 looked = time.monotonic()
                 if (why := ended()) is not None or time.monotonic() - began > 300:
@@ -499,19 +500,18 @@ def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
     }
 
 
-def held(pid: int) -> int:
-    """Bytes of memory a process has."""
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes; 0 if it has ended."""
     try:
-        told = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return sum(
-        int(line.split()[1]) * 1024 for line in told if line.startswith(("RssAnon", "RssShmem"))
-    )
+    sizes = [line.split()[1] for line in lines if line.startswith(("RssAnon", "RssShmem"))]
+    return 1024 * sum(map(int, sizes))
 
 
 def make(run: dict[str, Any], id: str) -> Client:
-    """A client that answers with what it got."""
+    """A client that returns the values it is sent."""
     ALGORITHMS["echo"] = Echo
     return Client(
         id=id,
@@ -522,16 +522,17 @@ def make(run: dict[str, Any], id: str) -> Client:
 
 
 class Timer:
-    """The server's half of the job that times calls."""
+    """The server part of the FLARE job that times calls."""
 
     def __init__(self, out: str, calls: int, large: int):
         self.out, self.calls, self.large = Path(out), calls, large
 
     @flare.collab.main
     def main(self) -> None:
-        made = self.out.with_suffix(".made")
-        made.write_text(str(os.getpid()))  # it is nursed: FLARE's process did not start it
-        made.replace(self.out.with_suffix(".pid"))
+        # A supervisor starts this process, so it is no descendant of FLARE's server process.
+        pid_file = self.out.with_suffix(".made")
+        pid_file.write_text(str(os.getpid()))
+        pid_file.replace(self.out.with_suffix(".pid"))
         line = flare.job_transport()
         about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
         infos, _ = handshake(line, about, 60.0)
@@ -549,16 +550,20 @@ class Timer:
             called = time.perf_counter()
             fed.call("echo", values=values, quorum=1.0)
             took.append(1000 * (time.perf_counter() - called))
-        begun = time.time()
+        start = time.time()
         fed.call("echo", values=torch.zeros(self.large // 4), quorum=1.0)
         partial_file = self.out.with_suffix(".partial")
-        partial_file.write_text(json.dumps({"took": took[20:], "large": [begun, time.time()]}))
+        partial_file.write_text(json.dumps({"took": took[20:], "large": [start, time.time()]}))
         partial_file.replace(self.out)
 
 
 def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, float | None]:
-    """Seconds of a whole run; and, with `kill`, from the death of a client's process in the middle until the run goes on."""
-    root = str(Path(__file__).parents[2])
+    """Run digits in a process of its own.
+
+    Returns: seconds of the run; and with `kill`, seconds from the death of a client's process in
+        the middle of the run until the run continues.
+    """
+    root = str(Path(__file__).parents[1])
     around = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
@@ -580,7 +585,7 @@ def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, floa
             str(folder),
             *how,
         ]
-        begun = time.time()
+        start = time.time()
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around
         )
@@ -592,21 +597,25 @@ def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, floa
         _, problems = process.communicate()
         if process.returncode:
             raise RuntimeError(problems[-2000:])
-        took = time.time() - begun
+        took = time.time() - start
         if not kill:
             return round(took, 1), None
-        on = [e["time"] for e in events(folder) if e["event"] == "resume"]
-        if not (on and struck):
+        resumed = [event["time"] for event in events(folder) if event["event"] == "resume"]
+        if not (resumed and struck):
             raise RuntimeError(
-                f"{len(struck)} processes of a client were killed, and the run went on {len(on)} times: nothing to measure"
+                "expected a killed client process and a run that resumes; "
+                f"got {len(struck)} killed and {len(resumed)} resumes: nothing to measure"
             )
-        return round(took, 1), round(on[0] - struck[0], 1)
+        return round(took, 1), round(resumed[0] - struck[0], 1)
 
 
 def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -> None:
-    """Kill the job process of the first client in the second round: the first is told before it is saved, and what is not saved is begun
-    anew, not gone on with."""
-    while ended() is None and not any(e.get("round", 0) > 1 for e in events(folder)):
+    """Kill the job process of the first client in the second round.
+
+    Not in the first: a round is logged before it is saved, and a run with no saved round starts
+    anew instead of resuming.
+    """
+    while ended() is None and not any(event.get("round", 0) > 1 for event in events(folder)):
         time.sleep(0.1)
     for pid in kits.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
         os.kill(pid, signal.SIGKILL)
