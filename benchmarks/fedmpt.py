@@ -76,7 +76,7 @@ def sweep(study: Study, across: str, percentages: Mapping[int, Sequence[str]]) -
         across: label of the horizontal axis.
         percentages: settings of each percentage.
     """
-    settings = {}
+    settings: dict[str, Sequence[str]] = {}
     for percent, values in percentages.items():
         settings |= {f"{method}, {percent} %": values for method in METHODS}
     result = table(study, settings)
