@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := unalike tests benchmarks
 
-.PHONY: demo test test-faults check bench clean
+.PHONY: demo test test-faults fuzz check bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,9 @@ test: check
 test-faults: .venv/installed
 	UNALIKE_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -v tests/engines/test_hostile.py \
 		tests/engines/test_ray.py tests/engines/test_flare.py tests/engines/test_flower.py
+
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/engines/fuzz.py 1000000
 
 check: .venv/installed
 	$(BIN)/ruff format --check $(SOURCES)

@@ -10,13 +10,18 @@ from benchmarks.study import BENCHMARKS
 
 MODULES = (
     "afmcc",
+    "attacks",
     "baselines",
     "creamfl",
     "digits",
     "engines",
+    "faults",
     "fedmpt",
     "fedmuscle",
     "fednca",
+    "hetlora",
+    "people",
+    "speed",
     "subflot",
 )
 

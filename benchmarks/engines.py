@@ -110,7 +110,7 @@ def time_engine(clients: list[Client], training: Training, workers: int) -> floa
         engine_options={"workers": workers},
         local_baseline=False,
     )
-    run = Run(plan, Folder(folder))
+    run = Run(plan, Folder.create(folder / "run", {"name": "bench"}))
     engine = run.build_engine(run.folder.clients)
     try:
         fed = Federation(engine, training, federation, 0)

@@ -18,6 +18,7 @@ from benchmarks.study import Study
 from unalike.base.errors import UserError, unknown_name
 from unalike.report.mpl import CLIENT_COLOURS, COLOURS, new_figure
 from unalike.runs.run_folder import commit
+from unalike.runs.sweep import parse_seeds
 
 OPTIONS_OF_RUNS = ("seeds", "jobs", "device", "settings", "only", "keep")
 WIDEST = 9  # columns; wider tables are transposed
@@ -104,7 +105,7 @@ def format_cell(row: dict, key: str) -> str:
 
 
 def draw(curves: dict, path: Path) -> None:
-    """Plot `curves["lines"]`, {name: {x: y}}, as an SVG beside the JSON."""
+    """Plot `curves["lines"]`, {name: {x: y}}, as an SVG beside the JSON; `scale: log` on both axes."""
     plot, ((axis,),) = new_figure(4.0)
     plot.set_facecolor("white")
     for i, (name, line) in enumerate(curves["lines"].items()):
@@ -116,21 +117,10 @@ def draw(curves: dict, path: Path) -> None:
             label=name,
             color=COLOURS[CLIENT_COLOURS[i % len(CLIENT_COLOURS)]][0],
         )
+    if curves.get("scale") == "log":
+        axis.set_xscale("log")
+        axis.set_yscale("log")
     axis.set_xlabel(curves["across"])
     axis.set_ylabel(curves["up"])
     axis.legend(frameon=False, fontsize=8)
     plot.savefig(path, format="svg", metadata={"Date": None})
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """
-    >>> parse_seeds("0-2,7")
-    (0, 1, 2, 7)
-    """
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise UserError(f'--seeds takes numbers and ranges, such as 0-4 or 100,101, got "{text}"')
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        seeds += range(int(first), int(last or first) + 1)
-    return tuple(seeds)

@@ -15,7 +15,8 @@ from benchmarks.study import Row, Study, averages, benchmark, megabytes
 from unalike.algorithms.subflot import SubFLOT
 from unalike.base.types import Parameters
 from unalike.matching import Matcher
-from unalike.methods.submodels import Contribution, masked_mean
+from unalike.methods.robust import Upload
+from unalike.methods.submodels import masked_mean
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.classics import ResNet18
 from unalike.models.submodels import (
@@ -289,7 +290,7 @@ def merge(
     targets = [whole] * len(submodels)
     transported = matcher.transport(submodels, targets, small_groups, groups, keys)
     contributions = (
-        Contribution(key, state, matcher.pop_reached(key, groups, whole))
+        Upload(key, state, matcher.pop_reached(key, groups, whole))
         for key, state in zip(keys, transported, strict=True)
     )
     masked_mean(whole, contributions, dict.fromkeys(keys, 1.0))

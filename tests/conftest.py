@@ -44,6 +44,10 @@ SMALL = {
     "batch": 8,
     "pretraining": 45,
     "threshold": 0.3,
+    "server_lr": 0.1,
+    "server_epochs": 3,
+    "warm_up": 1,
+    "sub_width": 4,
 }
 
 

@@ -32,7 +32,8 @@ def small(kind):
         )
         return t.SwinModel(config)
     if kind == "convnext":
-        return t.ConvNextModel(t.ConvNextConfig(**pyramid, image_size=128))
+        config = t.ConvNextConfig(**pyramid, image_size=128, layer_scale_init_value=0.5)
+        return t.ConvNextModel(config)
     if kind == "resnet":
         return t.ResNetModel(t.ResNetConfig(embedding_size=8, **pyramid, layer_type="basic"))
     if kind == "segformer":
@@ -49,6 +50,20 @@ def small(kind):
             attention_probs_dropout_prob=0.0,
         )
         return t.SegformerModel(config)
+    if kind == "mobilenet":
+        config = t.MobileNetV2Config(
+            image_size=32, depth_multiplier=0.1, depth_divisible_by=4, min_depth=4
+        )
+        return t.MobileNetV2Model(config)
+    return small_reader(kind, plain) if kind in READERS else small_pair(kind, plain)
+
+
+READERS = ("bert", "distilbert", "roberta", "gpt2", "llama")
+
+
+def small_reader(kind, plain):
+    """A model of texts."""
+    t = pytest.importorskip("transformers")
     if kind == "bert":
         config = t.BertConfig(**plain, vocab_size=20, max_position_embeddings=12)
         return t.BertModel(config)
@@ -57,10 +72,33 @@ def small(kind):
             dim=8, n_layers=1, n_heads=2, hidden_dim=16, vocab_size=20, max_position_embeddings=12
         )
         return t.DistilBertModel(config)
+    if kind == "roberta":
+        config = t.RobertaConfig(**plain, vocab_size=20, max_position_embeddings=14)
+        return t.RobertaModel(config)
+    if kind == "gpt2":
+        config = t.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20, n_positions=12)
+        return t.GPT2Model(config)
+    if kind == "llama":
+        config = t.LlamaConfig(
+            **plain, num_key_value_heads=1, vocab_size=20, max_position_embeddings=12
+        )
+        return t.LlamaModel(config)
     raise ValueError(f"no small model of kind {kind!r}")
 
 
-def save_reader(folder, kind, words):
+def small_pair(kind, plain):
+    """A model of images and texts."""
+    t = pytest.importorskip("transformers")
+    if kind in ("clip", "siglip"):
+        text = {**plain, "vocab_size": 20, "max_position_embeddings": 12, "projection_dim": 16}
+        vision = {**plain, "image_size": 32, "patch_size": 8, "projection_dim": 16}
+        config_class = t.CLIPConfig if kind == "clip" else t.SiglipConfig
+        model_class = t.CLIPModel if kind == "clip" else t.SiglipModel
+        return model_class(config_class(text_config=text, vision_config=vision))
+    raise ValueError(f"no small model of kind {kind!r}")
+
+
+def save_reader(folder, kind, words, padding="[PAD]"):
     """A model of texts whose tokenizer knows these words, in this order, after its own."""
     t = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -72,7 +110,7 @@ def save_reader(folder, kind, words):
     fast = t.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="[UNK]",
-        pad_token="[PAD]",
+        pad_token=padding,
         cls_token="[CLS]",
         sep_token="[SEP]",
     )

@@ -66,7 +66,7 @@ def test_every_method_has_a_page_and_a_row():
 def test_scenario_page_is_a_scenario(tmp_path):
     from unalike.scenarios import build_clients, load
 
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenarios.md").read_text(), re.S)
+    block, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scenarios.md").read_text(), re.S)
     (tmp_path / "mine.yaml").write_text(block)
     scenario, _ = load(str(tmp_path / "mine.yaml"))
     assert len(build_clients(scenario)) == 6

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from unalike.core.algorithm import Algorithm
     from unalike.core.client import Client, ClientInfo
     from unalike.core.federation import Federation
+    from unalike.core.lazy_clients import LazyClients
     from unalike.core.operations import graph_safe, operation, query, sends
     from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
     from unalike.core.privacy import Privacy
     from unalike.core.program import ClientProgram
     from unalike.core.signatures import Shape
-    from unalike.data import Samples, Table, load_dataset
+    from unalike.data import Samples, Table, load_dataset, partition, preprocess, samples
     from unalike.methods.averaging import Averaging, AveragingProgram
     from unalike.methods.prompt_tuning import PromptTuning, PromptTuningProgram
     from unalike.methods.public_data import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from unalike.report import compare, show
     from unalike.runs import ClientResult, Result, resume, run
     from unalike.runs.export import export, rebuild, trained
+    from unalike.runs.python_scenario import LoadedScenario, scenario
     from unalike.tasks import *  # noqa: F403
     from unalike.training.loop import Training
 
@@ -53,6 +55,7 @@ _MODULES = {
     "Client": "unalike.core.client",
     "ClientInfo": "unalike.core.client",
     "Federation": "unalike.core.federation",
+    "LazyClients": "unalike.core.lazy_clients",
     "graph_safe": "unalike.core.operations",
     "operation": "unalike.core.operations",
     "query": "unalike.core.operations",
@@ -66,6 +69,9 @@ _MODULES = {
     "Samples": "unalike.data",
     "Table": "unalike.data",
     "load_dataset": "unalike.data",
+    "partition": "unalike.data",
+    "preprocess": "unalike.data",
+    "samples": "unalike.data",
     "Averaging": "unalike.methods.averaging",
     "AveragingProgram": "unalike.methods.averaging",
     "PromptTuning": "unalike.methods.prompt_tuning",
@@ -83,6 +89,8 @@ _MODULES = {
     "Result": "unalike.runs",
     "resume": "unalike.runs",
     "run": "unalike.runs",
+    "LoadedScenario": "unalike.runs.python_scenario",
+    "scenario": "unalike.runs.python_scenario",
     "export": "unalike.runs.export",
     "rebuild": "unalike.runs.export",
     "trained": "unalike.runs.export",
@@ -100,6 +108,8 @@ __all__ = [
     "Failure",
     "Federation",
     "FederationConfig",
+    "LazyClients",
+    "LoadedScenario",
     "Model",
     "Privacy",
     "Problems",
@@ -124,12 +134,16 @@ __all__ = [
     "graph_safe",
     "load_dataset",
     "operation",
+    "partition",
     "predict_public",
+    "preprocess",
     "public_batch",
     "query",
     "rebuild",
     "resume",
     "run",
+    "samples",
+    "scenario",
     "scope",
     "sends",
     "show",

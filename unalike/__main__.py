@@ -1,5 +1,9 @@
 """`python -m unalike`, the same as the command."""
 
-from unalike.cli import main
+from unalike.base.interrupts import exit_on_interrupt
+
+exit_on_interrupt()
+
+from unalike.cli import main  # noqa: E402
 
 main()

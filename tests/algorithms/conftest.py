@@ -1,10 +1,13 @@
-"""Fixtures of tests of FedMuscle and its parts."""
+"""Fixtures of tests of single methods."""
 
 from functools import wraps
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from unalike.algorithms import FedMuscle
+from unalike.base.randomness import stream
 
 
 @pytest.fixture
@@ -54,3 +57,48 @@ def breaks(monkeypatch):
         monkeypatch.setattr(FedMuscle.Program, operation, fails)
 
     return make
+
+
+@pytest.fixture
+def by_hand(toys):
+    """Programs of clients, and local training written out: AdamW, batches of 8 in the order of the
+    client's stream."""
+
+    def program(method, client=None, **training):
+        return method.Program(client or toys.client("a"), method, toys.training(**training), 0)
+
+    def batch(program, rows=8):
+        """Inputs and labels of the first rows."""
+        x, y = program.training_batch(torch.arange(rows))
+        return program.client.to_device(x), y
+
+    def train(parameters, client, loss, round=1, epochs=(0,), optimizer=None):
+        """Minimise `loss(x, y)` over the parameters."""
+        parameters = list(parameters)
+        optimizer = optimizer or torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.01)
+        x, y = client.train.rows(torch.arange(len(client.train)))
+        for epoch in epochs:
+            order = torch.randperm(len(x), generator=stream(0, "order", client.id, round, epoch))
+            for rows in order.split(8):
+                optimizer.zero_grad()
+                loss(x[rows].double(), y[rows]).backward()
+                optimizer.step()
+
+    def mean(states, counts):
+        """Mean of states, weighted by numbers of samples."""
+        return {
+            name: sum(n * state[name] for n, state in zip(counts, states, strict=True))
+            / sum(counts)
+            for name in states[0]
+        }
+
+    def gradients(loss, parameters):
+        """Gradients of a loss; zeros where it does not depend on a parameter."""
+        parameters = list(parameters)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+        pairs = zip(parameters, found, strict=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in pairs]
+
+    return SimpleNamespace(
+        program=program, batch=batch, train=train, mean=mean, gradients=gradients
+    )

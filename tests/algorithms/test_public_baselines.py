@@ -135,7 +135,11 @@ def test_the_last_round_has_no_public_part(toys, tmp_path):
 
 def infos(**labels):
     return SimpleNamespace(
-        infos={id: SimpleNamespace(task=task, labels=names) for id, (task, names) in labels.items()}
+        infos={
+            id: SimpleNamespace(task=task, labels=names, traits=("labelled",))
+            for id, (task, names) in labels.items()
+        },
+        algorithm=None,
     )
 
 

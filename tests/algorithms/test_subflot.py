@@ -246,9 +246,9 @@ def test_tensors_keep_their_addresses_from_round_to_round(toys, tmp_path):
     def model_addresses():
         return [tensor.data_ptr() for tensor in program.model.state_dict().values()]
 
-    def record(loss):
+    def record(loss, scaler=None):
         recordings.append((loss.graph_safe, model_addresses()))
-        return gradient_step(loss)
+        return gradient_step(loss, scaler)
 
     program.gradient_step = record
     for round in (1, 2, 3):

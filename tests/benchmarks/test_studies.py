@@ -463,3 +463,10 @@ def test_operations_of_a_round_are_counted_forward_and_backward():
         "scenario": "digits",
         "rows": {"local": told},
     }
+
+
+def test_speed_is_compared_with_a_loop(tmp_path):
+    command.run("speed", tmp_path, None, quick=True, only=("three kinds",))
+    measured = json.loads((tmp_path / "speed-three-kinds-quick.json").read_text())
+    (row,) = measured["rows"].values()
+    assert row["times the loop"] == pytest.approx(row["unalike"] / row["by hand"], abs=0.01)

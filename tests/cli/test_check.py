@@ -206,7 +206,7 @@ def test_messages_do_not_use_the_words_of_pydantic(problems_in):
     )
     assert (
         problems["training.optimizer"]
-        == "must be 'adamw', 'adam' or 'sgd', got 'adamm'. Did you mean \"adam\"?"
+        == "must be 'adamw', 'adam', 'sgd' or module:name, got 'adamm'. Did you mean \"adam\"?"
     )
     assert (
         problems["training.rounds"] == "must be a whole number, got 1.5."

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -9,8 +10,16 @@ import sys
 import pytest
 import yaml
 
-from unalike import cli
+from unalike import Privacy, cli
+from unalike.base.logs import configure_logging
 from unalike.cli import commands
+from unalike.cli.audit_page import (
+    Block,
+    describe_privacy,
+    explain_epsilon,
+    render_html,
+    render_markdown,
+)
 
 TINY = {
     "name": "tiny",
@@ -235,7 +244,7 @@ def problems(message):
         (
             {"training.optimizer": "lion"},
             "training.optimizer",
-            "must be 'adamw', 'adam' or 'sgd', got 'lion'.",
+            "must be 'adamw', 'adam', 'sgd' or module:name, got 'lion'.",
         ),
         ({"federation.quorum": 2}, "federation.quorum", "must be at most 1, got 2."),
         (
@@ -300,7 +309,7 @@ def problems(message):
         (
             {"engine": {"name": "local", "actors": 2}},
             "engine.actors",
-            'local has no field "actors". It has: workers.',
+            'local has no field "actors". It has: workers, stack.',
         ),
         (
             {"engine": {"name": "local", "workers": -1}},
@@ -628,6 +637,92 @@ def test_audit_of_a_client_file_shows_that_client_only(command, scenario, reject
     assert 'Did you mean "fedavg"' in rejected("audit", "client.yaml", "--algorithm", "fedagv")
 
 
+def test_audit_writes_a_page_to_sign_that_says_what_leaves_without_noise(
+    command, scenario, rejected, tmp_path
+):
+    audit = json.loads(command("audit", scenario(), "--json")[1])
+    code, out, err = command("audit", "tiny.yaml", "--page", "page.md")
+    assert (code, out) == (0, "page.md: a page to read, print and sign.\n"), err
+    page = (tmp_path / "page.md").read_text()
+    for details in audit["clients"].values():
+        assert f"In all {details['bytes']['up']:,} bytes leave" in page
+    assert "No noise is added" in page and "epsilon is unbounded" in page
+    assert "## What never leaves" in page and "## Signature" in page
+    assert ".md or .html, got page.pdf" in rejected("audit", "tiny.yaml", "--page", "page.pdf")
+    assert "there is no folder" in rejected("audit", "tiny.yaml", "--page", "none/page.md")
+
+
+def test_the_page_has_the_epsilon_of_the_run(command, scenario, tmp_path):
+    """The epsilon before a run is that in its results; 20 public rows in 2 rounds: 40 releases."""
+    path = scenario({"privacy": {"noise": 4.0, "entropy": "secret"}, "alone": False})
+    assert command("audit", path, "--client", "ada", "--page", "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    code, out, err = command("run", path, "--json", "--out", "run")
+    assert code == 0, err
+    spent = json.loads(out.rstrip().split("\n")[-1])["clients"]["ada"]["privacy"]
+    assert spent["releases"] == 40 and "used for 40 such releases" in page
+    assert f"that is epsilon {spent['epsilon']:.3g} at delta 1e-05: hardly a promise" in page
+    assert "the noise would have to be" in page and "by secret noise" in page
+    assert "each row clipped, with noise" in page and "evaluate" not in page
+    assert "it can take the noise off" not in page
+    command("audit", path, "--set", "privacy.entropy=seed", "--page", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "it can take the noise off" in page and "not protected: it knows the seed" in page
+
+
+def test_what_an_epsilon_means_is_said_in_numbers():
+    """Even odds become e^epsilon : 1; e^2 : 1 is 88.1 %. 800 releases with noise 4 cost 159."""
+    privacy = {"noise": 4.0, "bound": 1.0, "delta": 1e-5, "entropy": "secret"}
+    spent = Privacy(noise=4.0).spent(800)
+    text = " ".join(describe_privacy(privacy, spent))
+    assert "epsilon 159 at delta 1e-05: no protection worth the name" in text
+    assert "at most 88.1 % sure" in explain_epsilon(2.0)
+
+
+def test_names_cannot_break_out_of_the_page():
+    blocks = [Block("title", "a"), Block("table", [("x", "y"), ("<b>|", "[l](u)")])]
+    assert "| \\<b>\\| | \\[l](u) |" in render_markdown(blocks)
+    assert "<td>&lt;b&gt;|</td>" in render_html(blocks)
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    """Logging is as it was after a test that sets it up."""
+    yield
+    for name in ("UNALIKE_LOG", "UNALIKE_LOG_FORMAT"):
+        monkeypatch.delenv(name, raising=False)
+    configure_logging()
+
+
+def test_logs_of_a_run_are_json_lines_and_nothing_else_is_on_stderr(
+    command, scenario, monkeypatch, logs
+):
+    monkeypatch.setenv("UNALIKE_LOG_FORMAT", "json")
+    code, _, err = command("run", scenario(), "--no-alone", "--out", "run")
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert code == 0 and {line["level"] for line in lines} == {"info"}
+    rounds = [line for line in lines if line["message"] == "round"]
+    assert [line["round"] for line in rounds] == [1, 2] and rounds[0]["bytes_up"] > 0
+    code, _, err = command("run", "none.yaml")
+    (line,) = map(json.loads, err.splitlines())
+    assert code == line["code"] == 2 and line["level"] == "error" and "none.yaml" in line["message"]
+
+
+def test_the_log_level_is_set_and_taken_back(command, scenario, monkeypatch, logs):
+    monkeypatch.setenv("UNALIKE_LOG", "debug")
+    _, _, err = command("run", scenario(), "--no-alone", "--out", "run")
+    assert " DEBUG unalike.run: call operation=" in err and " INFO unalike.run: start " in err
+    monkeypatch.setenv("UNALIKE_LOG", "error")
+    assert "unalike.run" not in command("run", "tiny.yaml", "--no-alone", "--out", "other")[2]
+    monkeypatch.delenv("UNALIKE_LOG")
+    command("list", "scenarios")
+    log = logging.getLogger("unalike")
+    assert log.level == logging.NOTSET and log.propagate
+    monkeypatch.setenv("UNALIKE_LOG", "loud")
+    code, _, err = command("list")
+    assert code == 2 and 'unalike: There is no log level (UNALIKE_LOG) "loud"' in err
+
+
 def test_json_output_equals_results_json(command, scenario, tmp_path):
     code, out, err = command(
         "run", scenario(), "--json", "--out", "one", "--seed", "3", "--dtype", "float64"
@@ -753,7 +848,7 @@ def test_a_lost_quorum_gives_exit_code_1_and_names_the_failed_clients(command, s
         "--json",
         "--no-alone",
         "--set",
-        "federation.dropout=1.0",
+        "federation.dropout=0.999999",
         "--out",
         "lost",
     )
@@ -790,7 +885,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(command, scenario, tmp_pat
     newest.write_bytes(b"cut short")
     code, _, err = command("resume", "hurt")
     assert code == 0 and f"checkpoint {newest.relative_to(tmp_path)} cannot be read" in err
-    assert "no checkpoint; the run goes on from round 1\n" in err
+    assert "it was changed since; the run goes on from round 1\n" in err
     assert "damaged" in (tmp_path / "hurt" / "events.jsonl").read_text()
     (tmp_path / "hurt" / "results.json").unlink()
     for checkpoint in (tmp_path / "hurt" / "checkpoints" / "server" / "server").glob(

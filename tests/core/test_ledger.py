@@ -59,7 +59,7 @@ def test_read_restores_the_state_at_a_length_whatever_was_appended_after(tmp_pat
         ledger.add(*entry)
     ledger.append(path)
     back = Ledger.read(path, length, MEASUREMENTS)
-    assert dict(back.rows) == then and path.stat().st_size == length
+    assert dict(back.rows) == then and path.stat().st_size == length["bytes"]
     assert [back.total(way) for way in ("up", "down")] == [
         ledger_of(entries).total(way) for way in ("up", "down")
     ]
@@ -75,11 +75,17 @@ def test_a_restored_ledger_can_be_continued(tmp_path):
 
 
 def test_a_missing_or_truncated_file_is_a_user_error(tmp_path):
-    length = ledger_of([(1, "ada", "up", "train", 5)]).append(tmp_path / "l.csv")
-    with pytest.raises(UserError, match="cut short"):
-        Ledger.read(tmp_path / "l.csv", length + 1)
+    path = tmp_path / "l.csv"
+    written = ledger_of([(1, "ada", "up", "train", 5)]).append(path)
     with pytest.raises(UserError, match="missing"):
-        Ledger.read(tmp_path / "other.csv", 5)
+        Ledger.read(tmp_path / "other.csv", written)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"5", b"6"))
+    with pytest.raises(UserError, match="was changed"):
+        Ledger.read(path, written)
+    path.write_bytes(data[:-1])
+    with pytest.raises(UserError, match="cut short"):
+        Ledger.read(path, written)
 
 
 def test_asking_for_totals_adds_no_rows():

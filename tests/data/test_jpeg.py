@@ -195,7 +195,7 @@ def test_scenarios_set_options_of_datasets_and_tasks_and_cluster_frozen_features
         (
             "criterion: asymmetric",
             "criterion: hinge",
-            "clients.0.task.criterion .*must be 'bce', 'focal' or 'asymmetric', got 'hinge'",
+            "clients.0.task.criterion .*must be 'bce', 'focal' or 'asymmetric' or module:name .*got 'hinge'",
         ),
         (
             "criterion: asymmetric",

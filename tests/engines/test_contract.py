@@ -161,7 +161,10 @@ def test_a_run_on_an_added_engine_ends_like_the_local_one(toys, tmp_path):
 
 
 def test_options_are_the_keyword_only_arguments():
-    assert list(engine_options("toy")) == ["slow"] and list(engine_options("local")) == ["workers"]
+    assert list(engine_options("toy")) == ["slow"] and list(engine_options("local")) == [
+        "workers",
+        "stack",
+    ]
     with pytest.raises(UserError, match=r'There is no engine "tyo"\. Did you mean "toy"\?'):
         engine_options("tyo")
 

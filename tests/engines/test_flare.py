@@ -266,6 +266,7 @@ def joined(kit, monkeypatch):
 
     started = []
     monkeypatch.setattr(kits.os, "execv", lambda *command: started.append(command))
+    monkeypatch.setattr(kits, "hold_kit", lambda kit: None)  # held until this process ends
     kits.join(kit, organisations.describe(kit.parent, "a", alike=True))
     assert started
 
@@ -392,7 +393,7 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
         session.submit(job)
         and len(tried) == 2
         and session.job_id == "number"
-        and job.min_clients == 1
+        and job.min_clients == 3
     )
     monkeypatch.setattr(flare, "START_TIMEOUT", 0.0)
     tried.clear()

@@ -1,8 +1,10 @@
 """In a real Flower federation, with TLS and keys, a run ends as it does locally."""
 
+import contextlib
 import json
 import os
 import shlex
+import ssl
 import stat
 from types import SimpleNamespace
 
@@ -90,6 +92,78 @@ def test_a_deployment_has_commands_keys_and_a_readme(tmp_path):
         prepare("flower", "digits", tmp_path / "other", "9092")
     with pytest.raises(UserError, match="no engine to deploy"):
         prepare("flare", "digits", tmp_path / "other", "127.0.0.1:9092")
+
+
+def shake_hands(certificates, ca, host):
+    """A TLS handshake in memory: a client that has `ca` and the server of a deployment."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    client = ssl.create_default_context(cadata=ca)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(down, up, server_hostname=host),
+        server.wrap_bio(up, down, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ends[0].getpeercert()
+
+
+def private_keys(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path for path in files if b"PRIVATE KEY" in path.read_bytes()}
+
+
+def test_a_servers_certificate_is_renewed_under_the_same_authority(tmp_path):
+    """Clients keep ca.pem: the new certificate holds by it, for the same names."""
+    from cryptography import x509
+
+    from unalike.cross_silo import flower_deploy
+
+    place = tmp_path / "made"
+    flower_deploy.deploy(place, ["ada"], None, "fl.example.org:9092", keep_authority=True)
+    certificates = place / "certificates"
+    ca = (certificates / "ca.pem").read_text()
+    old, old_key = ((certificates / name).read_bytes() for name in ("server.pem", "server.key"))
+    before = set(place.rglob("*"))
+    assert "by the ca.pem that clients have" in flower_deploy.renew("flower", place)
+    new = x509.load_pem_x509_certificate((certificates / "server.pem").read_bytes())
+    new.verify_directly_issued_by(x509.load_pem_x509_certificate(ca.encode()))
+    before_renewal = x509.load_pem_x509_certificate(old)
+    assert new.serial_number != before_renewal.serial_number
+    assert (certificates / "server.key").read_bytes() != old_key
+    names = [
+        c.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        for c in (new, before_renewal)
+    ]
+    assert names[0] == names[1] and (certificates / "ca.pem").read_text() == ca
+    assert shake_hands(certificates, ca, "fl.example.org")["serialNumber"]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(certificates, ca, "other.example.org")
+    assert set(place.rglob("*")) == before, "nothing is left lying about"
+    keys = private_keys(place)
+    assert {path.name for path in keys} == {"ca.key", "server.key", "ada"}
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
+
+
+def test_what_cannot_be_renewed_is_said(tmp_path):
+    from unalike.cross_silo import flower_deploy
+
+    with pytest.raises(UserError, match="is no deployment"):
+        flower_deploy.renew("flower", tmp_path)
+    with pytest.raises(UserError, match="no engine to deploy"):
+        flower_deploy.renew("flare", tmp_path)
+    flower_deploy.deploy(tmp_path / "run", [], None, "127.0.0.1:9092")
+    assert not (tmp_path / "run" / "certificates" / "ca.key").exists(), "it ends with its run"
+    with pytest.raises(UserError, match="without the authority's key"):
+        flower_deploy.renew("flower", tmp_path / "run")
+    flower_deploy.deploy(tmp_path / "other", [], None, "127.0.0.1:9092", keep_authority=True)
+    other = tmp_path / "other" / "certificates" / "ca.key"
+    other.rename(tmp_path / "run" / "certificates" / "ca.key")
+    with pytest.raises(UserError, match="is not the key of"):
+        flower_deploy.renew("flower", tmp_path / "run")
 
 
 def test_fedmuscle_exchanges_by_epoch_unless_sync_is_set():

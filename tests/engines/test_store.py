@@ -15,7 +15,9 @@ from unalike.engines.store import Archive, CheckpointError, Store, load, quote, 
 
 def numbers(folder):
     return sorted(
-        path.name.removesuffix(".safetensors") for path in folder.rglob("*") if path.is_file()
+        path.name.removesuffix(".safetensors")
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "index.json"
     )
 
 

@@ -1,11 +1,14 @@
 """MiniLM: published weights know which sentences are alike, however they are given."""
 
+from functools import partial
 from importlib import util
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+import unalike
+from unalike import Classification, Client, HeteroFL, Training
 from unalike.data.text_codes import texts_to_codes
 from unalike.models import build_encoder
 
@@ -54,6 +57,22 @@ def test_fewer_layers_are_every_so_many():
     )
     for i in range(3):
         assert torch.equal(few[i].output.dense.weight, whole[2 * i].output.dense.weight)
+
+
+def test_minilm_runs_at_half_its_width(tmp_path):
+    """It died in the middle of the run, where the cost of a submodel is counted without values."""
+    x, y = texts_to_codes(TEXTS + TEXTS[:1], 60), torch.arange(4) % 2
+    model = partial(build_encoder, "minilm", (60,), {"layers": 1, "length": 8})
+    clients = [
+        Client(id, model, Classification(2), (x, y), (x, y), capacity=capacity)
+        for id, capacity in {"whole": 1.0, "half": 0.5}.items()
+    ]
+    results = unalike.run(
+        HeteroFL(), clients, training=Training(rounds=1), out=tmp_path / "run", alone=False
+    )
+    assert not results["failures"]
+    sizes = {id: client["parameters"] for id, client in results["clients"].items()}
+    assert sizes["half"] < 0.6 * sizes["whole"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_readers_with_different_tokenizers_align_on_the_same_texts(two, tmp_path
 @pytest.mark.parametrize(
     ("shape", "options", "said"),
     [
-        ((20,), {"model": ""}, "needs the name of a model of texts"),
+        ((20,), {"model": ""}, "reader needs the model's name or folder"),
         ((20,), {"model": "./nowhere"}, "reader cannot load './nowhere'"),
         ((3, 8, 8), {}, "rows of letters"),
         ((20,), {"length": 13}, "reads 3 to 12 tokens, got lora 0, length 13"),

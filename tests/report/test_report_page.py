@@ -281,3 +281,13 @@ def test_importing_the_package_imports_nothing_heavy():
         ).stdout.strip()
         == "[]"
     )
+
+
+def test_of_many_clients_only_a_few_are_drawn(make):
+    many = {
+        f"c{place}": ("cnn", "classification", "accuracy", 50.0, 55.0 - place)
+        for place in range(60)
+    }
+    gains, client_curves, *_ = plot_run(read(make(clients=many)))
+    assert "The 20 smallest gains of 60 clients." in gains.caption
+    assert "The 9 clients with the smallest gain, of 60." in client_curves.caption

@@ -99,7 +99,7 @@ def test_an_exported_model_gives_the_clusters_it_was_scored_by(toys, tmp_path, n
     lines = unalike.export(tmp_path / "run", "../c", clients=clients)
     (place,) = (tmp_path / "run" / "exports").iterdir()  # and nowhere else
     assert (
-        json.loads((place / "config.json").read_text())["client"] == "../c"
+        json.loads((place / "unalike.json").read_text())["client"] == "../c"
         and "by name (left, right)" in lines[-1]
     )
     assert torch.equal(unalike.rebuild(place, clients)(x), models["../c"](x))

@@ -175,7 +175,7 @@ def test_public_sets_in_another_order_are_refused(toys, tmp_path):
     with pytest.raises(ValueError, match="another public set"):
         toys.execute(
             tmp_path / "run",
-            Local(),
+            toys.method("feddf"),
             [toys.client("a"), toys.client("b", public=(x.flip(0), None))],
         )
 

@@ -14,8 +14,10 @@ import yaml
 
 from unalike import runs
 from unalike.base.errors import UserError
+from unalike.base.ledger import Ledger
 from unalike.engines import store
 from unalike.engines.store import Store
+from unalike.runs import Run
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load
 
@@ -275,12 +277,19 @@ def test_cut_while_a_file_is_written(pieces, toys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [1, 2])
-def test_cut_after_the_last_round(checkpoint, pieces, toys, monkeypatch):
-    """Finishing, the safeguard, the last snapshots and the results are done again."""
+@pytest.mark.parametrize(
+    ("owner", "name", "count"),
+    [(Run, "_write_ledger", 1), (Ledger, "write", 1), (Folder, "write", 2), (Folder, "write", 3)],
+)
+def test_cut_after_the_last_round(checkpoint, owner, name, count, pieces, toys, monkeypatch):
+    """Finishing, the safeguard, the last snapshots and the results are done again.
+
+    The second file that is written is the manifest, the third are the results.
+    """
     options = {"rounds": 3, "checkpoint": checkpoint, "safeguard": True}
     whole = pieces("whole", **options)
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        cut_at(patch, Folder, "write_json", 1)
+        cut_at(patch, owner, name, count)
         pieces("cut", **options)
     cut = pieces("cut", **options)
     assert {key: cut[key] for key in SAME} == {key: whole[key] for key in SAME}
@@ -359,3 +368,24 @@ def test_resuming_a_run_from_python_needs_its_program(toys, tmp_path):
         runs.resume(tmp_path / "own")
     with pytest.raises(UserError, match="is no run folder"):
         runs.resume(tmp_path / "nowhere")
+
+
+def test_a_run_killed_while_its_first_checkpoint_is_written_begins_anew(
+    scenario, whole, tmp_path, monkeypatch
+):
+    """A snapshot of the server in the making, and no index yet: there is no checkpoint to miss."""
+    folder = tmp_path / "cut"
+    write_index = store.write_index
+
+    def cut_at_the_server(entry, index):
+        if entry.name == "server":
+            raise Cut
+        write_index(entry, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write_index", cut_at_the_server)
+        with pytest.raises(Cut):
+            runs.run_scenario(*load(str(scenario)), out=folder)
+    assert list(folder.glob("checkpoints/server/server/*.safetensors"))
+    runs.resume(folder)
+    same(folder, whole)

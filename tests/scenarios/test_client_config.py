@@ -85,7 +85,7 @@ def test_a_client_of_a_scenario(folder):
         ("name: classification", "name: clasification", 'Did you mean "classification"?'),
         ("labels: [a, b, c]", "labels: [a, a]", "must differ"),
         ("train: train.npz", "train: gone.npz", "gone.npz cannot be read"),
-        ("train: train.npz", "train: train.csv", "rows are an .npz file"),
+        ("train: train.npz", "train: train.txt", "rows are an .npz file"),
         ("labels: [a, b, c]", "labels: [a, b]", "train"),
         ("id: st-mary", "idd: st-mary", 'no field "idd"'),
     ],

@@ -1,11 +1,13 @@
 """Regression: metrics checked by hand, what is refused, and runs with gains of the right sign."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import unalike
-from unalike import FedAvg, FedMuscle, Regression, Training
+from unalike import FedAvg, FedMuscle, Local, Regression, Training
 from unalike.algorithms import ALGORITHMS
 from unalike.runs.result import gain
 
@@ -47,11 +49,85 @@ def test_the_loss_is_the_mean_squared_error_for_targets_of_either_shape():
         (Regression(), torch.tensor([1, 2]), "floats .*got torch.int64"),
         (Regression(), torch.zeros(3, 2), r"\(n,\) or \(n, 1\), got \(3, 2\)"),
         (Regression(2), torch.zeros(3), r"\(n, 2\), got \(3,\)"),
+        (Regression(kind="count"), torch.tensor([1.0, -2.0]), "whole numbers of 0 or more, got -2"),
+        (Regression(kind="count"), torch.tensor([0.5]), "whole numbers of 0 or more, got 0.5"),
+        (Regression(3, "ordinal"), torch.tensor([0, 3]), "level 3 does not fit 3 levels.*0 to 2"),
+        (Regression(3, "ordinal"), torch.tensor([0.0, torch.nan]), "NaN or infinity in 1 of 2"),
     ],
 )
 def test_targets_that_do_not_fit_are_refused(task, y, message):
     with pytest.raises(ValueError, match=message):
         task.check(y)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "order"}, "of kind real, count, ordinal, got 'order'"),
+        ({"kind": "ordinal"}, "two levels or more"),
+        ({"std": 0.0}, "std must be above 0, got 0"),
+        ({"labels": 2, "mean": (1.0, 2.0, 3.0)}, "one for each of 2 targets, got 3"),
+        ({"kind": "count", "mean": 4.0}, "mean is for real targets"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Regression(**options)
+
+
+def test_the_unit_of_a_target_changes_neither_loss_nor_training(tmp_path):
+    """Prices in cents with their mean and deviation are learnt like standardized ones."""
+    x, y = line(20, 0)
+    plain = Regression(("price", "cost"))
+    scaled = Regression(("price", "cost"), mean=(900.0, 3.0), std=(100.0, 2.0))
+    both = torch.stack([y, -y], 1)
+    cents = both * torch.tensor([100.0, 2.0]) + torch.tensor([900.0, 3.0])
+    states = []
+    for task, target in ((plain, both), (scaled, cents)):
+        client = unalike.Client("a", encoder, task, train=(x, target))
+        training = Training(rounds=2, batch_size=8, lr=0.05)
+        results = unalike.run(Local(), [client], training=training, out=tmp_path / str(task.mean))
+        states.append(results.models()["a"](x))
+    assert torch.allclose(
+        states[1], states[0] * torch.tensor([100.0, 2.0]) + torch.tensor([900, 3]), rtol=1e-3
+    )
+
+
+def test_counts_are_learnt_by_the_poisson_likelihood():
+    """Rates e^0 and e^log 3 against counts 1 and 2: (1 - 0) and (3 - 2 log 3), mean."""
+    task = Regression(kind="count")
+    output = torch.tensor([[0.0], [math.log(3)]])
+    y = torch.tensor([1.0, 2.0])
+    assert task.loss(output, y).item() == pytest.approx((1 + 3 - 2 * math.log(3)) / 2)
+    meter = task.meter()
+    meter.add(output, y)
+    metrics = meter.result()
+    assert metrics["mae"] == pytest.approx(0.5)
+    assert metrics["deviance"] == pytest.approx(2 * math.log(2 / 3) + 1)
+
+
+def test_ordinal_probabilities_are_those_of_proportional_odds():
+    """P(y > k) = sigmoid(score - threshold k), from the head's own numbers."""
+    torch.manual_seed(0)
+    head = Regression(4, "ordinal").head(5).double()
+    x = torch.randn(7, 5, dtype=torch.float64)
+    odds = head[-1]
+    score = odds.score(head[:-1](x))
+    above = torch.sigmoid(score - torch.cat([odds.first_threshold, odds.log_gaps.exp()]).cumsum(0))
+    edges = torch.cat([torch.ones(7, 1), above, torch.zeros(7, 1)], 1)
+    assert torch.allclose(head(x).exp(), edges[:, :-1] - edges[:, 1:])
+    assert torch.allclose(head(x).exp().sum(1), torch.ones(7, dtype=torch.float64))
+
+
+def test_ordinal_metrics_can_be_checked_by_hand():
+    """Levels 0, 1, 2 predicted as 0, 2, 2: one off by one, two right."""
+    meter = Regression(("low", "middle", "high"), "ordinal").meter()
+    output = torch.tensor([[9.0, 0, 0], [0, 0, 9.0], [0, 0, 9.0]])
+    meter.add(output, torch.tensor([0, 1, 2]))
+    metrics = meter.result()
+    assert metrics["mae"] == pytest.approx(1 / 3)
+    assert metrics["accuracy"] == pytest.approx(200 / 3)
+    assert metrics["kappa"] == pytest.approx(0.8)
 
 
 def test_a_client_with_missing_targets_is_refused_in_one_sentence():

@@ -290,8 +290,11 @@ class AFMCC(Algorithm):
 
         @query
         @measurement
-        def appraise(self, parameters: Parameters) -> Embedding:
-            """Fused features under these parameters, and labels, for the server to score."""
+        def appraise(self, parameters: Parameters) -> Embedding | dict[str, float]:
+            """Fused features under these parameters, and labels, for the server to score.
+
+            A client of another organisation scores itself and answers metrics.
+            """
             encoder = self.autoencoder
             own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
             prefix = "encoder."
@@ -301,9 +304,9 @@ class AFMCC(Algorithm):
                 if name.startswith(prefix)
             }
             encoder.load_state_dict(state)
-            features = self.embed()
+            reply = self.client.task.evaluation_reply(self)
             encoder.load_state_dict(own)
-            return features
+            return reply
 
         def state(self) -> State | None:
             return None if self.transient else super().state()
@@ -412,7 +415,7 @@ def descend_batches(
 ) -> tuple[list[Parameters], Tensor]:
     """Gradient steps on random batches; returns parameters and the last losses."""
     first = programs[0]
-    stack = Stack(first.model, parameters, first.training)
+    stack = Stack(first.model, parameters, first.training, learning_rate(first))
     generators = [
         stream(program.seed, "batches", program.client.id, program.round) for program in programs
     ]
@@ -439,12 +442,13 @@ def descend_full_batch(
     time, and replayed from then on.
     """
     first = programs[0]
-    key = (*(program.client.id for program in programs), len(losses), steps_per_subset)
+    lr = learning_rate(first)
+    key = (*(program.client.id for program in programs), len(losses), steps_per_subset, lr)
     recording = first.recordings.get(key)
     if recording is not None:
         return recording.replay(parameters)
     x = pad_rows([program.all_inputs() for program in programs])
-    stack = Stack(first.model, parameters, first.training)
+    stack = Stack(first.model, parameters, first.training, lr)
     recorded = sum(recording is not None for recording in first.recordings.values())
     if key in first.recordings and recorded < MAX_RECORDINGS:
         recording = RecordedSteps(stack, losses, x)
@@ -456,6 +460,11 @@ def descend_full_batch(
     for loss in losses:
         last_losses = stack.step(loss, x)
     return stack.unstack(), last_losses
+
+
+def learning_rate(program: AFMCC.Program) -> float:
+    """The learning rate of the client's present round, by the schedule."""
+    return program.training.lr * program.training.lr_factor(program.round)
 
 
 def feature_distances(

@@ -1,7 +1,7 @@
 """CoFED: co-training by votes on the labels of public rows.
 
-X. Cao, Z. Li, G. Sun, H. Yu, M. Guizani: Cross-Silo Heterogeneous Model Federated Multitask
-Learning, 2023, https://arxiv.org/abs/2202.08603
+X. Cao, Z. Li, G. Sun, H. Yu, M. Guizani, "Cross-Silo Heterogeneous Model Federated Multitask
+Learning", 2023, https://arxiv.org/abs/2202.08603.
 
 A client votes only where its best guess is clearly ahead of the next. A label is accepted where
 enough of the clients that have it vote for it. docs/baselines.md says what is ours in it.

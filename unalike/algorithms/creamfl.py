@@ -1,7 +1,7 @@
 """CreamFL: clients with images, texts or both teach a larger model at the server.
 
-Q. Yu, Y. Liu, Y. Wang, K. Xu, J. Liu: Multimodal Federated Learning via Contrastive Representation
-Ensemble, 2023, https://arxiv.org/abs/2302.08888
+Q. Yu, Y. Liu, Y. Wang, K. Xu, J. Liu, "Multimodal Federated Learning via Contrastive Representation
+Ensemble", 2023, https://arxiv.org/abs/2302.08888.
 
 Each round the server sends its representations of the public set; clients are pulled towards them,
 train on their own data and send theirs; the server trains on the public pairs and learns from what
@@ -35,7 +35,7 @@ from unalike.methods.public_data import (
     public_samples,
     train_on_public,
 )
-from unalike.models.model import Model
+from unalike.models.model import Model, mean_over_positions
 from unalike.tasks import Retrieval, Task
 from unalike.training.loop import Positive
 
@@ -72,7 +72,7 @@ class CreamFL(PublicTraining):
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
-        return task.labelled
+        return task.labelled and not task.headless
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
@@ -252,7 +252,7 @@ class CreamFL(PublicTraining):
             """Unit vectors (B, d) for each kind that these rows have."""
             z = self.model.features(x)
             if self.model.dense:
-                z = z.mean((-2, -1))
+                z = mean_over_positions(z)
             z = normalize(z, dim=-1)
             if z.dim() == 3:  # pairs: (B, 2, d)
                 return dict(zip(("image", "text"), z.unbind(1), strict=True))

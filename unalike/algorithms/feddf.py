@@ -1,7 +1,7 @@
 """FedDF: ensemble distillation on a public set, for clients with different architectures.
 
-T. Lin, L. Kong, S. U. Stich, M. Jaggi: Ensemble Distillation for Robust Model Fusion in Federated
-Learning, 2020, https://arxiv.org/abs/2006.07242. docs/baselines.md says what is ours in it.
+T. Lin, L. Kong, S. U. Stich, M. Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated
+Learning", 2020, https://arxiv.org/abs/2006.07242. docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass

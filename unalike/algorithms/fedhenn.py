@@ -1,7 +1,7 @@
 """FedHeNN: different models learn the same similarities between public rows.
 
-D. Makhija et al.: Architecture Agnostic Federated Learning for Neural Networks, 2022,
-https://arxiv.org/abs/2202.07757
+D. Makhija et al., "Architecture Agnostic Federated Learning for Neural Networks", 2022,
+https://arxiv.org/abs/2202.07757.
 
 Each round clients send the kernel (pairwise similarities) of their representations of some public
 rows; local training pulls their own kernel towards the mean. docs/baselines.md says what is ours.
@@ -21,6 +21,7 @@ from unalike.core.operations import operation, query, sends
 from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.losses.kernels import cka
+from unalike.methods.agreement import PeerRule, kernel_weights
 from unalike.methods.public_data import blank_rows, check_batch, public_batch, public_batches
 
 
@@ -32,6 +33,7 @@ class FedHeNN(Algorithm):
 
     batch: int = 128  # public rows that are compared, others each round
     eta: Annotated[float, Field(ge=0)] = 0.01  # weight of the distance in the first round
+    robust: PeerRule = "never"  # whether kernels that agree with nobody's are left out
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         return check_batch(self.batch, public_rows)
@@ -39,11 +41,20 @@ class FedHeNN(Algorithm):
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():
             rows = len(fed.public(self.batch).batches(round)[0])
-            kernels = list(fed.call("kernel", sizes={"rows": rows}).values())
+            kernels = dict(fed.call("kernel", sizes={"rows": rows}))
             if kernels:
-                mean = torch.stack([kernel.to(kernels[0]) for kernel in kernels]).mean(0)
+                mean = self.mean_kernel(fed, kernels)
                 fed.log_metrics("train_loss", dict(fed.call("follow", kernel=mean)))
             yield round
+
+    def mean_kernel(self, fed: Federation, kernels: dict[str, Tensor]) -> Tensor:
+        """Mean over clients, without those that agree with nobody if `robust` says so."""
+        if self.robust == "agreement":
+            weights = kernel_weights(fed, kernels)
+            fed.log_metrics("peer_weight", weights)
+            kernels = {c: kernel for c, kernel in kernels.items() if weights[c] > 0}
+        rows = list(kernels.values())
+        return torch.stack([kernel.to(rows[0]) for kernel in rows]).mean(0)
 
     class Program(ClientProgram):
         algorithm: "FedHeNN"

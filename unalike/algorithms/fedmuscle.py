@@ -1,7 +1,7 @@
 """FedMuscle: clients with different models and tasks align their representations of a public set.
 
-M. Setayesh, M. Beitollahi, Y. H. Khalil, H. Li: Toward Enhancing Representation Learning in
-Federated Multi-Task Settings, ICLR 2026, https://arxiv.org/abs/2602.01626
+M. Setayesh, M. Beitollahi, Y. H. Khalil, H. Li, "Toward Enhancing Representation Learning in
+Federated Multi-Task Settings", ICLR 2026, https://arxiv.org/abs/2602.01626.
 
 Lines are those of the paper's Algorithm 1, equations the paper's. What the server sends in line 10
 is `exchange`; the update is the same:
@@ -24,6 +24,7 @@ from unalike.base.randomness import stream
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, sends
 from unalike.methods.absent_classes import AbsentClassProgram
+from unalike.methods.agreement import agreement_weights
 from unalike.methods.alignment_parts import AlignmentParts
 from unalike.methods.anchored_contrast import AnchoredContrast, LossName, Temperature
 from unalike.methods.distillation import DistillationProgram
@@ -178,7 +179,12 @@ class FedMuscle(AlignmentParts):
         """Line 10: M peers for each client, less `self_peers`; fewer where fewer take part."""
         count = self.peers - self.self_peers
         by_relevance = self.peer_selection == "relevance"
-        return select_peers(fed, views, count, by_relevance, (round, epoch, batch))
+        weights = None
+        if self.robust == "agreement":
+            weights = agreement_weights(fed, views, one_space=True)
+            if batch == 0:
+                fed.log_metrics("peer_weight", weights)
+        return select_peers(fed, views, count, by_relevance, (round, epoch, batch), weights)
 
     def peer_message(
         self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]

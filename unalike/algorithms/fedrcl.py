@@ -1,7 +1,7 @@
 """FedRCL: encoders are averaged, and local training contrasts classes at several depths.
 
-S. Seo, J. Kim, G. Kim, B. Han: Relaxed Contrastive Learning for Federated Learning, CVPR 2024,
-https://arxiv.org/abs/2401.04928
+S. Seo, J. Kim, G. Kim, B. Han, "Relaxed Contrastive Learning for Federated Learning", CVPR 2024,
+https://arxiv.org/abs/2401.04928.
 
 Beside its task's loss a client pulls the least similar sample of a class closer and pushes the most
 similar ones of other classes away, and keeps samples of one class from collapsing into each other.
@@ -15,10 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from unalike.base.types import Parameters
-from unalike.core.operations import operation, sends
 from unalike.losses.contrastive import relaxed_contrast
-from unalike.methods.averaging import Averaging, AveragingProgram, Update
+from unalike.methods.averaging import Averaging, AveragingProgram
 from unalike.tasks import Task
 from unalike.training.loop import Positive
 
@@ -45,15 +43,10 @@ class FedRCL(Averaging):
     class Program(AveragingProgram):
         algorithm: "FedRCL"
 
-        @operation
-        @sends(parameters="parameters", samples="open")
-        def update(self, parameters: Parameters) -> Update:
-            """As in averaging, but with an optimizer that is kept between rounds: most clients have
-            nobody to be averaged with."""
-            self.receive(parameters)
-            self.transient = True
-            loss = self.learn()
-            return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
+        def train_round(self) -> float:
+            """With an optimizer that is kept between rounds: most clients have nobody to be
+            averaged with."""
+            return self.learn()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
             method = self.algorithm

@@ -23,12 +23,14 @@ from torch.func import functional_call
 from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, normalize
 
 from unalike.base.types import Parameters
+from unalike.core.algorithm import Sharing
 from unalike.core.federation import Federation
 from unalike.core.operations import operation
 from unalike.data.modalities import MARK, modalities, with_masks
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
 from unalike.methods.averaging import Averaging, AveragingProgram
+from unalike.methods.sharing import connect_clients
 from unalike.models.autoencoder import Autoencoder
 from unalike.models.model import Model
 from unalike.tasks import Task
@@ -115,6 +117,13 @@ class FMCSC(Averaging):
         group = {c: ",".join(info.modalities) for c, info in fed.infos.items()}
         fed.state["group"] = group
         fed.state["models"] = {views: start for views in dict.fromkeys(group.values())}
+
+    def sharing(self, fed: Federation) -> Sharing | None:
+        """Clients with the same views, or all of another's, train one of the models together."""
+        if "group" not in fed.state:
+            return None
+        groups = connect_clients({c: self.usable_models(fed, c) for c in fed.state["group"]})
+        return {"parameters": groups} if groups else {}
 
     def privacy_problem(self) -> str | None:
         return (

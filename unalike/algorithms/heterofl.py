@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from unalike.methods.submodels import SubmodelMethod, SubmodelProgram
 from unalike.models.model import Model
 
@@ -40,7 +38,9 @@ class HeteroFL(SubmodelMethod):
         def add_scaler(self, submodel: Model, ratio: float) -> None:
             """Divide the output of every narrowed layer by the width ratio (sec. 3.2)."""
 
-            def scale(layer: Any, x: Any, out: Tensor) -> Tensor:
+            def scale(layer: Any, x: Any, out: Any) -> Any:
+                if isinstance(out, tuple):  # torch's attention also returns its weights
+                    return out[0] / ratio, *out[1:]
                 return out / ratio
 
             weights: set[str] = set()

@@ -1,7 +1,7 @@
 """Pseudo-labelling: each client labels the public set itself and trains on its surest labels.
 
-P. Cascante-Bonilla, F. Tan, Y. Qi, V. Ordonez: Curriculum Labeling, 2021,
-https://arxiv.org/abs/2001.06001
+P. Cascante-Bonilla, F. Tan, Y. Qi, V. Ordonez, "Curriculum Labeling: Revisiting Pseudo-Labeling for
+Semi-Supervised Learning", 2021, https://arxiv.org/abs/2001.06001.
 
 The share that is used grows with the rounds, from a step to all. docs/baselines.md has more.
 """

@@ -1,8 +1,8 @@
 """SAGE: FixMatch on the public set with two pseudo-labels, a client's own and that of all clients,
 mixed by their confidence.
 
-Y. Liu et al.: Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning
-Across Pseudo-Mismatch, CVPR 2025, https://arxiv.org/abs/2503.13227. docs/baselines.md says what is
+Y. Liu et al., "Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning
+Across Pseudo-Mismatch", CVPR 2025, https://arxiv.org/abs/2503.13227. docs/baselines.md says what is
 ours in it.
 """
 

@@ -1,7 +1,7 @@
 """SimCLR: each client alone learns on the public set that two views of a sample belong together.
 
-T. Chen, S. Kornblith, M. Norouzi, G. Hinton: A Simple Framework for Contrastive Learning of Visual
-Representations, 2020, https://arxiv.org/abs/2002.05709. docs/baselines.md says what is ours in it.
+T. Chen, S. Kornblith, M. Norouzi, G. Hinton, "A Simple Framework for Contrastive Learning of Visual
+Representations", 2020, https://arxiv.org/abs/2002.05709. docs/baselines.md says what is ours in it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from unalike.methods.public_data import (
     public_samples,
     train_on_public,
 )
-from unalike.models.model import Model
+from unalike.models.model import Model, mean_over_positions
 from unalike.training.loop import Positive
 
 PROJECTION = "compared"  # name of the projection head in the model
@@ -74,5 +74,5 @@ class SimCLR(PublicTraining):
             """What is contrasted, (n, width); of a dense task the mean of its map is projected."""
             features = self.model.features(x)
             if self.model.dense:
-                features = features.mean((-2, -1))
+                features = mean_over_positions(features)
             return self.model.get_submodule(PROJECTION)(features)

@@ -28,7 +28,7 @@ from unalike.core.federation import Federation
 from unalike.core.operations import graph_safe
 from unalike.matching import Matcher
 from unalike.methods.averaging import cast_like
-from unalike.methods.submodels import Contribution, SubmodelMethod, SubmodelProgram
+from unalike.methods.submodels import SubmodelMethod, SubmodelProgram, Upload
 from unalike.models.channel_groups import ChannelGroup
 from unalike.models.submodels import column_scales, reindex_groups, rescale_columns
 
@@ -130,7 +130,7 @@ class SubFLOT(SubmodelMethod):
 
     def place_uploads(
         self, fed: Federation, model: Parameters, states: dict[str, Parameters]
-    ) -> Iterator[Contribution]:
+    ) -> Iterator[Upload]:
         """OTA: uploads in the order of the server's neurons, by the plans of this round."""
         units = self.unit_counts(fed, states)
         if not self.ota:
@@ -150,7 +150,7 @@ class SubFLOT(SubmodelMethod):
         states: dict[str, Parameters],
         clients: list[str],
         units: list[int],
-    ) -> Iterator[Contribution]:
+    ) -> Iterator[Upload]:
         """OTA for clients of one model and width."""
         groups = self.channel_groups(fed, clients[0])
         matcher = self.matcher(fed)
@@ -167,7 +167,7 @@ class SubFLOT(SubmodelMethod):
         ones = {name: tensor.new_ones([1] * tensor.dim()) for name, tensor in model.items()}
         for client, key, upload in zip(clients, keys, uploads, strict=True):
             mask = ones if spreads else matcher.pop_reached(key, groups, model)
-            yield Contribution(client, upload, mask)
+            yield Upload(client, upload, mask)
 
     def unit_counts(self, fed: Federation, clients: Iterable[str]) -> dict[str, list[int]]:
         """Number of units per channel group that each client was sent this round."""

@@ -1,10 +1,11 @@
 """Zero-shot classification with a frozen vision-language model and a hand-written prompt.
 
-A baseline, after CLIP (Radford et al. 2021, https://arxiv.org/abs/2103.00020). A label's score is
-the cosine of the image with a text such as "a photo of a cat". Only a gain and a bias of these
-scores are learnt and averaged: they set the threshold, not the ranking of images, so mAP is that
-of the frozen model.
-"""
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021,
+https://arxiv.org/abs/2103.00020.
+
+A baseline, after CLIP. A label's score is the cosine of the image with a text such as "a photo of a
+cat". Only a gain and a bias of these scores are learnt and averaged: they set the threshold, not
+the ranking of images, so mAP is that of the frozen model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

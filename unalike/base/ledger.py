@@ -1,11 +1,16 @@
 """How many bytes each client sent and received, by round and operation."""
 
 import csv
+import hashlib
+import io
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from unalike.base.errors import UserError
+from unalike.base.integrity import FileEntry, hash_file
 
 Key = tuple[int, str, str, str]  # round, client, direction, operation
 Rows = dict[Key, list[int]]  # [messages, bytes]
@@ -37,6 +42,8 @@ class Ledger:
     totals: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     # Bytes up by (round, client), measurements included.
     uploads: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))
+    # Of what `append` wrote, so that a long file is not read again in every round.
+    digest: Any = field(default_factory=hashlib.sha256, compare=False)
 
     def add(
         self, round: int, client: str, direction: str, operation: str, size: int, messages: int = 1
@@ -76,16 +83,31 @@ class Ledger:
                 total += size
         return total
 
-    def append(self, path: Path) -> int:
-        """Append the new rows to the file; returns the file's length in bytes."""
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
+    def totals_by_client(self) -> dict[str, dict[str, int]]:
+        """Bytes up and down of each client, without measurements."""
+        totals: dict[str, dict[str, int]] = {}
+        for (_, client, direction, operation), (_, size) in self.rows.items():
+            total = totals.setdefault(client, {"up": 0, "down": 0})
+            if operation not in self.measurements:
+                total[direction] += size
+        return totals
+
+    def append(self, path: Path) -> FileEntry:
+        """Append the new rows to the file; returns the length and the hash of the whole file."""
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        with path.open("ab") as file:
             if not file.tell():
+                self.digest = hashlib.sha256()
                 writer.writerow(COLUMNS)
             writer.writerows([*key, *row] for key, row in sorted(self.unwritten.items()))
             self.unwritten.clear()
+            data = text.getvalue().encode()
+            file.write(data)
             file.flush()
-            return file.tell()
+            os.fsync(file.fileno())
+            self.digest.update(data)
+            return {"bytes": file.tell(), "sha256": self.digest.hexdigest()}
 
     def write(self, path: Path) -> None:
         """Replace the file by a sorted table with one row for each key."""
@@ -96,24 +118,45 @@ class Ledger:
         partial.replace(path)
 
     @classmethod
-    def read(cls, path: Path, length: int, measurements: frozenset[str] = frozenset()) -> "Ledger":
-        """Read a ledger from the first `length` bytes of its file and cut the file off there.
+    def read(
+        cls,
+        path: Path,
+        written: FileEntry | None = None,
+        measurements: frozenset[str] = frozenset(),
+    ) -> "Ledger":
+        """Read a ledger from the beginning of its file and cut the file off there.
 
-        Raises: UserError, if the file is missing or shorter.
+        Args:
+            path: the file.
+            written: what `append` returned then; None: the ledger is new, and the file deleted.
+            measurements: see the class.
+        Raises: UserError, if the file is missing, shorter, or begins otherwise.
         """
         ledger = cls(measurements=measurements)
-        if not length:
+        if written is None:
             path.unlink(missing_ok=True)
             return ledger
-        if not path.exists() or path.stat().st_size < length:
-            raise UserError(
-                f"{path} is missing or was cut short. A run cannot be resumed without the bytes "
-                "counted so far: restore the file or start a new run"
-            )
+        check_ledger(path, written)
         with path.open("r+b") as file:
-            file.truncate(length)
-        with path.open(newline="") as file:
-            for round, client, direction, operation, messages, size in list(csv.reader(file))[1:]:
-                ledger.add(int(round), client, direction, operation, int(size), int(messages))
+            file.truncate(written["bytes"])
+        data = path.read_bytes()
+        ledger.digest.update(data)
+        for row in list(csv.reader(io.StringIO(data.decode(), newline="")))[1:]:
+            round, client, direction, operation, messages, size = row
+            ledger.add(int(round), client, direction, operation, int(size), int(messages))
         ledger.unwritten.clear()
         return ledger
+
+
+def check_ledger(path: Path, written: FileEntry) -> None:
+    """Raise UserError where a file does not begin with what a ledger wrote to it."""
+    if not path.exists() or path.stat().st_size < written["bytes"]:
+        problem = "is missing or was cut short"
+    elif hash_file(path, written["bytes"]) != written["sha256"]:
+        problem = "was changed"
+    else:
+        return
+    raise UserError(
+        f"{path} {problem}. A run cannot be resumed without the bytes counted so far: restore the "
+        "file from a copy, or start a new run in another folder"
+    )

@@ -29,6 +29,14 @@ MAX_DEPTH = 32  # of nested values
 MAX_AXES = 16  # of a tensor
 MAX_ELEMENTS = 2**60  # of a tensor, axes of length 0 not counted
 MAX_INT = 10**4000  # Python parses no more than 4300 digits
+MAX_KEY = 1000  # characters of a key
+# A decoded message may take this many times its bytes in memory, or as much as MIN_MEMORY.
+MEMORY_FACTOR = 8
+MIN_MEMORY = 1024**2
+# Bytes of memory that decoding a character of the header takes at most: a dict, a list and an item
+# are built twice (`json.loads`, `from_json`), strings have a head, and text is copied.
+MEMORY_OF = {b"{": 450, b"[": 180, b",": 64, b":": 140}
+MEMORY_OF_TEXT = 3
 INT64 = range(-(2**63), 2**63)  # integers outside are written out in the header
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -73,6 +81,7 @@ def encode_header(value: Value, limit: int = MAX_BYTES) -> tuple[bytearray, list
     """
     header, numbers, tensors = _describe(value)
     total = _check_limit(_total_size(header, numbers, tensors), limit)
+    _check_memory(header, total)
     start = FRAME.size + len(header)
     out = bytearray(_padded(start + 8 * len(numbers)))
     FRAME.pack_into(out, 0, MAGIC, len(header), len(numbers))
@@ -100,7 +109,10 @@ def _write_tensors(tensors: list[Tensor], out: bytearray, offset: int) -> None:
 
 def encoded_size(value: Value, limit: int = MAX_BYTES) -> int:
     """Length of `encode(value)`, without copying a tensor."""
-    return _check_limit(_total_size(*_describe(value)), limit)
+    header, numbers, tensors = _describe(value)
+    total = _check_limit(_total_size(header, numbers, tensors), limit)
+    _check_memory(header, total)
+    return total
 
 
 def decode(
@@ -114,10 +126,17 @@ def decode(
         limit: most bytes the message may have.
     Raises: MessageError, if the bytes are not a message.
     """
-    _check_limit(len(data) + (len(tensors) if tensors is not None else 0), limit)
-    header, numbers_start, count = _parse_frame(data)
+    size = _check_limit(len(data) + (len(tensors) if tensors is not None else 0), limit)
+    header, numbers_start, count = _parse_frame(data, size)
     body_start = _padded(numbers_start + 8 * count)
-    body = bytearray(data[body_start:] if tensors is None else tensors)
+    _check_padding(data, numbers_start + 8 * count, body_start)
+    if tensors is not None and len(data) != body_start:
+        raise MessageError(
+            f"the part of a message before its tensors has {len(data)} bytes, "
+            f"its header describes {body_start}"
+        )
+    # The only copy: a slice of a memoryview is none.
+    body = bytearray(memoryview(data)[body_start:] if tensors is None else tensors)
     unused = _parse_tensors(header["tensors"], body)
     total = len(unused)
     offsets = iter(range(numbers_start, numbers_start + 8 * count, 8))
@@ -154,8 +173,14 @@ def decode(
     return value
 
 
-def _parse_frame(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], int, int]:
-    """The header of a message, the offset of its numbers and their count."""
+def _parse_frame(
+    data: bytes | bytearray | memoryview, size: int
+) -> tuple[dict[str, Any], int, int]:
+    """The header of a message, the offset of its numbers and their count.
+
+    Args:
+        size: bytes of the whole message.
+    """
     if len(data) < FRAME.size:
         raise MessageError(f"a message has at least {FRAME.size} bytes, got {len(data)}")
     magic, length, count = FRAME.unpack_from(data)
@@ -169,14 +194,44 @@ def _parse_frame(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], 
             f"the message is cut short: its header has {length + 8 * count} bytes, "
             f"got {len(data) - FRAME.size}"
         )
+    text = bytes(data[FRAME.size : numbers_start])
+    _check_memory(text, size)
     try:
-        header = json.loads(bytes(data[FRAME.size : numbers_start]))
+        header = json.loads(text.decode("ascii"), object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise MessageError(f"the message's header cannot be read: {error}") from None
-    is_header = isinstance(header, dict) and set(header) == {"value", "tensors"}
+    is_header = isinstance(header, dict) and list(header) == ["value", "tensors"]
     if not is_header or not isinstance(header["tensors"], list):
-        raise MessageError("the message's header must hold exactly `value` and `tensors`")
+        raise MessageError("the message's header must hold exactly `value`, `tensors`")
     return header, numbers_start, count
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of JSON; ValueError where a key comes twice."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key comes twice")
+    return value
+
+
+def _check_padding(data: bytes | bytearray | memoryview, start: int, end: int) -> None:
+    if bytes(data[start:end]).strip(b"\0"):
+        raise MessageError("the message has bytes other than 0 between its parts")
+
+
+def _check_memory(header: bytes, size: int) -> None:
+    """Raise MessageError for a header that would take much more memory than the message's size.
+
+    Looks at the text only, before anything is built from it.
+    """
+    memory = MEMORY_OF_TEXT * len(header)
+    memory += sum(cost * header.count(character) for character, cost in MEMORY_OF.items())
+    allowed = max(MEMORY_FACTOR * size, MIN_MEMORY)
+    if memory > allowed:
+        raise MessageError(
+            f"the message of {size:,} bytes would take {memory:,} bytes of memory, over the limit "
+            f"of {allowed:,}: it has too many small parts; send numbers as a tensor"
+        )
 
 
 def _parse_tensors(descriptions: list[Any], body: bytearray) -> dict[int, Tensor]:
@@ -231,40 +286,80 @@ def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
         yield from leaves(item, f"{path}.{key}" if path else str(key))
 
 
-def find_nonfinite(value: Value) -> str | None:
-    """Path of the first NaN or infinity; None where all numbers are finite."""
-    all_leaves = list(leaves(value))
-    if _surely_finite([leaf for _, leaf in all_leaves]):
+def find_nonfinite(value: Value, largest: float = math.inf) -> str | None:
+    """Path of the first NaN, infinity or magnitude beyond `largest`; None where there is none.
+
+    Paths are built only once something is wrong: they may be much longer than the value.
+    """
+    if _surely_finite(list(_leaf_values(value)), largest):
         return None
-    for path, leaf in all_leaves:
-        if not _is_finite(leaf):
-            return path or "the reply"
+    keys = find_leaf(value, lambda leaf: not _is_finite(leaf, largest))
+    return None if keys is None else format_path(keys) or "the reply"
+
+
+def find_leaf(value: Value, is_wrong: Callable[[Value], bool]) -> list[object] | None:
+    """Keys and indices that lead to the first leaf that is wrong; None where none is."""
+    if isinstance(value, dict):
+        items: Iterable[tuple[object, Value]] = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        return [] if is_wrong(value) else None
+    for key, item in items:
+        keys = find_leaf(item, is_wrong)
+        if keys is not None:
+            return [key, *keys]
     return None
 
 
-def _surely_finite(leaf_values: list[Value]) -> bool:
-    """A fast test: True only if all numbers are finite; may be False if a sum overflows.
+def format_path(keys: Iterable[object]) -> str:
+    """A dotted path for an error message, cut to 200 characters."""
+    return ".".join(str(key)[:200] for key in keys)[:200]
 
-    The sum and the norm of a tensor are finite only if all its elements are. The tensors on a GPU
-    are reduced together, since each result read from it costs a synchronisation.
+
+def _leaf_values(value: Value) -> Iterator[Value]:
+    """Every tensor, number and string."""
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _leaf_values(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaf_values(item)
+    else:
+        yield value
+
+
+def _surely_finite(leaf_values: list[Value], largest: float) -> bool:
+    """A fast test: True only if all numbers are finite and at most `largest`; may be False then.
+
+    The norm of a tensor is at least its largest magnitude, and finite only if all its elements
+    are. The tensors on a GPU are reduced together, since each result read from it costs a
+    synchronisation.
     """
     tensors = [leaf for leaf in leaf_values if isinstance(leaf, Tensor)]
-    tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
-    on_cpu = [tensor for tensor in tensors if not tensor.is_cuda]
+    tensors = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
     on_gpu: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.is_cuda:
             on_gpu.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    cpu_ok = all(math.isfinite(tensor.detach().sum().item()) for tensor in on_cpu)
-    gpu_ok = all(bool(torch.nn.utils.get_total_norm(group).isfinite()) for group in on_gpu.values())
-    floats_ok = all(math.isfinite(leaf) for leaf in leaf_values if isinstance(leaf, float))
-    return cpu_ok and gpu_ok and floats_ok
+        elif not _within(torch.linalg.vector_norm(tensor).item(), largest):
+            return False
+    norms = [torch.nn.utils.get_total_norm(group).item() for group in on_gpu.values()]
+    numbers = [abs(leaf) for leaf in leaf_values if isinstance(leaf, float)]
+    return all(_within(magnitude, largest) for magnitude in [*norms, *numbers])
 
 
-def _is_finite(leaf: Value) -> bool:
+def _within(magnitude: float, largest: float) -> bool:
+    """Whether a magnitude is finite and at most `largest`."""
+    return math.isfinite(magnitude) and magnitude <= largest
+
+
+def _is_finite(leaf: Value, largest: float) -> bool:
     if isinstance(leaf, Tensor):
-        return not leaf.is_floating_point() or bool(leaf.isfinite().all())
-    return not isinstance(leaf, float) or math.isfinite(leaf)
+        if not leaf.is_floating_point() or not leaf.numel():
+            return True
+        return _within(torch.linalg.vector_norm(leaf.detach(), math.inf).item(), largest)
+    return not isinstance(leaf, float) or _within(abs(leaf), largest)
 
 
 def _same_number(number: int | float) -> int | float:
@@ -288,7 +383,7 @@ def to_json(
     """
     where = path or "the message"
     if depth > MAX_DEPTH:
-        raise MessageError(f"{path} nests deeper than {MAX_DEPTH} levels")
+        raise MessageError(f"{path[:200]} nests deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int) and abs(value) >= MAX_INT:
@@ -304,6 +399,7 @@ def to_json(
                 raise MessageError(
                     f"{where} has the key {key!r}; keys are strings that do not start with $"
                 )
+            _check_key(key)
         return {
             key: to_json(item, on_tensor, on_number, f"{prefix}{key}", depth + 1)
             for key, item in value.items()
@@ -344,6 +440,7 @@ def from_json(
                 raise MessageError(
                     f"the message has the key {key[:40]!r}; keys do not start with $"
                 )
+            _check_key(key)
         return {
             key: from_json(item, get_tensor, get_number, depth + 1)
             for key, item in json_value.items()
@@ -353,6 +450,14 @@ def from_json(
     if isinstance(json_value, (int, float)) and not isinstance(json_value, bool):
         return get_number(json_value)
     return json_value  # type: ignore[return-value]
+
+
+def _check_key(key: str) -> None:
+    if len(key) > MAX_KEY:
+        raise MessageError(
+            f"the message has the key {key[:40]!r}... of {len(key):,} characters; "
+            f"a key may have {MAX_KEY:,}"
+        )
 
 
 def _describe(value: Value) -> tuple[bytes, list[int | float], list[Tensor]]:
@@ -411,10 +516,14 @@ def _parse_tensor(description: Any, body: bytearray, offset: int) -> tuple[Tenso
         )
     if not count:
         return torch.empty(shape, dtype=dtype), offset
-    if dtype is torch.bool and any(byte > 1 for byte in body[offset : offset + length]):
-        raise MessageError("a bool tensor in the message holds bytes other than 0 and 1")
+    if dtype is torch.bool:
+        values = torch.frombuffer(body, dtype=torch.uint8, count=count, offset=offset)
+        if values.max() > 1:
+            raise MessageError("a bool tensor in the message holds bytes other than 0 and 1")
+    end = offset + _padded(length)
+    _check_padding(body, offset + length, end)
     tensor = torch.frombuffer(body, dtype=dtype, count=count, offset=offset).reshape(shape)
-    return tensor, offset + _padded(length)
+    return tensor, end
 
 
 def _is_description(description: Any) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -30,14 +31,30 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
     generators get their former state back, so code outside does not depend on code inside.
     """
     # Seeded directly: torch.manual_seed records a stack trace each time.
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        generators += torch.cuda.default_generators
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
+    states = generator_states()
+    for generator in global_generators():
         generator.manual_seed(derive_seed(seed, *names))
     try:
         yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        set_generator_states(states)
+
+
+def global_generators() -> list[torch.Generator]:
+    """Torch's generators for code that is given none: of the CPU, and of GPUs in use."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    return generators
+
+
+def generator_states() -> list[Tensor]:
+    """The states of the global generators."""
+    return [generator.get_state() for generator in global_generators()]
+
+
+def set_generator_states(states: list[Tensor]) -> None:
+    """Give the global generators states of `generator_states` back."""
+    # not strict: a GPU may have come into use in between
+    for generator, state in zip(global_generators(), states, strict=False):
+        generator.set_state(state)

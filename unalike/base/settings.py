@@ -31,6 +31,7 @@ REQUIREMENTS = {
     "sequence_str": "must be a list",
     "is_instance_of": "must be a list",
     "invalid_key": "must be a word",
+    "callable_type": "must be module:name of a function",
 }
 
 # The same where the requirement has a parameter: (key in the error's context, text).

@@ -10,13 +10,18 @@ from rich.text import Text
 RIGHT_ALIGNED = ("times", "bytes each", "in all")
 
 
-def show(audit: dict[str, Any]) -> None:
-    """Print the result of `unalike.runs.audit`; clients with the same messages share a table."""
-    console = Console(highlight=False)
+def group_clients(audit: dict[str, Any]) -> list[list[str]]:
+    """Clients of an audit; those that send and receive the same are in one group."""
     groups: dict[str, list[str]] = {}
     for client, details in audit["clients"].items():
         groups.setdefault(repr([details["messages"], details["bytes"]]), []).append(client)
-    for clients in groups.values():
+    return list(groups.values())
+
+
+def show(audit: dict[str, Any]) -> None:
+    """Print the result of `unalike.runs.audit`; clients with the same messages share a table."""
+    console = Console(highlight=False)
+    for clients in group_clients(audit):
         details = audit["clients"][clients[0]]
         is_group = len(clients) > 1
         names = ", ".join(clients) + (", each" if is_group else "")
@@ -33,6 +38,9 @@ def show(audit: dict[str, Any]) -> None:
             f"evaluation adds {measuring['up']:,} up and {measuring['down']:,} down."
         )
         console.print(f"  By round: {describe_rounds(size['by_round'])}\n")
+    if "digest" in audit:
+        console.print(f"Engine {audit['engine']}. To accept exactly this run, in client.yaml:")
+        console.print(f"accept: [{{digest: {audit['digest'][:16]}}}]", markup=False)
 
 
 def _messages_table(messages: list[dict[str, Any]]) -> Table:

@@ -6,13 +6,18 @@ Imports that take time are inside the functions, so that `unalike --help` stays 
 import errno
 import json
 import os
+import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from unalike.base.interrupts import exit_on_interrupt, raise_on_interrupt
 from unalike.engines import ENGINES
+
+INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,6 +55,12 @@ Settings = Annotated[
 ]
 DataDir = Annotated[str | None, typer.Option(envvar="UNALIKE_DATA", help="Folder of the datasets.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Import code that the run's folder names; it then runs on this machine."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Debug = Annotated[
     bool,
@@ -106,6 +117,10 @@ def run(
             help="Each client keeps the local or the federated model, by cross-validation.",
         ),
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also write to tensorboard, mlflow, wandb or trackio. Repeatable."),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -131,6 +146,7 @@ def run(
         dtype=dtype,
         alone=None if alone else False,
         safeguard=safeguard or None,
+        track=track or None,
     )
     with progress(quiet=as_json) as watch:
         results, _ = run_scenario(
@@ -140,14 +156,119 @@ def run(
 
 
 @app.command()
-def resume(path: RunFolder, as_json: Json = False, debug: Debug = False) -> None:
+def resume(
+    path: RunFolder,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Go on although code, versions or threads are not those the run began with.",
+        ),
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Resume a stopped run from its last finished round."""
     from unalike import runs
     from unalike.report.progress import progress
 
     with progress(quiet=as_json) as watch:
-        results = runs.resume(path, watch)
+        results = runs.resume(path, watch, accept_changes=accept_changes)
     print_results(results, as_json)
+
+
+@app.command()
+def track(
+    path: RunFolder,
+    to: Annotated[
+        list[str], typer.Option(help="tensorboard, mlflow, wandb or trackio. Repeatable.")
+    ],
+) -> None:
+    """Write a run to a tracker, from its events; one that is running, until it ends."""
+    from unalike.runs.lock import is_locked
+    from unalike.tracking import check_trackers
+    from unalike.tracking.follow import replay
+
+    failed = replay(
+        path,
+        check_trackers(to),
+        tell=lambda text: typer.echo(f"unalike: {text}", err=True),
+        is_running=lambda: is_locked(path),
+    )
+    if failed:
+        raise typer.Exit(1)
+    typer.echo(f"{path} is in {', '.join(to)}.")
+
+
+@app.command()
+def sweep(
+    scenario: ScenarioName,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="KEY=V,V", help="Values to try, such as lr=0.001,0.003. Repeatable."
+        ),
+    ],
+    seeds: Annotated[str, typer.Option(help="Seeds for choosing, such as 0-2.")] = "0",
+    report_seeds: Annotated[
+        str | None,
+        typer.Option(help="Seeds for the best one's result. Default: as many that follow."),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(help="Choose by value (of all clients), or delta (gain over each run's own)."),
+    ] = "value",
+    algorithm: Method = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 1,
+    keep: Annotated[
+        Path | None, typer.Option(help="Folder for all runs. Default: sweeps/SCENARIO.")
+    ] = None,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Try settings, choose the best, and run it on other seeds. Started again, it goes on."""
+    raise_on_interrupt()
+    from unalike.cli.sweep import show
+    from unalike.runs.sweep import Sweep, parse_seeds
+
+    made = Sweep(
+        scenario=scenario,
+        grid=settings,
+        keep=keep or Path("sweeps") / Path(scenario).stem,
+        seeds=parse_seeds(seeds),
+        report_seeds=parse_seeds(report_seeds) if report_seeds else None,
+        by=by,
+        algorithm=algorithm,
+        jobs=jobs,
+        options=["--device", device, *(["--data-dir", data_dir] if data_dir else [])],
+        tell=lambda line: typer.echo(line, err=True),
+    )
+    try:
+        result = made.run()
+    except KeyboardInterrupt:
+        from unalike.base.errors import Interrupted
+
+        raise Interrupted(
+            f"stopped. Finished runs are in {made.keep}: the same command goes on with them."
+        ) from None
+    if as_json:
+        print_json(result)
+    else:
+        show(result, made.keep)
+
+
+@app.command()
+def verify(path: RunFolder) -> None:
+    """Check that all files of a run are as it wrote them, by their hashes."""
+    from unalike.runs.verify import verify as verify_run
+
+    problems, files = verify_run(path)
+    for problem in problems:
+        typer.echo(f"unalike: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{path} is as it was written: {_count(files, 'file')}.")
 
 
 @app.command(name="list")
@@ -161,26 +282,52 @@ def list_(
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List the scenarios, algorithms, datasets, models and benchmarks there are."""
+    """List the scenarios, algorithms, datasets, models, tasks and benchmarks there are."""
     from unalike.cli.lists import show
 
     show(kind, data_dir)
 
 
 @app.command()
-def check(
-    file: ScenarioName, settings: Settings = None, data_dir: DataDir = None, debug: Debug = False
+def new(
+    kind: Annotated[str, typer.Argument(help="method, scenario or client.")],
+    name: Annotated[str, typer.Argument(help="A name of your own, such as fedmine.")],
 ) -> None:
-    """Check a scenario without running it, and show all its problems at once."""
+    """Write a commented template that runs: a method, a scenario or a client.yaml."""
+    from unalike.cli.new import write_template
+
+    for line in write_template(kind, name):
+        typer.echo(line)
+
+
+@app.command()
+def check(
+    file: ScenarioName,
+    settings: Settings = None,
+    engine: Annotated[
+        str | None, typer.Option(help=f"The engine it will be run with: {', '.join(ENGINES)}.")
+    ] = None,
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Check a scenario without running it, and show all its problems at once.
+
+    A scenario without clients is one of several organisations, which bring their own.
+    """
     from functools import partial
 
     from unalike.runs import prepare
     from unalike.runs.compatibility import scenario_problems
-    from unalike.scenarios import load
+    from unalike.scenarios import load, load_mapping
 
-    scenario, algorithm = load(file, None, settings, partial(scenario_problems, folder=data_dir))
+    described = load_mapping(file)
+    if engine is None and not {"engine", "clients", "data"} & described.keys():
+        engine = "flare" if find_spec("nvflare") else "flower"
+    scenario, algorithm = load(
+        file, None, settings, partial(scenario_problems, folder=data_dir), engine=engine
+    )
     clients = prepare(scenario, algorithm, None, data_dir, file).plan.clients
-    clients_text = _count(len(clients), "client")
+    clients_text = _count(len(clients), "client") if clients else "clients bring themselves"
     rounds_text = _count(scenario.training.rounds, "round")
     typer.echo(f"{file} is fine: {clients_text}, {type(algorithm).__name__}, {rounds_text}.")
 
@@ -207,6 +354,16 @@ def audit(
         list[str] | None, typer.Option(metavar="ID", help="Only this client. Repeatable.")
     ] = None,
     settings: Settings = None,
+    engine: Annotated[
+        str | None, typer.Option(help="With a client.yaml: the engine its server uses.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write it as a page in plain words to sign: Markdown, or HTML for *.html.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -215,6 +372,7 @@ def audit(
 
     from unalike.base.errors import UserError
     from unalike.cli.audit import show
+    from unalike.cli.audit_page import check_page, write_page
     from unalike.runs import prepare
     from unalike.runs.audit import audit as audit_run
     from unalike.runs.audit import audit_client_file
@@ -222,10 +380,12 @@ def audit(
     from unalike.scenarios import load
     from unalike.scenarios.client_config import describes_client
 
+    if page is not None:
+        check_page(page)
     if describes_client(file):
         if client:
             raise UserError(f"{file} describes one client: leave --client out")
-        result = audit_client_file(Path(file), run, algorithm, settings)
+        result = audit_client_file(Path(file), run, algorithm, settings, engine)
     elif run is not None:
         raise UserError(f"--run goes with a client.yaml, and {file} is a scenario: leave it out")
     else:
@@ -233,25 +393,59 @@ def audit(
             file, algorithm, settings, partial(scenario_problems, folder=data_dir)
         )
         result = audit_run(prepare(scenario, method, None, data_dir, file).plan, client)
+    if page is not None:
+        typer.echo(write_page(page, result), err=as_json)
     if as_json:
         print_json(result)
-    else:
+    elif page is None:
         show(result)
 
 
 @app.command()
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="One baseline for all, such as local: a method among the runs. Default: each "
+            "run's own local baseline.",
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(help="table, markdown, latex, csv or json.")] = "table",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw curves: .pdf, .svg or .png.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare runs, paired over seeds, with confidence intervals."""
     from unalike import report
+    from unalike.base.errors import UserError, unknown_name
 
-    result = report.compare(paths)
-    if as_json:
+    formats = ("table", "json", *report.FORMATS)
+    if format not in formats:
+        raise UserError(unknown_name("format", format, formats))
+    result = report.compare(paths, against)
+    if plot is not None:
+        report.plot_comparison(result, plot)
+    if as_json or format == "json":
         print_json(result)
-    else:
+    elif format == "table":
         report.show_comparison(result)
+    else:
+        typer.echo(report.format_comparison(result, format), nl=False)
+
+
+@app.command()
+def cite(
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="Names from `unalike list`.")
+    ],
+) -> None:
+    """Print the BibTeX entries of methods' papers."""
+    from unalike.cli.cite import bibtex
+
+    typer.echo("\n".join(bibtex(method) for method in methods), nl=False)
 
 
 @app.command()
@@ -263,6 +457,26 @@ def report(path: RunFolder) -> None:
 
 
 @app.command()
+def metrics(
+    path: RunFolder,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write them there, whole, instead of printing them."),
+    ] = None,
+) -> None:
+    """Print a run's rounds, clients, bytes and seconds in the text format of Prometheus."""
+    from unalike.base.integrity import write_whole
+    from unalike.report.metrics import format_metrics
+
+    text = format_metrics(path)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_whole(out, text.encode())
+        out.chmod(0o644)
+
+
+@app.command()
 def export(
     path: RunFolder,
     client: Annotated[str, typer.Option(help="Id of the client whose model is exported.")],
@@ -270,11 +484,12 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx/--no-onnx", help="Also write ONNX, if the model supports it.")
     ] = True,
+    trust: Trust = False,
 ) -> None:
     """Export a client's model: safetensors, a config that rebuilds it, and ONNX."""
     from unalike.runs.export import export as write
 
-    for line in write(path, client, out, onnx):
+    for line in write(path, client, out, onnx, trust=trust):
         typer.echo(line)
 
 
@@ -287,12 +502,13 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of labels.")] = 3,
     out: Annotated[Path | None, typer.Option(help="File for the picture.")] = None,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Show a model's predictions on an image; with FedMPT also attention maps and conditions."""
     from unalike.runs.explain import explain as explain_image
 
-    result = explain_image(path, image, client, top, out)
+    result = explain_image(path, image, client, top, out, trust)
     if as_json:
         print_json(result)
         return
@@ -311,21 +527,35 @@ def explain(
 def deploy(
     engine: Annotated[str, typer.Argument(help="flower")],
     scenario: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A shipped scenario or a YAML file; each of its clients gets a SuperNode."
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where clients reach the SuperLink.")
     ] = "127.0.0.1:9092",
     settings: Settings = None,
+    renew: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Only give the server of this deployment a new certificate."
+        ),
+    ] = None,
 ) -> None:
     """Write the app, certificates, keys and commands of a Flower federation."""
-    from unalike.cross_silo.flower_deploy import prepare
+    from unalike.base.errors import UserError
+    from unalike.cross_silo import flower_deploy
 
-    for line in prepare(engine, scenario, out, address, settings):
+    if renew is not None:
+        if scenario is not None or out is not None:
+            raise UserError("--renew FOLDER goes alone: leave the scenario and --out out")
+        typer.echo(flower_deploy.renew(engine, renew))
+        return
+    if scenario is None or out is None:
+        raise UserError("deploy needs a scenario and --out FOLDER; or --renew FOLDER")
+    for line in flower_deploy.prepare(engine, scenario, out, address, settings):
         typer.echo(line)
 
 
@@ -335,13 +565,40 @@ def join(
     client: Annotated[
         Path | None, typer.Argument(help="Your client.yaml; leave it out with a server's kit.")
     ] = None,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Only check whether everything is ready.")
+    ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="SCENARIO", help="With --check: the scenario its server runs."),
+    ] = None,
 ) -> None:
     """Join a FLARE federation as a client or as its server, until Ctrl-C."""
+    raise_on_interrupt()
     from unalike.cross_silo.flare_kits import join as join_federation
     from unalike.engines import engine_class
 
+    if check_only:
+        check_site(kit, client, run)
+        return
+
     engine_class("flare")  # raises a UserError if FLARE is not installed
     join_federation(kit, client)
+
+
+def check_site(kit: Path, client: Path | None, run: str | None) -> None:
+    """Print what `unalike join --check` finds; exit with 1 where something is not ready."""
+    from unalike.base.errors import UserError
+    from unalike.cross_silo.preflight import preflight
+
+    if client is None:
+        raise UserError("--check looks at a client: give its client.yaml, too")
+    findings = preflight(kit, client, run)
+    for finding in findings:
+        mark = "ok" if finding.fine else "PROBLEM"
+        typer.echo(f"{mark:8}{finding.subject:13}{finding.text}")
+    if not all(finding.fine for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -369,6 +626,7 @@ def bench(
 
     Seed, device and row options apply to benchmarks made of runs.
     """
+    raise_on_interrupt()
     from unalike.cli.benchmarks import benchmark_module
 
     benchmark_module("runner").run(
@@ -495,23 +753,37 @@ def main() -> None:
     """
     # Threads that wait for others sleep instead of spinning: four times as fast on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    exit_on_interrupt()
     from unalike.base.errors import Interrupted, RunError, UserError, describe_error
+    from unalike.base.logs import configure_logging
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: runs end in order
     try:
+        configure_logging()
         app()
     except UserError as error:
         exit_with(error, str(error), 2)
     except RunError as error:
-        exit_with(error, str(error), 130 if isinstance(error, Interrupted) else 1)
+        exit_with(error, str(error), INTERRUPTED if isinstance(error, Interrupted) else 1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         exit_with(error, describe_error(error), 1)
+    finally:
+        raise_on_interrupt()
 
 
 def exit_with(error: Exception, sentence: str, code: int) -> None:
     """Print a sentence and the error's notes, and exit; with UNALIKE_DEBUG raise the error."""
+    from unalike.base.logs import ROOT, logs_json
+    from unalike.report.formatting import replace_unprintable
+
     if os.environ.get("UNALIKE_DEBUG"):
         raise error
-    typer.echo("\n".join([f"unalike: {sentence}", *getattr(error, "__notes__", [])]), err=True)
+    lines = [f"unalike: {sentence}", *getattr(error, "__notes__", [])]
+    text = "\n".join(replace_unprintable(line) for line in "\n".join(lines).split("\n"))
+    if logs_json():
+        ROOT.error(text, extra={"facts": {"code": code}})
+    else:
+        typer.echo(text, err=True)
     sys.exit(code)

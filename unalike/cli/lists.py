@@ -16,12 +16,15 @@ from rich.text import Text
 
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError, unknown_name
+from unalike.base.registry import describe_package, find_named, installed_parts
 from unalike.cli.benchmarks import benchmark_summaries
-from unalike.data import DATASETS
+from unalike.data import DATASETS, load_dataset
 from unalike.models import ENCODERS
 from unalike.scenarios import load_mapping, shipped_scenarios
+from unalike.tasks import TASKS
 
 Rows = list[tuple[str, ...]]
+BROKEN = "broken: "  # before what is wrong with a part of an installed package
 
 
 def show(kind: str | None = None, folder: str | None = None) -> None:
@@ -37,7 +40,8 @@ def show(kind: str | None = None, folder: str | None = None) -> None:
     if kind is not None and kind in DETAILS:
         for name, summary in SUMMARIES[kind]().items():
             console.print(name, style="cyan")
-            details = _table(DETAILS[kind](name, folder), "bold")
+            broken = summary.startswith(BROKEN)
+            details = _table([] if broken else DETAILS[kind](name, folder), "bold")
             console.print(Padding(Text(summary), (0, 2)), Padding(details, (0, 2, 1, 2)))
         return
     for title in [kind] if kind else SUMMARIES:
@@ -66,19 +70,40 @@ def summarize_scenarios() -> dict[str, str]:
 
 def summarize_algorithms() -> dict[str, str]:
     """The first line of the file of each algorithm."""
-    return {
+    lines = {
         name: _first_line(import_module(method.__module__)) for name, method in ALGORITHMS.items()
     }
+    return lines | _summarize_installed("algorithm")
 
 
 def summarize_datasets() -> dict[str, str]:
     """The first line of the docstring of each dataset's loader."""
-    return {name: _first_line(loader) for name, loader in DATASETS.items()}
+    lines = {name: _first_line(loader) for name, loader in DATASETS.items()}
+    return lines | _summarize_installed("dataset")
 
 
 def summarize_models() -> dict[str, str]:
     """The first line of the docstring of each model."""
-    return {name: _first_line(model) for name, model in ENCODERS.items()}
+    lines = {name: _first_line(model) for name, model in ENCODERS.items()}
+    return lines | _summarize_installed("model")
+
+
+def summarize_tasks() -> dict[str, str]:
+    """The first line of the file of each task."""
+    lines = {name: _first_line(import_module(task.__module__)) for name, task in TASKS.items()}
+    return lines | _summarize_installed("task")
+
+
+def _summarize_installed(kind: str) -> dict[str, str]:
+    """The first line of the docstring of each part of an installed package, or what is wrong."""
+    lines = {}
+    for name, point in installed_parts(kind).items():
+        try:
+            part: Any = find_named(kind, name, {})
+            lines[name] = f"{_first_line(part)} ({describe_package(point)})"
+        except UserError as error:
+            lines[name] = f"{BROKEN}{error}"
+    return lines
 
 
 def _first_line(documented: Any) -> str:
@@ -87,7 +112,7 @@ def _first_line(documented: Any) -> str:
 
 def algorithm_fields(name: str, folder: str | None) -> Rows:
     """Fields of an algorithm: name, default, choices."""
-    algorithm = ALGORITHMS[name]()
+    algorithm = find_named("algorithm", name, ALGORITHMS)()
     rows: Rows = []
     for field in dataclasses.fields(algorithm):
         default = format_default(getattr(algorithm, field.name))
@@ -97,15 +122,15 @@ def algorithm_fields(name: str, folder: str | None) -> Rows:
 
 def model_options(name: str, folder: str | None) -> Rows:
     """Options of a model: name, default, choices."""
-    return _parameters(ENCODERS[name], "shape")
+    return _parameters(find_named("model", name, ENCODERS), "shape")
 
 
 def dataset_details(name: str, folder: str | None) -> Rows:
     """Targets, modalities and options of a dataset; if its files are missing, what it needs."""
-    options = _parameters(DATASETS[name], "folder")
+    options = _parameters(find_named("dataset", name, DATASETS), "folder")
     option_rows = [(f"options.{option}", *columns) for option, *columns in options]
     try:
-        table = DATASETS[name](folder)
+        table = load_dataset(name, folder)
     except ValueError as error:
         return [*option_rows, ("", str(error))]
     rows: Rows = []
@@ -157,6 +182,7 @@ SUMMARIES: dict[str, Callable[[], dict[str, str]]] = {
     "algorithms": summarize_algorithms,
     "datasets": summarize_datasets,
     "models": summarize_models,
+    "tasks": summarize_tasks,
     "benches": benchmark_summaries,
 }
 

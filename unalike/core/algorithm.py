@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unalike.core.federation import Federation, Replies
 
 Metrics = dict[str, dict[str, float]]  # by client and name
+Sharing = dict[str, list[list[str]]]  # groups of two or more clients, by what they share
 
 
 @dataclass
@@ -84,6 +85,29 @@ class Algorithm:
         """What the server's own model achieved, where there is one."""
         return None
 
+    def central_results(self, fed: "Federation") -> dict[str, Any] | None:
+        """Epsilon, delta and releases of noise that the server adds; None where it adds none."""
+        return None
+
+    def sharing(self, fed: "Federation") -> Sharing | None:
+        """Which clients work with each other: groups by what their members share.
+
+        A client in no group works alone. By default all share parameters where models must be
+        identical, and the public set where there must be one.
+
+        Returns: e.g. {"parameters": [["a", "b"], ["c", "d"]]}; {} where nobody shares anything;
+            None where that is not known (yet), or nothing is meant to be shared.
+        """
+        what = []
+        if self.requires_identical_models:
+            what.append("parameters")
+        if self.needs_public:
+            what.append("public set")
+        if not what:
+            return None
+        clients = list(fed.infos)
+        return {key: [clients] for key in what} if len(clients) > 1 else {}
+
     # what fits this method
 
     @classmethod
@@ -100,9 +124,9 @@ class Algorithm:
     def serves(cls, task: Task | type[Task]) -> bool:
         """Whether clients with this task can take part, judged by the task's traits.
 
-        By default every task that is learnt from labels of single inputs.
+        By default every task that is learnt from labels of single inputs, by a head.
         """
-        return task.labelled and not task.paired
+        return task.labelled and not task.paired and not task.headless
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         """What does not fit this federation: (field, sentence) for each problem."""

@@ -70,6 +70,7 @@ def _invitations(fed: "Federation", invite: Invite, even: bool) -> dict[str, Ask
         client = fed.waiting.pop(0)
         number = fed.visits[client] + 1
         has_visits_left = number <= fed.training.rounds or (not even and _someone_is_behind(fed))
+        fed.ask_again(client, number)
         if client in fed.quarantined or not has_visits_left:
             continue
         if fed.config.drops_out(client, fed.seed, number):
@@ -99,7 +100,8 @@ def _receive(fed: "Federation") -> tuple[list[str], Replies[Any]]:
         facts: dict[str, Any] = {}
         if isinstance(reply, Failure):
             failures[sent.client] = reply
-            facts = {"reason": reply.reason, "lasting": reply.lasting}
+            ill = sent.round in fed.ill.get(sent.client, [])
+            facts = {"reason": reply.reason, "lasting": reply.lasting, "passing": ill}
         else:
             replies[sent.client] = reply
         fed.log_event(

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -29,6 +30,7 @@ from unalike.data.samples import (
     nonfinite_problem,
     resize,
 )
+from unalike.models.frozen import exclude_frozen
 from unalike.tasks import TASKS, Task
 
 LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -62,7 +64,8 @@ class ClientInfo:
     # Of one public row: sets of different kind (images, their captions) cannot be compared.
     public_shape: str = ""
     tested_on: str = "own"  # "common" where the scenario has a test set for everyone
-    traits: tuple[str, ...] = ("labelled",)  # of its task, see `unalike.tasks.task.TRAITS`
+    # Of its task, see `unalike.tasks.task.TRAITS`, and the task's variant if it has one.
+    traits: tuple[str, ...] = ("labelled",)
     higher_is_better: bool = True  # of its metric
     unit: str = "%"  # of its metric
     version: int = VERSION
@@ -179,6 +182,12 @@ class Client:
                 self._convert_data(name)
             except ValueError as error:
                 raise UserError(f"client {self.id}, {name}: {error}") from None
+        self.task = self.task.fit_to_labels(self._read_labels)
+
+    def _read_labels(self) -> Tensor:
+        """All training labels, read in blocks of 1,024 rows."""
+        blocks = torch.arange(len(self.train)).split(1024)
+        return torch.cat([self.train.labelled_batch(rows)[1].cpu() for rows in blocks])
 
     def _check_numbers(self) -> None:
         for name, (allowed, is_allowed) in LIMITS.items():
@@ -197,9 +206,15 @@ class Client:
         value = getattr(self, name)
         if value is None and name != "train":
             return
-        data = as_public_samples(value) if name == "public" else as_samples(value)
+        if name == "public":
+            data = as_public_samples(value, self.accepts_missing)
+        else:
+            data = as_samples(value)
         if not len(data):
             raise UserError("there are no rows")
+        if isinstance(data, Tensors) and data.y is None and name != "public":
+            y = self.task.derive_labels(data.x)
+            data = data if y is None else Tensors(data.x, y, data.index)
         if data is not value and isinstance(data, Tensors) and name != "public":
             if data.y is not None:
                 self.task.check(data.y[data.index.to(data.y.device)])
@@ -207,12 +222,23 @@ class Client:
                 raise UserError("there are no labels: give (x, y)")
         setattr(self, name, data)
 
+    def accepts_missing(self) -> bool:
+        """Whether its encoder takes NaN for a missing value, as that of tables does."""
+        return getattr(self.encoder(0), "accepts_missing", False) is True
+
     def encoder(self, seed: int) -> nn.Module:
-        """A fresh encoder on the CPU. A client's own module is copied: runs do not change it."""
+        """A fresh encoder on the CPU. A client's own module is copied: runs do not change it.
+
+        What does not learn is left out of its `state_dict`: no method sends it.
+        """
         with scope(seed, "encoder", self.id):
             if isinstance(self.model, nn.Module):
-                return copy.deepcopy(self.model)
-            return self.model()
+                encoder = copy.deepcopy(self.model)
+            else:
+                encoder = self.model()
+        if isinstance(encoder, nn.Module):  # a function may return anything
+            exclude_frozen(encoder)
+        return encoder
 
     @cached_property
     def label_mask(self) -> Tensor:
@@ -294,7 +320,7 @@ class Client:
             task=self.task.name,
             metric=self.task.metric,
             labels=self.task.labels,
-            traits=self.task.traits(),
+            traits=(*self.task.traits(), *filter(None, [self.task.variant])),
             higher_is_better=self.task.higher_is_better,
             unit=self.task.unit,
             samples=len(self.train),
@@ -355,16 +381,20 @@ class Client:
         return self.to_device(value)
 
 
-def as_public_samples(data: Any) -> Samples:
+def as_public_samples(data: Any, accepts_missing: Callable[[], bool] = lambda: False) -> Samples:
     """Public data as Samples: from inputs as a tensor or by modality, or what `as_samples` takes.
+
+    Args:
+        accepts_missing: called where data hold NaN; True: they stand for missing values.
 
     Raises:
         UserError: data in memory hold NaN or infinity.
     """
-    samples = as_samples((data, None) if isinstance(data, Tensor | dict) else data)
+    inputs_alone = isinstance(data, Tensor | np.ndarray | dict)
+    samples = as_samples((data, None) if inputs_alone else data)
     if samples is not data and isinstance(samples, Tensors):
         problem = nonfinite_problem(samples)
-        if problem is not None:
+        if problem is not None and not accepts_missing():
             raise UserError(f"in the public set {problem}")
     return samples
 

@@ -12,7 +12,7 @@ checked (pydantic) before anything is built.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -93,7 +93,7 @@ class Engine(Protocol):
     def rewind_clock(self, at: float) -> None:
         """Set a simulated clock back to `at`: nobody waited longer. A real clock ignores it."""
 
-    def infos(self) -> dict[str, ClientInfo]:
+    def infos(self) -> Mapping[str, ClientInfo]:
         """What each client announces, by id."""
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
@@ -134,10 +134,12 @@ class HostingEngine(Engine, Protocol):
     hosts_clients: ClassVar[bool] = True
     # Whether clients compute on this machine, so that their device must exist here.
     uses_this_machine: ClassVar[bool] = False
+    # Whether it takes `LazyClients`, building each when it first takes part.
+    takes_lazy_clients: ClassVar[bool] = False
 
     def __init__(
         self,
-        clients: list[Client],
+        clients: Sequence[Client],
         build_runtime: Callable[[Client], "ClientRuntime"],
         folder: Path,
         settings: EngineSettings,

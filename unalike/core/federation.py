@@ -9,17 +9,36 @@ A method's server program gets a `Federation`, samples rounds and calls clients:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from unalike.base.errors import describe_error
 from unalike.base.ledger import Ledger
 from unalike.base.message import Value, find_nonfinite
+from unalike.base.randomness import stream
+from unalike.base.tracebacks import format_traceback, is_bug, is_debugging
+from unalike.core.admission import find_misfits
 from unalike.core.asynchronous import Act, Ask, Invite, run_visits
-from unalike.core.client import VERSION, ClientInfo
+from unalike.core.client import ClientInfo
 from unalike.core.engine import Arrival, Engine, Sent
-from unalike.core.operations import is_protected, list_measurements, unanswered_measurements
-from unalike.core.participation import Failure, FederationConfig, QuorumError, Replies
+from unalike.core.lazy_clients import MEASURED, LazyInfos
+from unalike.core.operations import (
+    feature_measurements,
+    is_protected,
+    list_measurements,
+    unanswered_measurements,
+)
+from unalike.core.participation import (
+    Failure,
+    FederationConfig,
+    QuorumError,
+    Replies,
+    one_line,
+)
 from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram
 from unalike.core.replay import Replay
@@ -31,6 +50,9 @@ from unalike.training.loop import Training
 if TYPE_CHECKING:
     from unalike.core.algorithm import Algorithm
 
+# Of real numbers in a reply. Larger ones come from models that diverged, or from an attack: in a
+# mean they would make the models of everyone diverge.
+MAX_MAGNITUDE = 1e15
 Messages = dict[str, dict[str, Value]]
 Evaluate = Callable[["Federation"], Replies]
 # Releases of private data in a reply: count(operation, reply) -> number.
@@ -79,13 +101,20 @@ class Federation:
     count_releases: CountReleases | None = None
 
     def __post_init__(self) -> None:
-        self.infos = self.engine.infos()
-        _check_versions(self.infos)
-        self.public_rows = _check_public_sets(self.infos)
+        # By client. Of lazy clients, iteration covers those that were sampled so far.
+        self.infos: Mapping[str, ClientInfo] = self.engine.infos()
+        self.population: Sequence[str] = list(self.infos)  # ids of all clients
+        examples = self.infos
+        if isinstance(self.infos, LazyInfos):
+            self.population = self.infos.ids
+            examples = {id: self.infos[id] for id in (self.population[0], self.population[-1])}
+        self.public_rows = _check_infos(examples, self.algorithm)
         program = ClientProgram if self.algorithm is None else self.algorithm.Program
         # Operations that only measure, and those of them that no client would answer.
         self.measurements = list_measurements(program)
         self.unanswered = unanswered_measurements(program, self.privacy)
+        if not getattr(self.engine, "shares_features", True):
+            self.unanswered |= feature_measurements(program)
         self.ledger = Ledger(measurements=self.measurements)
         # What the server program keeps; saved with every round.
         self.state: dict[str, Any] = {}
@@ -99,8 +128,15 @@ class Federation:
         self.clock = 0.0  # seconds of the engine's clock, without measurements
         self.sampled: list[str] = list(self.infos)  # for the current round
         self.dropped: set[str] = set()  # for the rest of the current round
-        self.quarantined: dict[str, Failure] = {}  # for the rest of the run
+        # For the rest of the run, or until a later round in which they are asked again.
+        self.quarantined: dict[str, Failure] = {}
+        # Rounds, or visits, in a row in which a client failed and may be better in the next.
+        self.ill: dict[str, list[int]] = {}
         self.failures: list[Failure] = []
+        # Clients that are measured, where these are not all; see `measured`.
+        self.panel: list[str] = []
+        self._extend_panel(list(self.infos))
+        self._reached: list[str] | None = None  # `clients` is limited to these; None: it is not
         # Rounds that ended early because too few clients were reachable.
         self.failed_rounds: list[int] = []
 
@@ -121,8 +157,78 @@ class Federation:
 
     @property
     def clients(self) -> list[str]:
-        """All clients but the quarantined ones, sampled for this round or not."""
-        return [client for client in self.infos if client not in self.quarantined]
+        """All clients but the quarantined ones, sampled for this round or not.
+
+        Of lazy clients: those that were sampled in this round or an earlier one.
+        """
+        ids = self.infos if self._reached is None else self._reached
+        return [client for client in ids if client not in self.quarantined]
+
+    @property
+    def lazy(self) -> bool:
+        """Whether clients are built when they first take part (`LazyClients`)."""
+        return isinstance(self.infos, LazyInfos)
+
+    @property
+    def listed(self) -> list[str]:
+        """Clients that the results list: all, or the measured ones of lazy clients."""
+        return self._in_order(self.panel) if self.lazy else list(self.infos)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Inside, `clients` are only those that are measured (`config.evaluation_clients`)."""
+        before = self._reached
+        if self._panel_size() is not None:
+            self._reached = self._in_order(self.panel)
+        try:
+            yield
+        finally:
+            self._reached = before
+
+    def _panel_size(self) -> int | None:
+        """How many clients are measured, at most; None: all."""
+        return self.config.evaluation_clients or (MEASURED if self.lazy else None)
+
+    def _extend_panel(self, clients: list[str]) -> None:
+        """Draw from these clients until as many are measured as the settings say."""
+        size = self._panel_size()
+        known = set(self.panel)
+        new = [client for client in clients if client not in known]
+        if size is None or len(self.panel) >= size or not new:
+            return
+        generator = stream(self.seed, "measured", len(self.panel))
+        order = torch.randperm(len(new), generator=generator).tolist()
+        self.panel += [new[i] for i in order[: size - len(self.panel)]]
+
+    def _in_order(self, clients: list[str]) -> list[str]:
+        chosen = set(clients)
+        return [client for client in self.infos if client in chosen]
+
+    def _join(self, clients: list[str]) -> None:
+        """Have lazy clients that take part for the first time announce themselves.
+
+        One that cannot be built is left out of the run.
+        """
+        if not isinstance(self.infos, LazyInfos):
+            return
+        joined = []
+        for client in clients:
+            if client in self.quarantined:
+                continue
+            try:
+                self.infos[client]
+                joined.append(client)
+            except Exception as error:  # a user's function may raise anything
+                if is_debugging():
+                    raise
+                bug = format_traceback(error) if is_bug(error) else ""
+                reason = describe_error(error)
+                self.fail(Failure(client, "build", self.round, reason, traceback=bug))
+        self.infos.join(joined)
+        _check_infos(self.infos, self.algorithm)
+        self._extend_panel(joined)
+        for client in joined:
+            self.released.setdefault(client, 0)
 
     @property
     def active(self) -> list[str]:
@@ -142,20 +248,57 @@ class Federation:
 
     def start_round(self, number: int) -> None:
         """Make this the current round and sample its clients."""
-        self.require_clients()
+        for client in list(self.ill):
+            self.ask_again(client, number)
+        if not self.lazy:
+            self.require_clients()
         self.round = number
         self.dropped = set()
         self.turns = {}
-        self.sampled = self.config.sample(list(self.infos), self.seed, number)
+        self.sampled = self.config.sample(self.population, self.seed, number)
+        self._join(self.sampled)
+        self.require_clients()
+
+    def ask_again(self, client: str, number: int) -> None:
+        """Let a client that failed before this round, or visit, take part again.
+
+        It stays out once it has failed in `federation.retries` rounds in a row after the first.
+        """
+        rounds = self.ill.get(client, [])
+        if not rounds or rounds[-1] >= number:
+            return
+        if client not in self.quarantined:
+            del self.ill[client]  # it took part since, and did not fail
+        elif len(rounds) <= self.config.retries:
+            del self.quarantined[client]
+            self.log_event("again", round=number, client=client, failures=len(rounds))
+
+    def is_ill(self, client: str) -> bool:
+        """Whether a client failed in this round and would be asked again."""
+        return self.round in self.ill.get(client, [])
+
+    def forgive(self, client: str) -> None:
+        """Let a client take part again in this round: its failure was not its fault."""
+        self.quarantined.pop(client, None)
+        self.ill.pop(client, None)
+        self.dropped.discard(client)
 
     def require_clients(self) -> None:
         """Raise QuorumError if no client is left, unless a quorum of 0 allows it."""
         if not self.clients and self.config.quorum:
             failures = list(self.quarantined.values())
-            raise QuorumError(f"after round {self.finished}", 0, len(self.infos), 1, failures)
+            raise QuorumError(f"after round {self.finished}", 0, len(self.population), 1, failures)
+
+    def report_sharing(self) -> None:
+        """Log which clients work with each other, once the method knows."""
+        groups = self.algorithm.sharing(self) if self.algorithm is not None else None
+        if groups is not None:
+            clients = list(self.infos)
+            self.log_event("sharing", round=self.round, groups=groups, clients=clients)
 
     def refuse(self, client: str, operation: str, reason: str) -> None:
-        """Quarantine a client whose reply passed all checks but cannot be used."""
+        """Quarantine a client whose reply passed all checks but cannot be used, for good."""
+        self.ill.pop(client, None)
         self.fail(Failure(client, operation, self.round, reason))
 
     def fail(self, failure: Failure) -> None:
@@ -237,7 +380,7 @@ class Federation:
         for failure in failures.values():
             self.fail(failure)
         required = self.config.quorum if quorum is None else quorum
-        self._check_quorum(operation, len(replies), failures, required)
+        self.check_quorum(operation, len(replies), failures, required)
         return Replies({c: replies[c] for c in self.infos if c in replies}, failures)
 
     def relay(self, operation: str, clients: list[str]) -> Value:
@@ -254,7 +397,7 @@ class Federation:
             reply = replies.get(client, reply)
             failures |= replies.failures
         replied = len(clients) - len(failures)
-        self._check_quorum(operation, replied, failures, self.config.quorum)
+        self.check_quorum(operation, replied, failures, self.config.quorum)
         return reply
 
     def run_async(self, invite: Invite, act: Act, even: bool = True) -> Iterator[int]:
@@ -361,15 +504,17 @@ class Federation:
         # A client that cannot be measured can still take part.
         measures = sent.operation in self.measurements
 
-        def failure(reason: str, lasting: bool = not measures) -> Failure:
-            text = " ".join(reason.split())[:500]
+        def failure(reason: str, lasting: bool = not measures, passing: bool = False) -> Failure:
+            text = one_line(reason)
             bug = str(arrival.reply.get("traceback", ""))
+            if lasting and passing and not bug:
+                self.ill.setdefault(sent.client, []).append(sent.round)
             return Failure(sent.client, sent.operation, sent.round, text, lasting, bug)
 
         if past:
             return failure(**past)
         if "failure" in arrival.reply:
-            return failure(str(arrival.reply["failure"]))
+            return failure(str(arrival.reply["failure"]), passing=True)
         if "body" not in arrival.reply or sent.client != arrival.client:
             return failure("its reply does not match the request")
         took = arrival.at - sent.at
@@ -388,9 +533,12 @@ class Federation:
         problem = self._reply_problem(sent, body, sizes)
         if problem is not None:
             return failure(problem)
-        path = find_nonfinite(body)
+        path = find_nonfinite(body, MAX_MAGNITUDE)
         if path is not None:
-            return failure(f"its reply holds NaN or infinity ({path})")
+            nonfinite = find_nonfinite(body)
+            if nonfinite is not None:
+                return failure(f"its reply holds NaN or infinity ({nonfinite})", passing=True)
+            return failure(f"its reply holds a number beyond {MAX_MAGNITUDE:g} ({path})")
         return body
 
     def _reply_problem(
@@ -406,7 +554,7 @@ class Federation:
         info = self.infos[sent.client]
         lengths = {
             **self.algorithm.axis_lengths(),
-            "clients": len(self.infos),
+            "clients": len(self.population),
             "samples": info.samples,
             "labels": len(info.labels),
             "public_rows": self.public_rows,
@@ -429,7 +577,7 @@ class Federation:
         self.released[client] += count
         self.log_event("released", client=client, releases=self.released[client])
 
-    def _check_quorum(
+    def check_quorum(
         self, operation: str, replied: int, failures: dict[str, Failure], quorum: float
     ) -> None:
         """Raise QuorumError if fewer clients replied than this share of those called."""
@@ -442,7 +590,9 @@ class Federation:
     # evaluation and logs
 
     def evaluate(self, when: str = "end") -> Replies[Any] | None:
-        """Measure all clients and log it, in rounds that are points of the learning curves.
+        """Measure clients and log it, in rounds that are points of the learning curves.
+
+        All clients are measured, unless the settings limit their number.
 
         Args:
             when: the moment of the round, for the log.
@@ -454,13 +604,14 @@ class Federation:
         if not is_point:
             return None
         figures: dict[str, Any] = {}
-        if self.evaluator is not None:
-            replies = self.evaluator(self)
-        elif self.algorithm is not None:
-            replies = self.algorithm.evaluate(self)
-            figures = {"figures": self.algorithm.figures(self, dict(replies))}
-        else:
-            return None
+        with self.measured():
+            if self.evaluator is not None:
+                replies = self.evaluator(self)
+            elif self.algorithm is not None:
+                replies = self.algorithm.evaluate(self)
+                figures = {"figures": self.algorithm.figures(self, dict(replies))}
+            else:
+                return None
         self.log_event(
             "evaluation",
             round=self.round,
@@ -520,6 +671,8 @@ class Federation:
             "flying": [[number, *astuple(sent)] for number, sent in self.in_flight.items()],
             "turns": [[*key, turn] for key, turn in self.turns.items()] if self.in_flight else [],
             "failures": [failure.to_list() for failure in self.failures],
+            "ill": self.ill,
+            "quarantined": list(self.quarantined),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -538,34 +691,24 @@ class Federation:
             (round, client, operation): turn for round, client, operation, turn in saved["turns"]
         }
         self.failures = [Failure(*fields) for fields in saved["failures"]]
-        self.quarantined = {f.client: f for f in self.failures if f.lasting}
+        self.ill = saved["ill"]
+        lasting = {f.client: f for f in self.failures if f.lasting}
+        out = saved["quarantined"]
+        self.quarantined = {client: f for client, f in lasting.items() if client in out}
+        if self.lazy:
+            for number in range(1, self.finished + 1):
+                self._join(self.config.sample(self.population, self.seed, number))
         self.engine.load(self.finished, self.clock, saved["pending"])
 
 
-def _check_versions(infos: dict[str, ClientInfo]) -> None:
-    for info in infos.values():
-        if info.version != VERSION:
-            raise ValueError(
-                f"client {info.id} speaks version {info.version} of the protocol, this server "
-                f"{VERSION}: install the same version of unalike on both sides"
-            )
+def _check_infos(infos: Mapping[str, ClientInfo], algorithm: "Algorithm | None") -> int:
+    """Rows of the public set of all clients that hold one; 0: none.
 
-
-def _check_public_sets(infos: dict[str, ClientInfo]) -> int:
-    """Rows of the public set, which must be the same for all clients that hold one; 0: none."""
-    holders = [info for info in infos.values() if info.public is not None]
-    rows = {info.id: info.public_rows for info in holders}
-    if len(set(rows.values())) > 1:
-        raise ValueError(
-            f"clients hold public sets of different length: {rows}; "
-            "row i must be the same thing for everyone"
-        )
-    fingerprints: dict[tuple, str | None] = {}
-    for info in holders:
-        kind = (info.modalities, info.public_shape)
-        if fingerprints.setdefault(kind, info.public) != info.public:
-            raise ValueError(
-                f"client {info.id} holds another public set than other clients with the same "
-                "modalities; row i must be the same for everyone"
-            )
-    return holders[0].public_rows if holders else 0
+    Raises: ValueError that names a client which does not fit the others. An engine of several
+        organisations has refused such clients before.
+    """
+    needs_public = algorithm is None or algorithm.needs_public
+    for client, reason in find_misfits(infos, needs_public=needs_public).items():
+        raise ValueError(f"client {client} {reason}")
+    rows = [info.public_rows for info in infos.values() if info.public is not None]
+    return rows[0] if rows else 0

@@ -9,7 +9,9 @@ class Program(ClientProgram):
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
+
+from torch import Tensor
 
 from unalike.base.errors import Refusal
 from unalike.base.randomness import scope
@@ -103,6 +105,31 @@ def list_measurements(program: type) -> frozenset[str]:
             for name, value in vars(base).items()
             if getattr(value, "measurement", False) is True
         }
+    return frozenset(names)
+
+
+def measures_data(program: type, name: str) -> bool:
+    """Whether an operation is a measurement that tells more than what it declares as open.
+
+    Not so the size of a model (`describe`), nor a measurement that answers nothing.
+    """
+    if name not in list_measurements(program):
+        return False
+    method = getattr(program, name)
+    if not getattr(method, "sends", None):
+        return get_type_hints(method).get("return") is not type(None)
+    return False
+
+
+def feature_measurements(program: type) -> frozenset[str]:
+    """Measurements that answer tensors alone: features, labels, attention maps."""
+    names = set()
+    for name in list_measurements(program):
+        reply = get_type_hints(getattr(program, name), include_extras=True).get("return")
+        fields = get_type_hints(reply, include_extras=True) if is_typeddict(reply) else {}
+        kinds = [get_args(field)[0] if get_args(field) else field for field in fields.values()]
+        if kinds and all(kind is Tensor for kind in kinds):
+            names.add(name)
     return frozenset(names)
 
 

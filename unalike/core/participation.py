@@ -22,15 +22,19 @@ class FederationConfig(Settings):
     # Share of the clients sampled for a round.
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     # Probability that a sampled client is unreachable for the round.
-    dropout: Share = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # Seconds of the engine's clock that a call may take; later replies are lost.
     deadline: Annotated[float, Field(gt=0)] | None = None
     # Share of the called clients that must reply.
     quorum: Share = 0.5
+    # Times a client that failed is asked again, in the rounds that follow; then it is out.
+    retries: Annotated[int, Field(ge=0)] = 2
     # Replies arrive at multiples of so many simulated seconds.
     tick: Annotated[float, Field(ge=0)] = 0.0
     # Points on the learning curves.
     evaluations: Annotated[int, Field(ge=1)] = 10
+    # Clients that are measured, at most, drawn by the seed; None: all, and 100 of lazy clients.
+    evaluation_clients: Annotated[int, Field(ge=1)] | None = None
     # The largest message in bytes, either way.
     message_bytes: Annotated[int, Field(gt=0)] | None = None
     # Bytes that a client may send in a round, all its replies together.
@@ -80,7 +84,8 @@ class Failure:
     """Why a client did not reply, or why its reply was not used.
 
     Attributes:
-        lasting: the client is left out for the rest of the run; otherwise for the round.
+        lasting: the client is left out for the rest of the run, unless it is asked again
+            (`Federation.ask_again`); otherwise for the round.
         traceback: of a bug in the operation, where clients are simulated; empty for mistakes that
             the reason explains. Across organisations a traceback never leaves its client.
     """
@@ -116,6 +121,12 @@ class Failure:
     def to_list(self) -> list[Any]:
         """For checkpoints; `Failure(*values)` takes it back. The traceback is in the log only."""
         return [self.client, self.operation, self.round, self.reason, self.lasting]
+
+
+def one_line(reason: object) -> str:
+    """A client's words in one line of at most 500 characters that can be printed."""
+    text = " ".join(str(reason)[:2000].split())
+    return "".join(character for character in text if character.isprintable())[:500]
 
 
 class QuorumError(RunError):

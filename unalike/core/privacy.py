@@ -7,7 +7,7 @@ sensitivity 2 * bound (Dwork & Roth 2014, app. A). docs/privacy.md says against 
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -94,13 +94,7 @@ class Privacy(Settings):
                     f"and came with {tuple(base[name].shape)}"
                 )
         start = {name: base[name].to(tensor.device, tensor.dtype) for name, tensor in sent.items()}
-        changes = {
-            name: _zero_nonfinite(tensor.double() - start[name].double())
-            for name, tensor in sent.items()
-            if tensor.is_floating_point()
-        }
-        norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
-        scale = self.bound / norm if norm > self.bound else 1.0
+        changes, scale = clip_change(sent, start, self.bound)
         protected = {}
         for name, before in start.items():
             if name not in changes:
@@ -170,6 +164,24 @@ class Privacy(Settings):
         }
 
 
+def clip_change(sent: Parameters, base: Parameters, bound: float) -> tuple[Parameters, float]:
+    """The update `sent - base` in float64, and the factor that clips it to L2 norm `bound`.
+
+    It is one vector over all tensors. Values that are not finite count as no change; integers
+    are left out.
+
+    >>> clip_change({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)}, bound=1.0)[1]
+    0.2
+    """
+    changes = {}
+    for name, tensor in sent.items():
+        if tensor.is_floating_point():
+            start = base[name].to(tensor.device, tensor.dtype)
+            changes[name] = _zero_nonfinite(tensor.double() - start.double())
+    norm = math.sqrt(sum(float(change.square().sum()) for change in changes.values()))
+    return changes, bound / norm if norm > bound else 1.0
+
+
 def _zero_nonfinite(change: Tensor) -> Tensor:
     """The same tensor with zeros in place of NaN and infinity."""
     return change.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -234,6 +246,26 @@ def epsilon(noise: float, releases: int, delta: float) -> float | None:
     if not noise:
         return None
     return float(accounting().get_epsilon_gaussian(noise / 2 / math.sqrt(releases), delta))
+
+
+def composed_epsilon(releases: Mapping[float, int], delta: float) -> float | None:
+    """Epsilon of releases with different noise, e.g. in several runs.
+
+    T_i releases with noise s_i are together one with noise s, 1 / s^2 = sum_i T_i / s_i^2
+    (Dong et al. 2022, cor. 3.3, https://arxiv.org/abs/1905.02383).
+
+    Args:
+        releases: their number, by noise in multiples of the bound.
+    Returns: None where some have no noise: nothing bounds it.
+
+    >>> composed_epsilon({2.0: 1, 4.0: 4}, 1e-5) == epsilon(noise=2.0, releases=2, delta=1e-5)
+    True
+    """
+    counts = {noise: count for noise, count in releases.items() if count}
+    if not all(counts):
+        return None
+    total = sum(count / noise**2 for noise, count in counts.items())
+    return epsilon(1 / math.sqrt(total), 1, delta) if total else 0.0
 
 
 def noise_for(epsilon: float, releases: int, delta: float) -> float:

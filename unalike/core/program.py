@@ -6,7 +6,6 @@ through a `ClientRuntime` (runtime.py).
 
 import copy
 import hashlib
-import math
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
@@ -14,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 import torch
 from torch import Tensor, nn
 
+from unalike.base.lockstep import ALONE, meet
 from unalike.base.randomness import scope, stream
 from unalike.core.client import Client
 from unalike.core.operations import graph_safe, measurement, operation, query, sends
 from unalike.core.safeguard import safeguard
 from unalike.core.signatures import Shape
+from unalike.core.stacking import Evaluation, LocalEpochs, Metering
 from unalike.data.modalities import with_masks
 from unalike.data.samples import Samples, nonfinite_problem
 from unalike.models.flops import count_flops
@@ -26,7 +27,14 @@ from unalike.models.model import Model, find_trunk, width_of
 from unalike.tasks.task import UNKNOWN, Task
 from unalike.training.batching import batches
 from unalike.training.cuda_graphs import GraphedStep
-from unalike.training.loop import Training, build_optimizer, train
+from unalike.training.loop import (
+    Training,
+    accumulate_gradients,
+    build_optimizer,
+    set_learning_rate,
+    train,
+)
+from unalike.training.precision import Precision, loss_scaler, precision_scope
 
 if TYPE_CHECKING:
     from unalike.core.algorithm import Algorithm
@@ -71,7 +79,11 @@ class ClientProgram:
         round: the current round.
         work: samples trained on since the engine last read it. A forward pass counts a third.
         fold_replicas: with the safeguard, programs of this client without one fold of its labels.
+        shares_features: whether a measurement may answer with features and labels, for the server
+            to score. Between organisations it may not: clients score themselves.
     """
+
+    shares_features: bool = True
 
     def __init__(self, client: Client, algorithm: "Algorithm", training: Training, seed: int):
         self.algorithm = algorithm
@@ -81,6 +93,8 @@ class ClientProgram:
         self.client = client.with_cached_features(find_trunk(encoder))
         with scope(seed, "build", client.id):
             self.model = self.build(encoder).to(client.device, client.dtype)
+        if self.precision != "float32" and torch.device(client.device).type == "cuda":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.memory: State = {}
         self.round = 0
         self.work = 0.0
@@ -194,18 +208,20 @@ class ClientProgram:
     def optimizer(
         self, name: str = "task", rate: float | None = None, fresh: bool = False
     ) -> torch.optim.Optimizer:
-        """The optimizer of this name, which is saved between calls.
+        """The optimizer of this name, which is saved between calls, at the rate of this round.
 
         Args:
-            rate: learning rate of a new one; default: that of the training settings.
+            rate: learning rate of a new one, before the schedule; default: that of the training
+                settings.
             fresh: return a new optimizer that is not saved.
         """
-        if not fresh and name in self.optimizers:
-            return self.optimizers[name]
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer = build_optimizer(trainable, self.training, rate)
-        if not fresh:
-            self.optimizers[name] = optimizer
+        optimizer = None if fresh else self.optimizers.get(name)
+        if optimizer is None:
+            trainable = [p for p in self.model.parameters() if p.requires_grad]
+            optimizer = build_optimizer(trainable, self.training, rate)
+            if not fresh:
+                self.optimizers[name] = optimizer
+        set_learning_rate(optimizer, self.training, self.round)
         return optimizer
 
     def learn(
@@ -227,42 +243,81 @@ class ClientProgram:
         """
         data = self.samples("train")
         assert data is not None
-        orders = [
-            stream(self.seed, "order", self.client.id, self.round, epoch)
-            for epoch in epochs or range(self.training.epochs)
-        ]
-        self.work += len(data) * len(orders)
-        step = self.gradient_step(loss or self.loss)
+        epochs = epochs or range(self.training.epochs)
+        names = [(self.client.id, self.round, epoch) for epoch in epochs]
+
+        def orders() -> list[torch.Generator]:
+            return [stream(self.seed, "order", *name) for name in names]
+
+        self.work += len(data) * len(names)
+        optimizer = optimizer or self.optimizer()
+        loss = loss or self.loss
+
+        # Clients of one kind that train at the same time train as a stack.
+        mean_loss = meet(LocalEpochs(self, optimizer, loss, orders))
+        if mean_loss is not ALONE:
+            return mean_loss
+        scaler = loss_scaler(self.precision, self.client.device)
+        step = self.gradient_step(loss, scaler)
 
         def gradient(index: Tensor) -> Tensor:
             x, y = self.training_batch(index)
             return step(self.client.to_device(x), self.client.to_device(y))
 
+        batch_size = self.training.batch_size
+        accumulate = self.training.accumulate
+        if accumulate > 1:
+            gradient = partial(accumulate_gradients, self.model, gradient, batch_size)
         return train(
             self.model,
             len(data),
             gradient,
-            optimizer or self.optimizer(),
-            orders,
-            self.training.batch_size,
+            optimizer,
+            orders(),
+            batch_size * accumulate,
             self.training.max_grad_norm,
+            scaler,
         )
 
-    def gradient_step(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @property
+    def precision(self) -> Precision:
+        """Of forward and backward passes; that of the training settings is for float32 clients."""
+        return self.training.precision if self.client.dtype == torch.float32 else "float32"
+
+    def gradient_step(
+        self, loss: Callable[..., Tensor], scaler: torch.amp.GradScaler | None = None
+    ) -> Callable[..., Tensor]:
         """A function that computes a loss and leaves its gradient in the parameters' `.grad`.
 
         It takes the arguments of `loss` and returns its value, detached. On a GPU the forward and
         backward pass of a loss marked `@graph_safe` are captured in a CUDA graph.
+
+        Args:
+            scaler: the gradient is that of the loss times its scale, for float16.
         """
+        name = getattr(loss, "__name__", "")
         on_gpu = torch.device(self.client.device).type == "cuda"
-        if not on_gpu or not getattr(loss, "graph_safe", False):
-            return partial(forward_backward, self.model, loss)
-        step = self._graphed_steps.get(loss.__name__)
+        capture = on_gpu and scaler is None and getattr(loss, "graph_safe", False)
+        loss = self.in_precision(loss)
+        if not capture:
+            return partial(forward_backward, self.model, loss, scaler)
+        step = self._graphed_steps.get(name)
         if step is None or step.model is not self.model:
             step = GraphedStep(self.model, loss)
-            self._graphed_steps[loss.__name__] = step
+            self._graphed_steps[name] = step
         step.refresh()
         return step
+
+    def in_precision(self, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A loss that is computed in the precision of the training settings."""
+        if self.precision == "float32":
+            return loss
+
+        def compute(*inputs: Any) -> Tensor:
+            with precision_scope(self.precision, self.client.device):
+                return loss(*inputs)
+
+        return compute
 
     def measure(self, data: Samples) -> dict[str, float]:
         """Every metric of the model on these samples."""
@@ -342,30 +397,35 @@ class ClientProgram:
         return {"kept": decision.name, "log_loss": decision.log_loss}
 
 
-def forward_backward(model: nn.Module, loss: Callable[..., Tensor], *inputs: Any) -> Tensor:
+def forward_backward(
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    scaler: torch.amp.GradScaler | None,
+    *inputs: Any,
+) -> Tensor:
     """Leave the gradient of `loss(*inputs)` in the parameters' `.grad`; return the loss."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = None
     value = loss(*inputs)
-    value.backward()
+    (value if scaler is None else scaler.scale(value)).backward()
     return value.detach()
 
 
 def measure(model: nn.Module, data: Any, client: Client, batch: int) -> dict[str, float]:
     """Every metric of a model on these samples; undefined ones are left out."""
-    meter = client.task.meter()
+    metrics = meet(Evaluation(model, data, client, batch))
+    if metrics is not ALONE:
+        return metrics
+    metering = Metering(client)
     was_training = model.training
-    # Dense outputs are large to copy: they are measured on the GPU.
-    on_gpu = torch.device(client.device).type == "cuda"
-    device = client.device if client.task.dense and on_gpu else "cpu"
     model.eval()
     with torch.no_grad():
         for index in batches(len(data), max(batch, 256)):
             x, y = data.rows(index)
-            meter.add(model(client.to_device(x)).to(device), y.to(device))
+            metering.add(model(client.to_device(x)), y)
     model.train(was_training)
-    return {name: value for name, value in meter.result().items() if math.isfinite(value)}
+    return metering.result()
 
 
 def hash_model(model: nn.Module) -> str:
@@ -379,8 +439,9 @@ def hash_model(model: nn.Module) -> str:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> State:
-    """Learning rate and state by parameter index, without empty entries."""
+    """Learning rate before the schedule, and state by parameter index without empty entries."""
     state = {}
     for index, entry in optimizer.state_dict()["state"].items():
         state[str(index)] = {name: value for name, value in entry.items() if value is not None}
-    return {"rate": optimizer.param_groups[0]["lr"], "state": state}
+    group = optimizer.param_groups[0]
+    return {"rate": group.get("initial_lr", group["lr"]), "state": state}

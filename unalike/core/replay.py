@@ -14,7 +14,7 @@ class Replay:
 
     Args:
         instants: for each instant the clients that arrived, with `{}` or, where the reply was not
-            used, `{"reason", "lasting"}`.
+            used, `{"reason", "lasting", "passing"}`.
     """
 
     def __init__(self, instants: list[dict[str, dict[str, Any]]]):
@@ -49,7 +49,7 @@ class Replay:
                     instants.append({})
                 again = False
                 instants[-1][event["client"]] = {
-                    key: event[key] for key in ("reason", "lasting") if key in event
+                    key: event[key] for key in ("reason", "lasting", "passing") if key in event
                 }
         if not instants:
             raise UserError(

@@ -5,10 +5,11 @@ requests, names the randomness, protects replies and repeats each change on the 
 """
 
 from collections.abc import Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from unalike.base.errors import Refusal
+from unalike.base.lockstep import run_each
 from unalike.base.message import Value
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
@@ -152,12 +153,15 @@ class ClientRuntime:
         If one fails all are given up: without every fold there is no cross-validation.
         """
         program = self.program
+
+        def repeat(replica: ClientProgram) -> None:
+            with operation_scope(replica, name, round, turn) as run:
+                run(**body)
+            program.work += replica.work
+            replica.work = 0.0
+
         try:
-            for replica in program.fold_replicas:
-                with operation_scope(replica, name, round, turn) as run:
-                    run(**body)
-                program.work += replica.work
-                replica.work = 0.0
+            run_each([partial(repeat, replica) for replica in program.fold_replicas])
         except (ValueError, RuntimeError):
             program.fold_replicas = []
 
@@ -220,13 +224,16 @@ def build_runtime(
     seed: int,
     guarded: bool = False,
     privacy: Privacy | None = None,
+    shares_features: bool = True,
 ) -> ClientRuntime:
     """The runtime of a client's program in a run, with its initial weights.
 
     Args:
         guarded: build the fold replicas that the safeguard cross-validates with.
         privacy: how replies are protected; None: not at all.
+        shares_features: whether measurements may answer with features and labels.
     """
     program = algorithm.Program(client, algorithm, training, seed)
+    program.shares_features = shares_features
     replicas = build_fold_replicas(program) if guarded else []
     return ClientRuntime(program, privacy, replicas)

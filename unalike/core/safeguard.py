@@ -12,11 +12,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from unalike.base.lockstep import run_each
 from unalike.base.randomness import stream
 from unalike.core.operations import operation_scope
 
@@ -92,12 +94,13 @@ def safeguard(program: "ClientProgram", rounds: Sequence[int]) -> Decision:
     """
     if program.memory.get(NOT_CROSS_VALIDATED):
         return Decision("together", copy.deepcopy(program.model.state_dict()), {})
-    alone = train_alone(program.fresh_copy(), rounds)
+    fresh = build_fold_replicas(program, len(program.fold_replicas))
+    trained = run_each([partial(train_alone, p, rounds) for p in (program.fresh_copy(), *fresh)])
+    alone, replicas_alone = trained[0], trained[1:]
     log_loss: dict[str, float] = {}
     federated_wins = False
     if program.fold_replicas:
-        fresh = build_fold_replicas(program, len(program.fold_replicas))
-        alone_losses = cross_validate(program, [train_alone(r, rounds) for r in fresh])
+        alone_losses = cross_validate(program, replicas_alone)
         federated_losses = cross_validate(program, program.fold_replicas)
         gain = alone_losses - federated_losses
         standard_error = float(gain.std() / len(gain) ** 0.5)
@@ -124,8 +127,9 @@ def train_alone(program: "ClientProgram", rounds: Sequence[int]) -> "ClientProgr
 def cross_validate(program: "ClientProgram", replicas: list["ClientProgram"]) -> Tensor:
     """Log-losses, (blocks,), of the replicas on the folds they never saw.
 
-    All outputs are multiplied by the one scale that suits them best, so that a model that is
-    right but over-confident does not lose against one that is less right but modest.
+    Where the size of an output is its confidence, all are multiplied by the one scale that suits
+    them best, so that a model that is right but over-confident does not lose against one that is
+    less right but modest.
     """
     outputs = []
     labels = []
@@ -133,7 +137,7 @@ def cross_validate(program: "ClientProgram", replicas: list["ClientProgram"]) ->
     for replica, fold in zip(replicas, split_folds(program, len(replicas)), strict=True):
         replica.model.eval()
         with torch.no_grad():
-            for rows in fold.split(math.ceil(len(fold) / BLOCKS)):
+            for rows in fold.split(max(math.ceil(len(fold) / BLOCKS), client.task.rows_per_loss)):
                 x, y = client.train.labelled_batch(rows)
                 outputs.append(replica.model(client.to_device(x)).cpu())
                 labels.append(client.to_device(y).cpu())
@@ -142,5 +146,7 @@ def cross_validate(program: "ClientProgram", replicas: list["ClientProgram"]) ->
         pairs = zip(outputs, labels, strict=True)
         return torch.stack([client.task.loss(output * scale, y) for output, y in pairs])
 
+    if not client.task.has_confidence:
+        return losses_at(1.0)
     candidates = [losses_at(2.0 ** (power / 2)) for power in range(-10, 3)]
     return min(candidates, key=lambda losses: float(losses.mean()))

@@ -28,7 +28,7 @@ from typing import (
 from torch import Tensor
 
 from unalike.base.errors import Refusal
-from unalike.base.message import Value, find_nonfinite, leaves
+from unalike.base.message import INT64, Value, find_nonfinite, leaves
 
 Sizes = Mapping[str, int]  # lengths of the axes that a `Shape` names
 # Called with a value, the sizes and the path of the value in the message. Returns what is wrong
@@ -107,8 +107,9 @@ PLAIN: dict[Any, Callable[[Any], bool]] = {
     types.NoneType: lambda v: v is None,
     bool: lambda v: isinstance(v, bool),
     str: lambda v: isinstance(v, str),
-    int: lambda v: isinstance(v, int) and not isinstance(v, bool),
-    float: lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    int: lambda v: isinstance(v, int) and not isinstance(v, bool) and v in INT64,
+    # Whole numbers are taken for real ones where a float can hold them.
+    float: lambda v: isinstance(v, float) or PLAIN[int](v),
     Tensor: lambda v: isinstance(v, Tensor),
     dict: lambda v: isinstance(v, dict),
     list: lambda v: isinstance(v, list),
@@ -255,24 +256,25 @@ def _fields_validator(
         for key, part in value.items():
             if hidden and part is None and key not in sent:
                 continue
-            problem = fields[key](part, sizes, f"{path}.{key}")
-            if problem:
-                return problem
+            if fields[key](part, sizes, ""):
+                return fields[key](part, sizes, f"{path}.{key}")
         return None
 
     return validate
 
 
 def _items_validator(kind: type, validator: Validator, items: Callable[[Any], Any]) -> Validator:
-    """For a list or dict whose items all pass `validator`."""
+    """For a list or dict whose items all pass `validator`.
+
+    Paths are built only once something is wrong: a client may send many items and long names.
+    """
 
     def validate(value: Any, sizes: Sizes, path: str) -> str | None:
         if not isinstance(value, kind):
             return f"{path} is {describe_value(value)}, and must be a {kind.__name__}"
         for key, item in items(value):
-            problem = validator(item, sizes, f"{path}.{key}")
-            if problem:
-                return problem
+            if validator(item, sizes, ""):
+                return validator(item, sizes, f"{path}.{str(key)[:80]}")
         return None
 
     return validate
@@ -349,16 +351,12 @@ def validate_request(method: Any, body: dict[str, Value], sizes: Sizes | None = 
 
 def validate_magnitudes(method: Any, body: dict[str, Value], largest: float) -> None:
     """Raise Refusal for numbers beyond `largest`: they could make a computation overflow."""
-    for path, leaf in leaves(body):
-        if isinstance(leaf, Tensor):
-            beyond = leaf.is_floating_point() and bool((leaf.abs() > largest).any())
-        else:
-            beyond = isinstance(leaf, float) and abs(leaf) > largest
-        if beyond:
-            raise Refusal(
-                f"it refuses what it was sent: {method.__name__}.{path} holds a number beyond "
-                f"{largest:g}, which a client with privacy does not take"
-            )
+    path = find_nonfinite(body, largest)
+    if path is not None:
+        raise Refusal(
+            f"it refuses what it was sent: {method.__name__}.{path} holds a number beyond "
+            f"{largest:g}, which a client with privacy does not take"
+        )
 
 
 def empty_reply(method: Any) -> Value:

@@ -26,6 +26,7 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.core.engine import Watch
+from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
 from unalike.cross_silo.flare_kits import LocalFlareFederation
 from unalike.cross_silo.policy import ALLOWED_CLASSES, client_config
@@ -34,7 +35,11 @@ from unalike.scenarios.schema import client_ids
 
 START_TIMEOUT = 60.0  # seconds until a server that is starting must answer
 RETRY = 0.3  # seconds between attempts to reach it
+UNREACHABLE = "could not be reached"  # how the reason of a failure begins where a site is gone
 REACH = 30.0  # seconds without an answer until a site counts as gone
+RETURN = 60.0  # seconds that sites which were lost have to come back, before the run goes on
+SIGN = 25.0  # seconds since a site's last sign, by FLARE's server, within which it is connected
+WAITING_POLL = 3.0  # seconds between looks which sites are connected
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -51,6 +56,7 @@ class FlareEngine:
         timeout: seconds until a client that does not answer has failed.
     """
 
+    PATHS: ClassVar[tuple[str, ...]] = ("kit",)  # options that are paths
     hosts_clients: ClassVar[bool] = False
     uses_this_machine: ClassVar[bool] = False
     slow_messages: ClassVar[bool] = False
@@ -100,11 +106,18 @@ def run_jobs(folder: Any, watch: Watch, session: "Session", job: "Job") -> dict[
     """
     from unalike.cross_silo.remote_run import failure_reason, follow
 
+    def note_lost(event: str, **facts: Any) -> None:
+        if event == "failure" and str(facts["reason"]).startswith(UNREACHABLE):
+            session.lost.add(facts["client"])
+        watch(event, **facts)
+
+    session.watch = watch
+
     def submit() -> Callable[[], str | None]:
         job_end = session.submit(job)
         return lambda: failure_reason(folder) or job_end()
 
-    return follow(folder, watch, submit)
+    return follow(folder, note_lost, submit)
 
 
 @dataclass
@@ -160,7 +173,10 @@ class Session:
         else:
             self.kit = target.resolve()
         self.connection: Any = None
+        self.watch: Watch = lambda event, **facts: None
         self.job_id: Any = None  # of the last job
+        self.sites: set[str] = set()  # connected when the last job was running
+        self.lost: set[str] = set()  # sites of the last job that could not be reached any more
         self.restarted: set[str] = set()  # processes started again since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
@@ -168,12 +184,15 @@ class Session:
 
         Returns: a function that says why the job ended, None while it is running.
         """
+        if self.local is None and self.sites:
+            # the job before ended early: who was lost may be back soon, or is left out
+            job.min_clients = max(1, min(job.min_clients, len(self._await_sites())))
         with tempfile.TemporaryDirectory() as folder:
             job.write(Path(folder))
             job_id = self._submit_files(folder)
         self.job_id = job_id
-        if self.local is None:
-            job.min_clients = 1  # if it ends early, the next goes on with the sites that are left
+        self.lost = set()
+        look = Waiting(self, job.min_clients)
 
         def job_end() -> str | None:
             self._restart_processes()
@@ -182,6 +201,10 @@ class Session:
                 return f"the process of {', '.join(sorted(self.restarted))} died"
             try:
                 status = str(self._connect().get_job_status(job_id))
+                returned = look.report(status)
+                if returned:  # FLARE fixes the sites when a job starts: only a new one has them
+                    self.abort()
+                    return f"{', '.join(sorted(returned))} came back"
             except EngineError:
                 raise
             except Exception:  # the server may be starting again
@@ -190,6 +213,29 @@ class Session:
             return f"FLARE says {status}" if status.startswith("FINISHED") else None
 
         return job_end
+
+    def connected_sites(self) -> set[str]:
+        """Sites that FLARE's server has heard of in the last SIGN seconds."""
+        now = time.time()
+        clients = self._connect().get_system_info().client_info
+        return {c.name for c in clients if now - (c.last_connect_time or 0.0) < SIGN}
+
+    def _await_sites(self) -> set[str]:
+        """Wait until the sites of the last job are connected again, RETURN seconds at most."""
+        start = time.monotonic()
+        connected: set[str] = set()
+        lost: set[str] = set()
+        while time.monotonic() - start < RETURN:
+            with suppress(Exception):  # the server may be starting again
+                connected = self.connected_sites()
+            if self.sites <= connected:
+                return connected
+            if self.sites - connected != lost:
+                lost = self.sites - connected
+                names = ", ".join(sorted(lost))
+                self.watch("waiting", text=f"waiting up to {RETURN:g} s for {names} to come back")
+            time.sleep(1.0)
+        return connected
 
     def _restart_processes(self) -> None:
         if self.local is not None:
@@ -220,6 +266,7 @@ class Session:
         """FLARE's session with the server; waits for a server that is just starting."""
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+        check_certificate(self.kit / "startup" / "client.crt")
         start = time.monotonic()
         while self.connection is None:
             self._restart_processes()  # the server may die while it is waited for
@@ -258,6 +305,48 @@ class Session:
         self._disconnect()
         if self.local is not None:
             self.local.stop()
+
+
+class Waiting:
+    """Says which sites are connected while a job waits for others.
+
+    Args:
+        session: to the federation.
+        needed: sites that the job needs.
+    """
+
+    def __init__(self, session: Session, needed: int):
+        self.session = session
+        self.needed = needed
+        self.last_look = time.monotonic()
+        self.known: set[str] | None = None
+
+    def report(self, status: str) -> set[str]:
+        """Look, every few seconds, which sites are connected; tell it while the job waits.
+
+        Returns: sites that were lost since the job began and are connected again.
+        """
+        session = self.session
+        if time.monotonic() - self.last_look < WAITING_POLL:
+            return set()
+        self.last_look = time.monotonic()
+        waits = status.startswith("SUBMITTED")
+        if not waits and (session.local is not None or not status.startswith("RUNNING")):
+            return set()
+        with suppress(Exception):  # FLARE's server may be starting again
+            connected = session.connected_sites()
+            if not waits:
+                session.sites |= connected
+                return session.lost & connected
+            if connected != self.known:
+                self.known = connected
+                names = ", ".join(sorted(connected)) or "none"
+                session.watch(
+                    "waiting",
+                    text=f"waiting for sites: {len(connected)} of {self.needed} are connected "
+                    f"({names})",
+                )
+        return set()
 
 
 # The two classes that run in the job.
@@ -306,8 +395,28 @@ class FlareClient:
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
                 default = Path(collab.workspace.get_site_config_dir()) / "client.yaml"
                 file = os.environ.get("UNALIKE_CLIENT") or default
-                self.endpoint = ClientEndpoint(file, collab.site_name)
+                self.endpoint = ClientEndpoint(file, collab.site_name, submitter=job_submitter())
             return self.endpoint.answer(do, data, run, place, rest)
+
+
+def job_submitter() -> str | None:
+    """The name on the certificate that signed this site's job; None where it is not signed.
+
+    FLARE's client has checked the signature against the federation's root certificate before it
+    started the job.
+    """
+    from cryptography import x509
+    from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
+
+    app = Path(collab.workspace.get_app_dir(collab.fl_ctx.get_job_id()))
+    try:
+        certificate = x509.load_pem_x509_certificate(
+            (app / NVFLARE_SUBMITTER_CRT_FILE).read_bytes()
+        )
+    except (OSError, ValueError):
+        return None
+    names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return str(names[0].value) if names else None
 
 
 def job_transport() -> "FlareTransport":
@@ -369,6 +478,9 @@ class FlareTransport:
         if tensors is not None:
             arguments["rest"] = tensors  # type: ignore[assignment]
         answer: Future[bytes] = Future()
+        # The server asks a client that failed again, in later rounds: it may be back.
+        if action == "call":
+            self.unreachable.pop(client, None)
         if client in self.unreachable:
             answer.set_exception(self.unreachable[client])
             return answer
@@ -414,7 +526,7 @@ class FlareTransport:
         answer = self.in_flight.get(client)
         if answer is not None:
             self.unreachable[client] = EngineError(
-                f"could not be reached for {self.reach:g} s: it left, or its network is cut"
+                f"{UNREACHABLE} for {self.reach:g} s: it left, or its network is cut"
             )
             resolve(answer, self.unreachable[client])
 

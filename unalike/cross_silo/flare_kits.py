@@ -3,6 +3,7 @@
 Knows nothing of what runs in a job.
 """
 
+import fcntl
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 from unalike.base.errors import UserError
 from unalike.cross_silo import prefork, supervisor
+from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.policy import (
     ALLOWED_CLASSES,
     COMMAND_GUARD,
@@ -150,12 +152,37 @@ def join(kit: Path, client: Path | None) -> None:
         with suppress(KeyError):  # a factory may need to know the run, which there is none of yet
             load_client(client)
         os.environ["UNALIKE_CLIENT"] = str(client.resolve())
+    check_certificate(kit / "startup" / f"{'server' if is_server else 'client'}.crt")
+    check_certificate(kit / "startup" / "rootCA.pem")
+    hold_kit(kit)
     protect_keys(kit)
     warning = restrict_kit(kit)
     if warning:
         print(warning, file=sys.stderr, flush=True)
     command = supervisor.command(site_command(kit, is_server), parent=0)
     os.execv(command[0], command)
+
+
+def hold_kit(kit: Path) -> None:
+    """Keep others from joining with the same kit on this machine, until this process ends.
+
+    FLARE's server would let the second in and the first out. The lock passes on to the program
+    that this process becomes.
+
+    Raises: UserError where another process has joined.
+    """
+    descriptor = os.open(kit / "joined.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(descriptor, 20).decode(errors="replace") or "unknown"
+        raise UserError(
+            f"{kit} has joined already (process {pid}), and goes on: end that one first, or look "
+            "at its output"
+        ) from None
+    os.truncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    os.set_inheritable(descriptor, True)
 
 
 def protect_keys(kit: Path) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -27,10 +28,12 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import Field
 
 from unalike.base.errors import UserError
+from unalike.base.events import EventTail
 from unalike.core.engine import Watch
 from unalike.cross_silo import supervisor
+from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.gate import public_keys
+from unalike.cross_silo.gate import REFUSALS, public_keys
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
 
@@ -57,6 +60,7 @@ class FlowerEngine:
         timeout: seconds until a client that does not answer has failed.
     """
 
+    PATHS: ClassVar[tuple[str, ...]] = ("app",)  # options that are paths
     hosts_clients: ClassVar[bool] = False
     uses_this_machine: ClassVar[bool] = False
     slow_messages: ClassVar[bool] = True
@@ -78,6 +82,8 @@ class FlowerEngine:
                 "engine.app=FOLDER"
             )
         self.min_clients = clients or len(ids) or 1
+        self.watch: Watch = lambda event, **facts: None
+        self.run: Any = None  # Flower's id of the run that was submitted last
         self.local: LocalFlowerFederation | None = None
         if app is not None:
             self.place = Path(app).resolve()
@@ -102,13 +108,23 @@ class FlowerEngine:
         """Submit the app until the run has ended, and return its results."""
         from unalike.cross_silo.remote_run import follow
 
+        self.watch = watch
         try:
             if self.local is not None:
                 self.local.start()
             return follow(self.folder, watch, self.submit)
+        except BaseException:
+            self.stop_run()
+            raise
         finally:
             if self.local is not None:
                 self.local.stop()
+
+    def stop_run(self) -> None:
+        """End the ServerApp that was submitted last: nobody follows it any more."""
+        if self.run is not None and self.local is None:
+            with suppress(Exception):
+                run_flwr(self.place, "stop", str(self.run), "unalike")
 
     def submit(self) -> Callable[[], str | None]:
         """Start the ServerApp.
@@ -118,18 +134,25 @@ class FlowerEngine:
         from unalike.cross_silo.flower_deploy import check_app
 
         check_app(self.place)
+        check_certificate(self.place / "certificates" / "server.pem")
+        refusals = EventTail(self.place / REFUSALS)
         app = str(self.place / "app")
         run_config = (
             f'folder="{self.folder.path.resolve()}" federation="{self.place}" '
             f"clients={self.min_clients} timeout={self.timeout}"
         )
+        self.stop_run()  # one before it that failed is not always noticed by Flower
         run = run_flwr(self.place, "run", app, "unalike", "--run-config", run_config)["run-id"]
+        self.run = run
         last_look = time.monotonic()
 
         def end_reason() -> str | None:
             nonlocal last_look
             if self.local is not None:
                 self.local.start()
+            for refusal in refusals.read():
+                text = f"somebody at {refusal['peer']} was not let in: {refusal['reason']}"
+                self.watch("notice", text=text)
             if time.monotonic() - last_look < STATUS_POLL:
                 return None
             last_look = time.monotonic()
@@ -195,10 +218,13 @@ client = ClientApp()
 def main(grid: Grid, context: Context) -> None:
     """The server's program: one run."""
     from unalike.cross_silo.remote_run import serve
+    from unalike.runs.run_folder import Folder
 
     config = context.run_config
     keys = Path(str(config["federation"])) / "keys"
-    transport = FlowerTransport(grid, int(str(config["clients"])), keys)
+    folder = Folder(Path(str(config["folder"])))
+    say = lambda text: folder.record("waiting", text=text)
+    transport = FlowerTransport(grid, int(str(config["clients"])), keys, say)
     try:
         serve(Path(str(config["folder"])), transport, float(str(config["timeout"])))
     finally:
@@ -252,11 +278,19 @@ class FlowerTransport:
         grid: Flower's.
         min_clients: SuperNodes that must be online; waits for them.
         keys: folder with the public key of each client.
+        say: called with a sentence about who is awaited.
     """
 
-    def __init__(self, grid: Grid, min_clients: int, keys: Path):
+    def __init__(
+        self,
+        grid: Grid,
+        min_clients: int,
+        keys: Path,
+        say: Callable[[str], None] = lambda text: None,
+    ):
         self.grid = grid
         self.keys = keys
+        self.say = say
         self.nodes: dict[str, int] = {}  # SuperNodes of admitted clients, by client
         members = self._wait_for_members(min_clients)
         self.names_by_node = {node.node_id: node.name for node in members}
@@ -271,11 +305,16 @@ class FlowerTransport:
     def _wait_for_members(self, count: int) -> list[Any]:
         start = time.monotonic()
         members = self._members()
+        said = ""
         while len(members) < count:
+            online = {node.name for node in members}
+            awaited = ", ".join(sorted(public_keys(self.keys).keys() - online))
+            text = f"{len(online)} of {count} SuperNodes are online; not online: {awaited}"
             if time.monotonic() - start > START_TIMEOUT:
-                raise EngineError(
-                    f"{len(members)} of {count} SuperNodes are online after {START_TIMEOUT:g} s"
-                )
+                raise EngineError(f"{text}, after {START_TIMEOUT:g} s")
+            if text != said:
+                self.say(f"waiting: {text}")
+                said = text
             time.sleep(POLL)
             members = self._members()
         return members

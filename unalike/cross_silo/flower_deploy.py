@@ -15,11 +15,17 @@ import uuid
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from unalike.base.errors import UserError, unknown_name
+from unalike.base.integrity import write_whole
+from unalike.cross_silo.certificates import check_certificate, format_day, read_certificate
 from unalike.scenarios.schema import client_ids
+
+AUTHORITY_DAYS = 3650  # what clients have of a deployment holds so long
+SERVER_DAYS = 365
 
 APP = """[project]
 name = "unalike-app"
@@ -63,21 +69,30 @@ def prepare(
     """
     from unalike.scenarios import load
 
+    check_engine(engine)
+    loaded, method = load(scenario, None, settings, engine=engine)
+    config = loaded.model_dump(mode="json") | {
+        "algorithm": {"name": loaded.algorithm.name, **vars(method)}
+    }
+    written = deploy(
+        out, client_ids(config), out.resolve() / "scenario.yaml", address, keep_authority=True
+    )
+    (out / "scenario.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    return written
+
+
+def check_engine(engine: str) -> None:
+    """Raise UserError for any engine but Flower."""
     if engine != "flower":
         raise UserError(
             unknown_name("engine to deploy", engine, ["flower"])
             + " For FLARE, its administrator provisions startup kits."
         )
-    loaded, method = load(scenario, None, settings, engine=engine)
-    config = loaded.model_dump(mode="json") | {
-        "algorithm": {"name": loaded.algorithm.name, **vars(method)}
-    }
-    written = deploy(out, client_ids(config), out.resolve() / "scenario.yaml", address)
-    (out / "scenario.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-    return written
 
 
-def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[str]:
+def deploy(
+    to: Path, ids: list[str], config: Path | None, address: str, keep_authority: bool = False
+) -> list[str]:
     """Write the folder of a deployment.
 
     Args:
@@ -85,6 +100,8 @@ def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[
         ids: clients built on this machine from the scenario in `config`. Where there are none,
             organisations bring their own key and client.yaml.
         address: HOST:PORT at which clients reach the server.
+        keep_authority: whether the authority's key is kept, so that `renew` is possible. A
+            federation that ends with its run does not need it.
     Returns: paths of files to read.
     """
     to = to.resolve()
@@ -101,7 +118,7 @@ def deploy(to: Path, ids: list[str], config: Path | None, address: str) -> list[
     (to / "app" / "pyproject.toml").write_text(APP)
     (to / "app" / "unalike_app.py").write_text(CODE)
     sign(to)
-    certify(to / "certificates", host)
+    certify(to / "certificates", host, keep_authority)
     ca = to / "certificates" / "ca.pem"
     superlink_port, *node_ports = free_ports(1 + len(ids))
     (to / "flwr" / "config.toml").write_text(
@@ -282,6 +299,9 @@ def readme(to: Path, known: dict[str, list[str]], ids: list[str], address: str) 
         f"{exchange}"
         f"The key {keys}/NAME.pub and no other is the client NAME. For a new key, put it there "
         "instead of the old one, and register it.\n\n"
+        f"The server's certificate holds a year. `unalike deploy flower --renew {to}` writes a new "
+        "one; clients keep their ca.pem. It is signed with certificates/ca.key: whoever has that "
+        "file can pass for this server.\n\n"
         f"Then, in another shell there, register who may take part:\n{_block(home, *register)}\n"
         f"At each client:\n{_block(f'export {quiet}', *nodes)}\n"
         f"When they are online, on the server:\n{_block(home, run)}"
@@ -292,41 +312,17 @@ def _block(*lines: str) -> str:
     return "```\n" + "\n".join(lines) + "\n```\n"
 
 
-def certify(to: Path, host: str) -> None:
-    """A certificate authority of this federation's own, and the SuperLink's certificate."""
+def certify(to: Path, host: str, keep_authority: bool) -> None:
+    """A certificate authority of this federation's own, and the SuperLink's certificate.
+
+    Args:
+        keep_authority: whether ca.key is written, for `renew`.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
 
-    now = datetime.datetime.now(datetime.UTC)
     authority = ec.generate_private_key(ec.SECP384R1())
-    own = ec.generate_private_key(ec.SECP384R1())
-
-    def common_name(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-    def certificate(
-        subject: str, public: ec.EllipticCurvePublicKey, ca: bool
-    ) -> x509.CertificateBuilder:
-        issuer_key = authority.public_key()
-        return (
-            x509.CertificateBuilder()
-            .subject_name(common_name(subject))
-            .issuer_name(common_name("unalike"))
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=365))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), False)
-        )
-
-    try:
-        name: x509.GeneralName = x509.IPAddress(ip_address(host))
-    except ValueError:
-        name = x509.DNSName(host)
     signs = x509.KeyUsage(
         digital_signature=True,
         key_cert_sign=True,
@@ -338,27 +334,110 @@ def certify(to: Path, host: str) -> None:
         encipher_only=False,
         decipher_only=False,
     )
-    root = (
-        certificate("unalike", authority.public_key(), True)
-        .add_extension(signs, True)
-        .sign(authority, hashes.SHA384())
+    public = authority.public_key()
+    builder = _certificate_builder("unalike", public, authority, AUTHORITY_DAYS)
+    root = builder.add_extension(signs, True).sign(authority, hashes.SHA384())
+    (to / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    if keep_authority:
+        write_secret(to / "ca.key", _private_bytes(authority))
+    _certify_server(to, host, authority, SERVER_DAYS)
+
+
+def renew(engine: str, place: Path) -> str:
+    """Give a deployment's server a new key and certificate, signed by the same authority.
+
+    Clients keep their ca.pem. The gate reads both files when it is started.
+
+    Args:
+        engine: must be "flower".
+        place: the deployment's folder.
+    Returns: a sentence that says until when they hold.
+    Raises: UserError where there is no deployment, no authority's key, or its certificate ended.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+
+    check_engine(engine)
+    certificates = place / "certificates"
+    if not (certificates / "server.pem").exists():
+        raise UserError(f"{place} is no deployment: it has no certificates/server.pem")
+    if not (certificates / "ca.key").exists():
+        raise UserError(
+            f"{place} was deployed without the authority's key (certificates/ca.key), so nothing "
+            "can be signed: deploy the federation again and send each client the new ca.pem and "
+            "trusted.yaml"
+        )
+    check_certificate(certificates / "ca.pem")
+    key = serialization.load_pem_private_key((certificates / "ca.key").read_bytes(), None)
+    root = x509.load_pem_x509_certificate((certificates / "ca.pem").read_bytes())
+    if root.public_key() != key.public_key():
+        raise UserError(f"{certificates / 'ca.key'} is not the key of ca.pem beside it")
+    host, _, _ = read_certificate(certificates / "server.pem")
+    now = datetime.datetime.now(datetime.UTC)
+    _certify_server(
+        certificates, host, key, min(SERVER_DAYS, (root.not_valid_after_utc - now).days)
     )
+    _, _, end = read_certificate(certificates / "server.pem")
+    return (
+        f"{certificates / 'server.pem'} holds until {format_day(end)}, by the ca.pem that clients "
+        "have. Start the gate again to use it."
+    )
+
+
+def _certify_server(to: Path, host: str, authority: Any, days: int) -> None:
+    """Write server.key and server.pem, whole; `host` is the name that clients know it by."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    own = ec.generate_private_key(ec.SECP384R1())
+    try:
+        name: x509.GeneralName = x509.IPAddress(ip_address(host))
+    except ValueError:
+        name = x509.DNSName(host)
     inner = x509.IPAddress(ip_address("127.0.0.1"))  # where the SuperLink is, behind the gate
     known = x509.SubjectAlternativeName([name] if name == inner else [name, inner])
-    server = (
-        certificate(host, own.public_key(), False)
-        .add_extension(known, False)
-        .sign(authority, hashes.SHA384())
+    builder = _certificate_builder(host, own.public_key(), authority, days)
+    server = builder.add_extension(known, False).sign(authority, hashes.SHA384())
+    fresh = to / "server.key.new"
+    fresh.unlink(missing_ok=True)
+    write_secret(fresh, _private_bytes(own))
+    fresh.replace(to / "server.key")
+    write_whole(to / "server.pem", server.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate_builder(subject: str, public: Any, authority: Any, days: int) -> Any:
+    """A certificate to be signed; the authority's own if `public` is its key."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    def common_name(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    now = datetime.datetime.now(datetime.UTC)
+    issuer = authority.public_key()
+    is_authority = public == issuer
+    return (
+        x509.CertificateBuilder()
+        .subject_name(common_name(subject))
+        .issuer_name(common_name("unalike"))
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), False)
     )
-    (to / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    (to / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
-    write_secret(
-        to / "server.key",
-        own.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+
+
+def _private_bytes(key: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
 
 

@@ -14,12 +14,14 @@ COMMAND starts the SuperLink, which ends with the gate, and the gate with it.
 import base64
 import binascii
 import json
+import math
 import os
 import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -40,6 +42,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from unalike.base.events import append_event
 from unalike.cross_silo import supervisor
 
 FLEET = "/v1/fleet/"
@@ -58,6 +61,9 @@ PATHS = frozenset(
         "confirm-message-received",
     )
 )
+REFUSALS = "refused.jsonl"  # who was not let in, in the folder of a deployment
+NOTE_INTERVAL = 60.0  # seconds between two notes of the same refusal
+MAX_REFUSALS_BYTES = 10 << 20
 MAX_LIST_BYTES = 4 << 20  # of a list of replies; what is in them is sent as objects
 SUPERLINK_TIMEOUT = 120.0  # seconds the SuperLink may take for an answer
 PASSED_HEADERS = ("accept", "content-type", "content-length")
@@ -112,6 +118,8 @@ class Gate:
         self.verifications: dict[str, str] = app["verifications"]
         trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
         limits = httpx.Limits(max_connections=None)
+        self.refusals = folder / REFUSALS
+        self.noted: dict[tuple[str, str], float] = {}  # when each refusal was last written down
         self.client = httpx.AsyncClient(
             verify=trust, timeout=SUPERLINK_TIMEOUT, limits=limits, trust_env=False
         )
@@ -127,11 +135,12 @@ class Gate:
         if request.method != "POST" or path not in PATHS:
             return refuse(404, "only SuperNodes are served here")
         if identify(request.headers, public_keys(self.keys)) is None:
-            return refuse(
-                400,
+            reason = (
                 "this SuperNode's key is none of those that were let into the federation "
-                "under a name, or its clock is wrong",
+                "under a name, or its clock is wrong"
             )
+            self.note(request.client.host if request.client else "", reason)
+            return refuse(400, reason)
         headers = passed_headers(request.headers)
         try:
             content: Any = request.stream()
@@ -162,6 +171,17 @@ class Gate:
             return Response(reply.SerializeToString(), headers=headers)
         close = BackgroundTask(answer.aclose)
         return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, background=close)
+
+    def note(self, peer: str, reason: str) -> None:
+        """Write down that somebody was not let in, once a minute for each address."""
+        now = time.monotonic()
+        if now - self.noted.get((peer, reason), -math.inf) < NOTE_INTERVAL:
+            return
+        if len(self.noted) > 1000:
+            self.noted.clear()
+        self.noted[peer, reason] = now
+        if not self.refusals.exists() or self.refusals.stat().st_size < MAX_REFUSALS_BYTES:
+            append_event(self.refusals, "refused", peer=peer, reason=reason)
 
 
 def passed_headers(headers: Mapping[str, str]) -> dict[str, str]:

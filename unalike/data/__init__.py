@@ -8,13 +8,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from unalike.base.errors import UserError, unknown_name
+from unalike.base.errors import UserError
+from unalike.base.registry import find_named
 from unalike.data.agnews import agnews
 from unalike.data.caltech101 import caltech101
+from unalike.data.chestxray14 import chestxray14
 from unalike.data.cifar10 import cifar10
+from unalike.data.clinic import clinic
 from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
 from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.flickr8k import flickr8k
+from unalike.data.ham10000 import ham10000
+from unalike.data.hapt import hapt
 from unalike.data.multilabel_folders import (
     coco2014,
     mlrsnet,
@@ -36,8 +41,10 @@ from unalike.data.multiview import (
 from unalike.data.pacs import pacs
 from unalike.data.partitions import PARTITIONS
 from unalike.data.samples import Lazy, Samples, Tensors, fingerprint
+from unalike.data.sources import partition, preprocess, samples
 from unalike.data.synthetic import generated
 from unalike.data.table import Table
+from unalike.data.tinyimagenet100 import tinyimagenet100
 from unalike.data.voc2012 import voc2012, voc2012_masks
 
 DATASETS: dict[str, Callable[..., Table]] = {
@@ -66,6 +73,11 @@ DATASETS: dict[str, Callable[..., Table]] = {
     "cifar10": cifar10,
     "pacs": pacs,
     "agnews": agnews,
+    "clinic": clinic,
+    "hapt": hapt,
+    "chestxray14": chestxray14,
+    "ham10000": ham10000,
+    "tinyimagenet100": tinyimagenet100,
 }
 
 
@@ -73,20 +85,25 @@ def load_dataset(name: str, folder: str | None = None, **options: Any) -> Table:
     """Load the dataset of that name.
 
     Args:
+        name: of a shipped dataset or one of an installed package; or `module:name` of a function
+            that returns a Table. Its parameters are the options, but for `folder`.
         folder: where its files are, by default the folder that UNALIKE_DATA names.
         options: of its loader.
     Raises: UserError for an unknown name or option, or a missing file.
     """
-    if name not in DATASETS:
-        raise UserError(unknown_name("dataset", name, DATASETS))
-    known = list(inspect.signature(DATASETS[name]).parameters)[1:]
+    loader = find_named("dataset", name, DATASETS)
+    parameters = inspect.signature(loader).parameters
+    known = [option for option in parameters if option != "folder"]
     unknown = [option for option in options if option not in known]
     if unknown:
         raise UserError(
             f"dataset {name!r} has no option {', '.join(map(repr, unknown))}. "
             f"It has: {', '.join(known) or 'none'}."
         )
-    return DATASETS[name](folder, **options)
+    table = loader(folder=folder, **options) if "folder" in parameters else loader(**options)
+    if not isinstance(table, Table):
+        raise UserError(f"dataset {name!r} must be an unalike.Table, got {type(table).__name__}")
+    return table
 
 
 __all__ = [
@@ -101,4 +118,7 @@ __all__ = [
     "load_digits_table",
     "load_multiview",
     "multiview_table",
+    "partition",
+    "preprocess",
+    "samples",
 ]

@@ -13,8 +13,9 @@ from torch import Tensor
 from unalike.base.errors import UserError
 from unalike.data.files import find_file
 from unalike.data.table import Table
-from unalike.data.text_codes import texts_to_codes
-from unalike.tasks import Classification
+from unalike.data.text_codes import texts_to_codes, texts_to_tokens
+from unalike.tasks import Classification, Language, Task
+from unalike.tasks.language import next_tokens
 
 SOURCE = (
     "https://huggingface.co/datasets/fancyzhx/ag_news, as rows class,title,text with classes from 1"
@@ -22,22 +23,32 @@ SOURCE = (
 TOPICS = ("world", "sports", "business", "science")
 BUCKETS = 20000  # numbers for words and word pairs
 LENGTH = 64  # numbers per text
+BYTES = 128  # of a text, as tokens
 FILES = (("agnews_train.csv", "agnews_train_subset.csv"), ("agnews_test.csv",))
 
 
-def agnews(folder: str | None = None, texts: Literal["words", "letters"] = "words") -> Table:
+def agnews(
+    folder: str | None = None, texts: Literal["words", "letters", "bytes"] = "words"
+) -> Table:
     """AG News: titles and texts of 4 topics as word numbers (n, 64), or as code points.
 
     Numbers are hashes of words and word pairs, 1 to 20000, 0 for padding; code points
-    ("letters") are for encoders with a tokenizer. Needs agnews_train.csv, or
+    ("letters") are for encoders with a tokenizer. "bytes" are 128 token ids of a text for language
+    models, and the target `text` is their next-token prediction. Needs agnews_train.csv, or
     agnews_train_subset.csv, and agnews_test.csv.
     """
     train, test = (read_texts(find_file("agnews", folder, files, SOURCE), texts) for files in FILES)
     rows, total = len(train[1]), len(train[1]) + len(test[1])
+    x = torch.cat([train[0], test[0]])
+    targets = {"topic": torch.cat([train[1], test[1]])}
+    tasks: dict[str, Task] = {"topic": Classification(TOPICS)}
+    if texts == "bytes":
+        tasks["text"] = Language(256)
+        targets["text"] = next_tokens(x)
     return Table(
-        x=torch.cat([train[0], test[0]]),
-        targets={"topic": torch.cat([train[1], test[1]])},
-        tasks={"topic": Classification(TOPICS)},
+        x=x,
+        targets=targets,
+        tasks=tasks,
         train=torch.arange(rows),
         test=torch.arange(rows, total),
     )
@@ -52,6 +63,8 @@ def read_texts(path: Path, texts: str = "words") -> tuple[Tensor, Tensor]:
     strings = [" ".join(row[1:]) for row in rows]
     if texts == "words":
         x = torch.tensor([hash_text(string) for string in strings])
+    elif texts == "bytes":
+        x = texts_to_tokens(strings, BYTES)
     else:
         x = texts_to_codes(strings)
     return x, torch.tensor([int(row[0]) - 1 for row in rows])

@@ -21,6 +21,7 @@ from unalike.base.errors import UserError
 log = logging.getLogger(__name__)
 
 Broken = Literal["refuse", "skip"]  # images that cannot be read: an error, or left out
+MAX_PIXELS = 50_000_000  # of one image: a small file can unfold to gigabytes
 NAMED = 10  # broken images named in a message
 
 
@@ -70,13 +71,21 @@ def report_broken(messages: Sequence[str], total: int, broken: Broken) -> None:
     log.warning("%s They are left out.", summary)
 
 
+class ImageTooLarge(Exception):
+    """An image of more than MAX_PIXELS pixels."""
+
+
 def read_image(source: bytes | Path) -> np.ndarray:
     """One image, from bytes or a file, as bytes (height, width, 3)."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ImageTooLarge(f"{image.width}x{image.height}")
             return np.asarray(image.convert("RGB"))
+    except ImageTooLarge as size:
+        raise UserError(f"is {size}, more than {MAX_PIXELS:,} pixels") from None
     except Exception as problem:  # PIL raises OSError, SyntaxError, struct.error and others
         raise UserError(f"is no image ({type(problem).__name__})") from None
 

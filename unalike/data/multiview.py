@@ -1,4 +1,7 @@
-"""Multi-view datasets for clustering, from .npz or .mat files, and digits that need no file."""
+"""Multi-view datasets, from .npz or .mat files, and digits that need no file.
+
+All are for clustering, or with `labels: true` for classification.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +15,7 @@ from torch import Tensor
 from unalike.base.errors import UserError
 from unalike.data.files import find_file, open_npz
 from unalike.data.table import Table
-from unalike.tasks import Clustering
+from unalike.tasks import Classification, Clustering
 from unalike.tasks.task import label_names
 
 VIEW_LISTS = ("X", "x", "data", "fea", "views")  # names that files have for a list of views
@@ -20,10 +23,12 @@ CLASS_KEYS = ("Y", "y", "gt", "labels", "label", "truth", "gnd")  # and for the 
 
 MFLVC = "https://github.com/SubmissionsIn/MFLVC (data/README.txt)"
 FMCSC = "https://github.com/5Martina5/FMCSC (data.zip)"
+SPLIT_SEED = 15  # fixes which rows are train and which test where classes are learnt
+TEST_SHARE = 3  # every third row at random is to test
 COMPLETER = "https://github.com/XLearning-SCU/2021-CVPR-Completer (data/Scene-15.mat)"
 
 
-def mnist_usps(folder: str | None = None, crop: bool = True) -> Table:
+def mnist_usps(folder: str | None = None, crop: bool = True, labels: bool = False) -> Table:
     """5000 handwritten digits, each from MNIST (784) and USPS (256), in [0, 1], 10 classes.
 
     Needs MNIST_USPS.npz or .mat, which holds the 16x16 USPS digits in the middle of 28x28.
@@ -31,25 +36,26 @@ def mnist_usps(folder: str | None = None, crop: bool = True) -> Table:
     Args:
         crop: cut them out, as AFMCC's Table 4 counts features; without it both views have 784
             features, as in FMCSC's code.
+        labels: learn the classes from labels (`multiview_table`).
     """
     files = ("MNIST_USPS.npz", "MNIST_USPS.mat")
     path = find_file("mnist_usps", folder, files, f"{MFLVC} or {FMCSC}")
     x, y = read_views(path, ("mnist", "usps"))
     if crop and x["usps"].shape[1] == 28 * 28:
         x["usps"] = x["usps"].reshape(-1, 28, 28)[:, 6:22, 6:22].flatten(1)
-    return multiview_table(x, y, "pixels")
+    return multiview_table(x, y, "pixels", labels)
 
 
-def bdgp(folder: str | None = None) -> Table:
+def bdgp(folder: str | None = None, labels: bool = False) -> Table:
     """2500 images of fly embryos: visual (1750) and text (79) features, 5 classes.
 
     Each column is in [0, 1]. Needs BDGP.npz or .mat.
     """
     path = find_file("bdgp", folder, ("BDGP.npz", "BDGP.mat"), f"{MFLVC} or {FMCSC}")
-    return load_multiview(path, ("visual", "text"))
+    return load_multiview(path, ("visual", "text"), labels=labels)
 
 
-def multi_fashion(folder: str | None = None) -> Table:
+def multi_fashion(folder: str | None = None, labels: bool = False) -> Table:
     """10000 triples of clothes of one kind, 784 pixels in [0, 1] each, 10 classes.
 
     Needs Multi_Fashion_constructed.npz, which was built here from Fashion-MNIST by class: numbers
@@ -58,30 +64,31 @@ def multi_fashion(folder: str | None = None) -> Table:
     """
     files = ("Multi_Fashion_constructed.npz", "Multi_Fashion.mat", "Fashion.mat")
     path = find_file("multi_fashion", folder, files, f"{MFLVC} or {FMCSC}")
-    return load_multiview(path, ("view1", "view2", "view3"), scale="pixels")
+    return load_multiview(path, ("view1", "view2", "view3"), scale="pixels", labels=labels)
 
 
-def scene15(folder: str | None = None) -> Table:
+def scene15(folder: str | None = None, labels: bool = False) -> Table:
     """4485 photographs of places: three feature sets (20, 59, 40), 15 classes.
 
     Each column is in [0, 1]. Needs mv_Scene15.npz or a .mat.
     """
     files = ("mv_Scene15.npz", "scene15.mat", "Scene15.mat", "Scene-15.mat")
     path = find_file("scene15", folder, files, COMPLETER)
-    return load_multiview(path, ("view1", "view2", "view3"))
+    return load_multiview(path, ("view1", "view2", "view3"), labels=labels)
 
 
-def nuswide(folder: str | None = None) -> Table:
+def nuswide(folder: str | None = None, labels: bool = False) -> Table:
     """5000 photographs: five feature sets (65, 226, 145, 74, 129), 5 classes.
 
     Each column is in [0, 1]. Needs NUSWIDE.npz or .mat. Tested with a small file of the same
     format only.
     """
     path = find_file("nuswide", folder, ("NUSWIDE.npz", "NUSWIDE.mat"), FMCSC)
-    return load_multiview(path, ("histogram", "moments", "correlogram", "edges", "wavelets"))
+    names = ("histogram", "moments", "correlogram", "edges", "wavelets")
+    return load_multiview(path, names, labels=labels)
 
 
-def digits_views(folder: str | None = None) -> Table:
+def digits_views(folder: str | None = None, labels: bool = False) -> Table:
     """1797 handwritten digits in three views: left (32), right (32), spectrum (40); no file.
 
     All features are in [0, 1]. The spectrum is the magnitude of the image's Fourier transform, each
@@ -94,7 +101,7 @@ def digits_views(folder: str | None = None) -> Table:
     spectrum = torch.fft.rfft2(images).abs().flatten(1)
     left, right = (half.flatten(1) for half in images.split(4, dim=2))
     views = {"left": left, "right": right, "spectrum": scale_columns(spectrum)}
-    return multiview_table(views, torch.from_numpy(raw.target))
+    return multiview_table(views, torch.from_numpy(raw.target), labels=labels)
 
 
 def multiview(
@@ -102,30 +109,36 @@ def multiview(
     file: str | None = None,
     names: Sequence[str] | None = None,
     scale: str = "columns",
+    labels: bool = False,
 ) -> Table:
     """Your own multi-view dataset: `file` in the folder, .npz or .mat.
 
     Args:
         names: of its views, by default view1, view2, ...
-        scale: as in `multiview_table`.
+        scale, labels: as in `multiview_table`.
     """
     if file is None:
         raise UserError(
             "multiview needs the name of a .npz or .mat file in the data folder: "
             "data: {name: multiview, options: {file: mine.mat}}"
         )
-    return load_multiview(find_file("multiview", folder, (file,)), names, scale)
+    return load_multiview(find_file("multiview", folder, (file,)), names, scale, labels)
 
 
 def load_multiview(
-    path: str | Path, names: Sequence[str] | None = None, scale: str = "columns"
+    path: str | Path,
+    names: Sequence[str] | None = None,
+    scale: str = "columns",
+    labels: bool = False,
 ) -> Table:
-    """A table to cluster from any multi-view file: `read_views` and `multiview_table`."""
+    """A table from any multi-view file: `read_views` and `multiview_table`."""
     x, y = read_views(path, names)
-    return multiview_table(x, y, scale)
+    return multiview_table(x, y, scale, labels)
 
 
-def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> Table:
+def multiview_table(
+    x: Mapping[str, Tensor], y: Tensor, scale: str = "none", labels: bool = False
+) -> Table:
     """A table to cluster. Every row is trained on and scored.
 
     Args:
@@ -133,6 +146,7 @@ def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> 
         y: classes (n,) from 0 up.
         scale: "columns" brings every column to [0, 1], a constant one to 0; "pixels" divides by 255
             if values exceed 1; "none" changes nothing.
+        labels: a table to classify instead, a third of the rows, drawn at random, to test.
 
     >>> views = {"sight": torch.rand(4, 3), "sound": torch.rand(4, 2)}
     >>> table = multiview_table(views, torch.tensor([0, 1, 0, 1]))
@@ -142,7 +156,7 @@ def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> 
     if scale not in SCALES:
         raise UserError(f"modalities are scaled by one of {', '.join(SCALES)}, got {scale!r}")
     if not len(y):
-        raise UserError("a table to cluster needs one row or more, got none")
+        raise UserError("a table needs one row or more, got none")
     for name, rows in x.items():
         if rows.ndim != 2:
             raise UserError(
@@ -156,14 +170,19 @@ def multiview_table(x: Mapping[str, Tensor], y: Tensor, scale: str = "none") -> 
                 f"{len(rows)} rows, first in row {row}, column {column}: "
                 "fill them in or leave the rows out"
             )
-    all_rows = torch.arange(len(y))
+    classes = label_names(int(y.max()) + 1)
+    train = test = torch.arange(len(y))
+    if labels:
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(SPLIT_SEED))
+        is_test = order % TEST_SHARE == 0
+        train, test = train[~is_test], test[is_test]
     return Table(
         x={name: SCALES[scale](rows).float().contiguous() for name, rows in x.items()},
         targets={"class": y.long()},
-        tasks={"class": Clustering(label_names(int(y.max()) + 1))},
-        train=all_rows,
-        test=all_rows,
-        overlap=True,
+        tasks={"class": Classification(classes) if labels else Clustering(classes)},
+        train=train,
+        test=test,
+        overlap=not labels,
     )
 
 

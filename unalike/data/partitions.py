@@ -285,6 +285,28 @@ def match_label_proportions(y: Tensor, own: Tensor, generator: Generator) -> Ten
     return chosen[torch.randperm(len(chosen), generator=generator)]
 
 
+def draw_rows(rows: int, size: int, generator: Generator, y: Tensor | None = None) -> Tensor:
+    """Numbers of `size` of so many rows, drawn at random, in rising order.
+
+    Args:
+        y: classes (rows,). Given, every class is drawn in proportion: its number of rows differs
+            by less than 1 from the exact share.
+
+    >>> y = torch.tensor([0] * 8 + [1] * 4)
+    >>> y[draw_rows(12, 3, torch.Generator(), y)].tolist()
+    [0, 0, 1]
+    """
+    order = torch.randperm(rows, generator=generator)
+    if size >= rows:
+        return torch.arange(rows)
+    if y is None:
+        return order[:size].sort().values
+    by_class = order[y[order].argsort(stable=True)]
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    steps = (torch.arange(size, dtype=torch.float64) + start) * rows / size  # systematic sampling
+    return by_class[steps.long().clamp(max=rows - 1)].sort().values
+
+
 def check_classes(y: Tensor) -> Tensor:
     """Labels on the CPU. Raises ValueError unless they are one integer per row."""
     if y.ndim != 1 or y.is_floating_point():

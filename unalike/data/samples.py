@@ -4,17 +4,27 @@ Knows nothing of tasks or clients. An `index` is a tensor of row numbers (int64)
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from unalike.base.errors import UserError
 from unalike.data.modalities import MARK
+from unalike.data.row_cache import cache_of
 
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
 InputShape = tuple[int, ...] | dict[str, tuple[int, ...]]
@@ -27,6 +37,7 @@ class Samples:
     """Rows that can be counted, read and restricted. All data of a client are of this kind."""
 
     _fingerprint: str | None = None
+    labels: tuple[str, ...] = ()  # names of the classes, where the data say them
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -61,7 +72,8 @@ class Tensors(Samples):
     """Samples in memory.
 
     Args:
-        x: inputs (n, ...), one tensor or a dict of them by modality.
+        x: inputs (n, ...), one tensor or a dict of them by modality. NumPy arrays, memory-mapped
+            ones too, and pandas columns are taken as tensors.
         y: labels (n, ...), or None.
         index: restrict to these rows.
 
@@ -71,6 +83,8 @@ class Tensors(Samples):
     """
 
     def __init__(self, x: Inputs, y: Tensor | None = None, index: Tensor | None = None):
+        x = {name: as_tensor(x[name]) for name in x} if isinstance(x, dict) else as_tensor(x)
+        y = as_tensor(y)
         tensors = dict(x) if isinstance(x, dict) else {"x": x}
         if y is not None:
             tensors["y"] = y
@@ -99,7 +113,9 @@ class Tensors(Samples):
         return x, integer_labels(self.y[chosen.to(self.y.device)])
 
     def subset(self, index: Tensor) -> "Tensors":
-        return Tensors(self.x, self.y, self.index[index])
+        part = Tensors(self.x, self.y, self.index[index])
+        part.labels = self.labels
+        return part
 
     @property
     def shape(self) -> InputShape:
@@ -107,7 +123,11 @@ class Tensors(Samples):
 
 
 class Lazy(Samples):
-    """Samples read on demand from a map-style torch Dataset that yields (x, y) or x."""
+    """Samples read on demand from a map-style torch Dataset that yields (x, y) or x.
+
+    Rows that were read stay in memory up to a limit, unless the dataset gives another row each time
+    (`RowCache`).
+    """
 
     def __init__(self, dataset: Dataset, index: Tensor | None = None):
         is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -117,6 +137,7 @@ class Lazy(Samples):
                 "use a map-style one"
             )
         self.dataset = dataset
+        self.cache = cache_of(dataset)
         rows = len(dataset)  # type: ignore[arg-type]
         self.index = torch.arange(rows) if index is None else index
 
@@ -126,24 +147,86 @@ class Lazy(Samples):
     def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
         if len(index) == 0:
             raise UserError("a dataset read on demand cannot give 0 rows: ask for one or more")
-        items = [self.dataset[row] for row in self.index[index].tolist()]
+        items = [self.cache[row] for row in self.index[index].tolist()]
         if not isinstance(items[0], (tuple, list)):
-            return default_collate(items), None
+            return self._collate(items), None
         if len(items[0]) != 2:
             raise UserError(
                 f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields "
                 f"{len(items[0])} things"
             )
         x, y = zip(*items)
-        return default_collate(list(x)), integer_labels(default_collate(list(y)))
+        return self._collate(list(x)), integer_labels(self._collate(list(y)))
+
+    def _collate(self, items: list[Any]) -> Any:
+        """Rows as one batch. Raises: UserError where their shapes differ."""
+        try:
+            return default_collate(items)
+        except RuntimeError:
+            shapes = {str(_shape_of(item)): None for item in items}
+            if len(shapes) < 2:
+                raise
+            raise UserError(
+                f"rows of {type(self.dataset).__name__} change shape: {', '.join(shapes)}; resize "
+                "or pad them to one shape"
+            ) from None
 
     def subset(self, index: Tensor) -> "Lazy":
-        return Lazy(self.dataset, self.index[index])
+        part = Lazy(self.dataset, self.index[index])
+        part.labels = self.labels
+        return part
 
     @cached_property
     def shape(self) -> InputShape:  # cached: reading a row may take long
         x, _ = self.rows(torch.tensor([0]))
         return map_modalities(x, lambda part: tuple(part.shape[1:]))
+
+
+def reorder_labels(y: Tensor, order: Tensor, columns: bool = False) -> Tensor:
+    """Labels as they are when the classes are numbered in another order.
+
+    Args:
+        y: (n, ...) whole numbers, those that are no class stay; with `columns`, (n, classes).
+        order: (classes,) which old class each new one is.
+
+    >>> reorder_labels(torch.tensor([0, 1, 2, -1]), torch.tensor([2, 0, 1]))
+    tensor([ 1,  2,  0, -1])
+    """
+    if columns:
+        return y[:, order.to(y.device)]
+    new = torch.argsort(order).to(y)
+    is_class = (y >= 0) & (y < len(new))
+    return torch.where(is_class, new[y.clamp(0, len(new) - 1).long()], y)
+
+
+class Relabelled(Samples):
+    """Samples whose classes are numbered in another order; arguments as of `reorder_labels`."""
+
+    def __init__(self, samples: Samples, order: Tensor, columns: bool = False):
+        self.samples = samples
+        self.order = order
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def rows(self, index: Tensor) -> tuple[Inputs, Tensor | None]:
+        x, y = self.samples.rows(index)
+        return x, None if y is None else reorder_labels(y, self.order, self.columns)
+
+    def subset(self, index: Tensor) -> "Relabelled":
+        return Relabelled(self.samples.subset(index), self.order, self.columns)
+
+    @property
+    def shape(self) -> InputShape:
+        return self.samples.shape
+
+
+def _shape_of(item: Any) -> Any:
+    """The shape of a row; by name where it holds modalities."""
+    if isinstance(item, dict):
+        return {name: _shape_of(part) for name, part in item.items()}
+    return tuple(getattr(item, "shape", ()))
 
 
 def check_modalities(x: dict[str, Tensor]) -> None:
@@ -297,10 +380,39 @@ def resize(images: Tensor, size: Sequence[int]) -> Tensor:
     return resized.to(images.dtype)
 
 
-def as_samples(data: object) -> Samples:
-    """Samples from Samples, (x, y), a TensorDataset, a Subset, or any map-style Dataset."""
+def as_tensor(values: Any) -> Any:
+    """A NumPy array or pandas column as a tensor with the same memory; all else as it is.
+
+    Raises: UserError where it holds something else than numbers.
+    """
+    if not isinstance(values, np.ndarray):
+        if not hasattr(values, "iloc"):
+            return values
+        values = values.to_numpy()
+    if values.dtype.kind not in "biuf":
+        raise UserError(
+            f"an array must hold numbers, got {values.dtype}: unalike.samples(table, x=..., y=...) "
+            "reads texts and classes by name"
+        )
+    if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+        values = values.astype(np.int64)
+    with warnings.catch_warnings():  # of read-only arrays, such as memory-mapped ones
+        warnings.simplefilter("ignore")
+        return torch.from_numpy(values)
+
+
+def as_samples(data: Any) -> Samples:
+    """Samples from what a client takes.
+
+    Args:
+        data: Samples; (x, y) or (x, None) as tensors, NumPy arrays or pandas columns; a map-style
+            Dataset, a Subset, or a DataLoader, of which the dataset is taken; a Hugging Face
+            dataset whose columns are clear.
+    """
     if isinstance(data, Samples):
         return data
+    if isinstance(data, DataLoader):
+        data = data.dataset
     if isinstance(data, TensorDataset):
         data = (*data.tensors, None) if len(data.tensors) == 1 else data.tensors
     if isinstance(data, tuple) and len(data) == 2:
@@ -308,14 +420,25 @@ def as_samples(data: object) -> Samples:
     if isinstance(data, Subset):
         index = torch.as_tensor(data.indices, dtype=torch.int64)
         return as_samples(data.dataset).subset(index)
-    if isinstance(data, Dataset):
+    from unalike.data.sources import hub_samples, is_frame, is_hub_dataset
+
+    if is_hub_dataset(data):
+        return hub_samples(data)
+    if is_frame(data):
+        raise UserError(
+            "a data frame has inputs and labels in columns: write unalike.samples(frame, x=..., "
+            "y=...)"
+        )
+    by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    in_memory = isinstance(data, (tuple, list, str, dict, Tensor, np.ndarray))
+    if isinstance(data, Dataset) or (by_number and not in_memory):
         return Lazy(data)
     got = type(data).__name__
     if isinstance(data, (tuple, list)):
         got += f" of {len(data)}"
     raise UserError(
         "data is (x, y) tensors, (x, None) where there are no labels, or a map-style torch "
-        f"Dataset, got {got}"
+        f"Dataset, got {got}; for tables and files: unalike.samples(...)"
     )
 
 

@@ -1,18 +1,22 @@
 """Holds clients for an engine: builds their runtimes, answers messages and stores states."""
 
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from unalike.base.errors import Refusal
+from unalike.base.lockstep import run_in_lockstep
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, encoded_size
 from unalike.base.tracebacks import is_bug, is_debugging
 from unalike.core.client import Client, ClientInfo
 from unalike.core.incidents import Incident
+from unalike.core.lazy_clients import clients_by_id
 from unalike.core.runtime import ClientRuntime
 from unalike.core.signatures import validator_for
+from unalike.core.stacking import Mode, Stacks
 from unalike.engines.store import Store
 
 MAX_TRACEBACK = 20_000  # characters of a traceback that are kept, from its end
@@ -66,21 +70,24 @@ class Host:
         alive: how many programs stay in memory. The ones idle longest are spilled to the store.
         report: called with each failure where the server belongs to another organisation, which
             then gets only an incident number. Default: the server gets the reason.
+        stack: whether clients of one kind that are called at once train as a stack of models.
     """
 
     def __init__(
         self,
-        clients: list[Client],
+        clients: Sequence[Client],
         build: Callable[[Client], ClientRuntime],
         store: Store,
         alive: int = 256,
         report: Callable[[Incident], None] | None = None,
+        stack: Mode = "never",
     ):
-        self.clients = {client.id: client for client in clients}
+        self.clients = clients_by_id(clients)
         self.build = build
         self.store = store
         self.alive = alive
         self.report = report
+        self.stacks = Stacks(stack)
         # The last failures, with their tracebacks.
         self.incidents: deque[Incident] = deque(maxlen=100)
         # In memory, the one idle longest first.
@@ -96,7 +103,7 @@ class Host:
         """Programs in memory, by client."""
         return {client: runtime.program for client, runtime in self.runtimes.items()}
 
-    def infos(self) -> dict[str, ClientInfo]:
+    def infos(self) -> Mapping[str, ClientInfo]:
         """What each client announces."""
         return {id: client.info() for id, client in self.clients.items()}
 
@@ -199,10 +206,35 @@ class Host:
             if len(clients) > 1:
                 with suppress(Exception):
                     answers |= self._run_together({c: messages[c] for c in clients})
-        for client, message in messages.items():
-            if client not in answers:
-                answers[client] = self.handle(client, message)
+        remaining = {c: message for c, message in messages.items() if c not in answers}
+        answers |= self._handle_in_lockstep(remaining)
         return {client: answers[client] for client in messages}
+
+    def _handle_in_lockstep(self, messages: dict[str, dict[str, Value]]) -> dict[str, Any]:
+        """Answers of clients that train and are measured at once where they are of one kind."""
+        answers: dict[str, Any] = {}
+        clients = list(messages)
+        for start in range(0, len(clients), self.alive):
+            present = clients[start : start + self.alive]  # none of them is spilled meanwhile
+            functions = [partial(self.handle, client, messages[client]) for client in present]
+            if self._may_stack(present):
+                replies = run_in_lockstep(functions, self.stacks)
+            else:
+                replies = [function() for function in functions]
+            answers |= zip(present, replies, strict=True)
+        return answers
+
+    def _may_stack(self, clients: list[str]) -> bool:
+        """Whether enough of these clients are alike to train as a stack."""
+        if self.stacks.mode == "never" or len(clients) < 2:
+            return False
+        try:
+            kinds = Counter(self.wake(client).batching_key for client in clients)
+        except Exception:  # a client that cannot be built will fail by name
+            return False
+        kind, count = kinds.most_common(1)[0]
+        alike = next(c for c in clients if self.runtimes[c].batching_key == kind)
+        return count > 1 and self.stacks.is_worthwhile(self.runtimes[alike].program.model, count)
 
     def _groups(self, messages: dict[str, dict[str, Value]]) -> list[list[str]]:
         groups: dict[Any, list[str]] = {}

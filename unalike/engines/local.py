@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -19,13 +19,30 @@ from unalike.base.message import (
 )
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
+from unalike.core.lazy_clients import LazyClients, announced_infos, examples_of
 from unalike.core.runtime import ClientRuntime
+from unalike.core.stacking import Mode
 from unalike.engines.host import Host, counted_bytes, without_traceback
 from unalike.engines.process import Worker, collect
 from unalike.engines.store import Store
 
 DEFAULTS = EngineSettings()
 QueueEntry = tuple[float, int, str, int, dict]  # arrival, order, client, bytes, reply
+
+
+class WorkerOf(dict[str, int]):
+    """The worker that holds each client: at first in turn, later where it was moved to."""
+
+    def __init__(self, clients: Sequence[Client], workers: int):
+        self.workers = workers
+        self.lazy_clients = clients if isinstance(clients, LazyClients) else None
+        if self.lazy_clients is None:
+            self.update({client.id: i % workers for i, client in enumerate(clients)})
+
+    def __missing__(self, client: str) -> int:
+        if self.lazy_clients is None:
+            raise KeyError(client)
+        return self.lazy_clients.number(client) % self.workers
 
 
 class LocalEngine:
@@ -39,10 +56,14 @@ class LocalEngine:
         clients, build_runtime, folder, settings: see `HostingEngine`.
         workers: 0: clients are in this process; messages are copied and their size is computed.
             N > 0: messages are encoded and go to one of N processes that hold the clients.
+        stack: clients of one kind train and are measured as a stack of models: "always", "never",
+            or "auto", on a GPU and for many small models. Needs clients in this process. Results
+            are those of clients one by one, up to rounding.
     """
 
     hosts_clients: ClassVar[bool] = True
     uses_this_machine: ClassVar[bool] = True
+    takes_lazy_clients: ClassVar[bool] = True
 
     @classmethod
     def shares_process(cls, options: Mapping[str, Any]) -> bool:
@@ -51,22 +72,23 @@ class LocalEngine:
 
     def __init__(
         self,
-        clients: list[Client],
+        clients: Sequence[Client],
         build_runtime: Callable[[Client], ClientRuntime],
         folder: Path,
         settings: EngineSettings = DEFAULTS,
         *,
         workers: Annotated[int, Field(ge=0)] = 0,
+        stack: Mode = "auto",
     ):
         self.now = 0.0
         self.limit = settings.max_message_bytes
         self.tick = settings.tick
         # Messages between clients on several devices go through the CPU.
-        devices = {str(client.device) for client in clients}
+        devices = {str(client.device) for client in examples_of(clients)}
         self.device = None if len(devices) == 1 else "cpu"
         # one snapshot more than the server keeps, which is saved after the clients
         self.store = Store(folder, snapshots=3)
-        self.client_infos: dict[str, ClientInfo] = {c.id: c.info() for c in clients}
+        self.client_infos = announced_infos(clients)
         # Messages that no reply was computed to, with their size.
         self.sent: dict[str, tuple[int, dict[str, Value]]] = {}
         self.queue: list[QueueEntry] = []  # replies not yet delivered, a heap
@@ -75,16 +97,16 @@ class LocalEngine:
         processes = min(workers, len(clients))
         hosts = max(processes, 1)
         loaded = math.ceil(settings.max_loaded_clients / hosts)
-        self.worker_of = {client.id: i % hosts for i, client in enumerate(clients)}
+        self.worker_of = WorkerOf(clients, hosts)
         self.host: Host | None = None
         self.workers: list[Worker] = []
         if not processes:
-            self.host = Host(clients, build_runtime, self.store, loaded)
+            self.host = Host(clients, build_runtime, self.store, loaded, stack=stack)
         for _ in range(processes):
             host = Host(clients, build_runtime, self.store, loaded)
             self.workers.append(Worker(host, self.limit, self.workers))
 
-    def infos(self) -> dict[str, ClientInfo]:
+    def infos(self) -> Mapping[str, ClientInfo]:
         """What each client announces, by id."""
         return self.client_infos
 

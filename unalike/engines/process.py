@@ -6,6 +6,8 @@ Messages and replies are bytes of our codec. Other commands are JSON: {"action":
 import ctypes
 import json
 import multiprocessing
+import os
+import pickle
 import signal
 import sys
 from collections import deque
@@ -16,15 +18,44 @@ from typing import NoReturn
 
 import torch
 
-from unalike.base.errors import RunError
+from unalike.base.errors import RunError, UserError
 from unalike.engines.host import Host
 
 STOP_TIMEOUT = 5.0  # seconds a process has to end by itself
+START_METHOD = "UNALIKE_START_METHOD"  # how processes start: "fork", "spawn" or "forkserver"
 PR_SET_PDEATHSIG = 1  # option of Linux's prctl: a signal when the parent dies
 
 
 class EngineError(RunError):
     """The engine itself broke, not a client. What was saved is safe."""
+
+
+def start_method() -> str:
+    """How worker processes start: as the environment says, else by fork, else by spawn.
+
+    A forked process inherits the clients. Where there is no fork (Windows), or another method is
+    asked for, they are pickled.
+    """
+    known = multiprocessing.get_all_start_methods()
+    method = os.environ.get(START_METHOD) or ("fork" if "fork" in known else "spawn")
+    if method not in known:
+        raise UserError(f"{START_METHOD} must be one of {', '.join(known)}, got {method!r}")
+    return method
+
+
+def pickle_host(host: Host) -> bytes:
+    """The clients' host as bytes, for a process that does not inherit it.
+
+    Raises: UserError where a client, its data or its model cannot be pickled.
+    """
+    try:
+        return pickle.dumps(host)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"worker processes that are not forked need clients that can be pickled ({error}); "
+            "use functions and classes of a module in place of lambdas and local ones, leave lazy "
+            "out, or run with workers=0"
+        ) from error
 
 
 class Worker:
@@ -34,22 +65,26 @@ class Worker:
     read.
 
     Args:
-        host: of the clients; the process inherits it.
+        host: of the clients; the process inherits it, or gets a copy (`start_method`).
         limit: bytes a message may have.
         siblings: workers started before, whose pipes the process must not keep open.
     """
 
     def __init__(self, host: Host, limit: int, siblings: list["Worker"]):
-        if torch.cuda.is_initialized():
+        method = start_method()
+        forks = method == "fork"
+        if forks and torch.cuda.is_initialized():
             raise EngineError(
                 "worker processes must start before CUDA is used in this one; "
                 "run with workers=0 on a GPU"
             )
-        context = multiprocessing.get_context("fork")  # clients are inherited, never pickled
+        context = multiprocessing.get_context(method)
         self.pipe, child_pipe = context.Pipe()
-        inherited = [*(sibling.pipe for sibling in siblings), self.pipe]
-        self.process = context.Process(
-            target=_run_worker, args=(host, child_pipe, limit, inherited), daemon=True
+        inherited = [*(sibling.pipe for sibling in siblings), self.pipe] if forks else []
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=_run_worker,
+            args=(host if forks else pickle_host(host), child_pipe, limit, inherited),
+            daemon=True,
         )
         self.process.start()
         child_pipe.close()
@@ -126,14 +161,22 @@ def collect(workers: list[Worker], count: int) -> Iterator[tuple[str, bytes]]:
             count -= 1
 
 
-def _run_worker(host: Host, pipe: Connection, limit: int, inherited: list[Connection]) -> None:
-    """The process: answer until told to stop or the parent is gone."""
+def _run_worker(
+    content: Host | bytes, pipe: Connection, limit: int, inherited: list[Connection]
+) -> None:
+    """The process: answer until told to stop or the parent is gone.
+
+    Args:
+        content: the host of its clients, perhaps pickled.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for connection in inherited:
         connection.close()
     torch.set_num_threads(1)
+    host: Host = pickle.loads(content) if isinstance(content, bytes) else content
     while True:
         try:
             command = json.loads(pipe.recv_bytes())

@@ -22,13 +22,14 @@ from pydantic import Field
 
 from unalike.base.errors import UserError
 from unalike.base.message import Value, decode, require_dict
+from unalike.core.admission import parse_info
 from unalike.core.client import Client, ClientInfo
 from unalike.core.engine import Arrival, EngineSettings
 from unalike.core.runtime import ClientRuntime
 from unalike.engines.host import SimulatedAnswer, counted_bytes
 from unalike.engines.process import EngineError
 from unalike.engines.ray_actor import ClientActor, token_path
-from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_info, parse_reply
+from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_reply
 from unalike.engines.store import Store
 
 START_TIMEOUT = 300.0  # seconds until an actor must be up, its clients where they were

@@ -5,7 +5,7 @@ Knows no transport.
 
 import math
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class RealTimeEngine:
 
     def __init__(self) -> None:
         self.start_time = time.monotonic()
-        self.client_infos: dict[str, ClientInfo] = {}
+        self.client_infos: Mapping[str, ClientInfo] = {}
         self.arrivals: dict[int, Arrival] = {}  # not yet delivered, by message number
         self.repeated: list[tuple[str, str]] = []
 
@@ -53,7 +53,7 @@ class RealTimeEngine:
     def rewind_clock(self, at: float) -> None:
         """Do nothing: real time goes on."""
 
-    def infos(self) -> dict[str, ClientInfo]:
+    def infos(self) -> Mapping[str, ClientInfo]:
         """What each client announces, by id."""
         return self.client_infos
 
@@ -140,14 +140,6 @@ def pack_messages(messages: dict[str, dict[str, Any]], limit: int) -> Iterator[P
             data=data,
             tensors=tensor_bytes,
         )
-
-
-def parse_info(fields: dict[str, Any]) -> ClientInfo:
-    """A ClientInfo from its message, in which tuples are lists."""
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        values[name] = tuple(value) if isinstance(value, list) else value
-    return ClientInfo(**values)
 
 
 def parse_reply(data: Any, number: int, limit: int, form: Any = Answer) -> dict[str, Any]:

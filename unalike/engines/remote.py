@@ -5,17 +5,19 @@ Knows nothing of what is behind the transport (FLARE, Flower, or a function call
 
 import math
 import queue
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from unalike.base.errors import UserError
 from unalike.base.message import MAX_BYTES, MessageError, Value, decode, encode, require_dict
+from unalike.core.admission import parse_info
 from unalike.core.client import VERSION, ClientInfo
 from unalike.core.engine import Arrival
+from unalike.core.participation import one_line
 from unalike.engines.process import EngineError
-from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_info, parse_reply
+from unalike.engines.realtime import RealTimeEngine, pack_messages, parse_reply
 
 POLL = 0.5  # seconds between checks whether the transport still works
 
@@ -71,12 +73,14 @@ class RemoteEngine(RealTimeEngine):
         timeout: seconds until a client that does not answer has failed.
     """
 
+    shares_features: ClassVar[bool] = False
+
     def __init__(
         self,
         transport: Transport,
         run: str,
         place: str,
-        infos: dict[str, ClientInfo],
+        infos: Mapping[str, ClientInfo],
         begin: dict[str, Value],
         limit: int = MAX_BYTES,
         timeout: float = 600.0,
@@ -91,7 +95,10 @@ class RemoteEngine(RealTimeEngine):
         self.timeout = timeout
         self.unanswered: dict[int, str] = {}  # client of each message in flight
         self.dropped: set[int] = set()
-        self.unsaved: dict[str, str] = {}  # why a client could not save, and is left out since
+        # Why a client refused the run; it is left out since.
+        self.left_out: dict[str, str] = {}
+        # Why a client could not save; it is asked nothing until it can.
+        self.unsaved: dict[str, str] = {}
         self.inbox: queue.Queue[tuple[int, Future[bytes]]] = queue.Queue()
 
     def send(self, messages: dict[str, dict[str, Value]]) -> dict[str, int]:
@@ -101,9 +108,10 @@ class RemoteEngine(RealTimeEngine):
             client = message.client
             sizes[client] = message.size
             self.unanswered[message.number] = client
-            if client in self.unsaved:
+            reason = self.left_out.get(client) or self.unsaved.get(client)
+            if reason:
                 answer: Future[bytes] = Future()
-                answer.set_exception(EngineError(self.unsaved[client]))
+                answer.set_exception(EngineError(reason))
             else:
                 answer = self._request(client, "call", bytes(message.data), message.tensors)
             answer.add_done_callback(partial(self._put_into_inbox, message.number))
@@ -156,20 +164,23 @@ class RemoteEngine(RealTimeEngine):
             self.arrivals[number] = Arrival(client, self.now, size, reply)
 
     def save(self, round: int) -> None:
-        """Have every client save its state. One that cannot has failed from then on."""
-        self.unsaved |= self._request_all("save", {"round": round})
+        """Have every client save its state. One that cannot is asked nothing until it can."""
+        self.unsaved = self._request_all("save", {"round": round})
 
     def load(self, round: int, now: float, pending: list[dict[str, Any]]) -> None:
-        """Have every client go back to its state after a round.
+        """Have every client go back to its state after a round. One that refuses is left out.
 
-        Raises: UserError where a client refuses the run.
+        Raises: UserError where all refuse the run.
         """
         self.restore_pending(now, pending)
         self.unanswered = {}
         self.dropped = set()
+        self.left_out = {}
+        self.unsaved = {}
         problems = self._request_all("begin", {**self.begin, "round": round})
-        if problems:
+        if len(problems) == len(self.client_infos):
             raise UserError("; ".join(f"client {c}: {reason}" for c, reason in problems.items()))
+        self.left_out = problems
 
     def _request_all(self, action: str, content: dict[str, Value]) -> dict[str, str]:
         """Have every client do something.
@@ -177,13 +188,13 @@ class RemoteEngine(RealTimeEngine):
         Returns: why it failed, by client, for those where it did.
         """
         data = bytes(encode(content))
-        clients = [client for client in self.client_infos if client not in self.unsaved]
+        clients = [client for client in self.client_infos if client not in self.left_out]
         answers = {client: self._request(client, action, data) for client in clients}
         failures = {}
         for client, answer in answers.items():
             reply = await_reply(answer, self.transport.check)
             if "failure" in reply:
-                failures[client] = str(reply["failure"])
+                failures[client] = one_line(reply["failure"])
         return failures
 
     def close(self) -> None:
@@ -191,13 +202,17 @@ class RemoteEngine(RealTimeEngine):
 
 
 def handshake(
-    transport: Transport, about: dict[str, Value], timeout: float
+    transport: Transport,
+    about: dict[str, Value],
+    timeout: float,
+    installed: dict[str, dict[str, str]] | None = None,
 ) -> tuple[dict[str, ClientInfo], dict[str, str]]:
     """Ask everyone on a transport who it is, and admit those that fit.
 
     Args:
         about: what clients are told of the run: its name, method and seed.
         timeout: seconds each has to answer.
+        installed: filled with the versions of packages that clients tell, by id.
     Returns: what the admitted clients announced, by id; and why others were refused, by name.
     """
     data = bytes(encode({"version": VERSION, "about": about}))
@@ -209,20 +224,22 @@ def handshake(
     for name, answer in answers.items():
         reply = await_reply(answer, transport.check)
         if "failure" in reply:
-            refused[name] = str(reply["failure"])
+            refused[name] = one_line(reply["failure"])
             continue
-        if reply.get("version") != VERSION:
+        version = reply.get("version")
+        if type(version) is not int or version != VERSION:
             refused[name] = (
-                f"it speaks version {str(reply.get('version'))[:20]} of the protocol, "
+                f"it speaks version {one_line(version)[:20]} of the protocol, "
                 f"this server {VERSION}: install the same unalike"
             )
             continue
         try:
-            info = parse_info(require_dict(reply.get("card")))
+            info = parse_info(reply.get("card"))
             transport.admit(name, info.id)
             infos[info.id] = info
-        except TypeError as error:
-            refused[name] = f"its card cannot be read: {error}"
+            versions = reply.get("versions")
+            if installed is not None and isinstance(versions, dict):
+                installed[info.id] = {str(k)[:40]: str(v)[:40] for k, v in versions.items()}
         except ValueError as error:
             refused[name] = str(error)
     return infos, refused

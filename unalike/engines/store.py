@@ -3,6 +3,7 @@
 Knows nothing of what the states mean.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -14,14 +15,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from unalike.base.errors import UserError
+from unalike.base.integrity import hash_file, sync, write_whole
 from unalike.base.message import encoded_size, from_json, to_json
 
 SUFFIX = ".safetensors"
+INDEX = "index.json"  # hashes of the snapshots of a state, by round
+MAX_NAME = 200  # characters of a folder's name; file systems take 255 bytes
 CURRENT = "current"  # the file of a state in the middle of a round
 
 
 class CheckpointError(UserError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint that is missing, cannot be read or was changed."""
 
 
 def save(path: Path, value: Any) -> None:
@@ -70,11 +74,27 @@ def unreadable(path: Path, error: Exception) -> CheckpointError:
     )
 
 
+def check_digest(path: Path, digest: str) -> None:
+    """Raise CheckpointError where a snapshot is missing or not the one with this SHA-256."""
+    try:
+        actual = hash_file(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read ({error.strerror}); it was written before"
+        ) from None
+    if actual != digest:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read (its hash is not the one that was written down); "
+            "it was changed since"
+        )
+
+
 class Store:
     """Snapshots of many named states in a folder.
 
     `NAME/000012.safetensors` is the state at the end of round 12, `NAME/current.safetensors` a
-    later one in the middle of a round.
+    later one in the middle of a round. `NAME/index.json` has the hash of each snapshot, so that one
+    that is missing or was changed is noticed.
 
     Args:
         folder: made when something is written.
@@ -84,6 +104,8 @@ class Store:
     def __init__(self, folder: Path, snapshots: int = 2):
         self.folder = Path(folder)
         self.snapshots = snapshots
+        # Indexes that were read, with the time and file number they had.
+        self._indexes: dict[str, tuple[tuple[int, int], dict[int, str]]] = {}
 
     def write_current(self, name: str, state: Any) -> None:
         """Write a state in the middle of a round."""
@@ -92,25 +114,51 @@ class Store:
     def snapshot(self, name: str, state: Any | None, round: int) -> None:
         """Write the state at the end of a round and delete old snapshots.
 
+        The index makes it count. It is written before the file gets its name, see `complete`.
+
         Args:
             state: None: the one that `write_current` wrote.
         """
         if state is not None:
-            save(self._path(name, round), state)
-            self._path(name).unlink(missing_ok=True)
-        else:
-            self._path(name).replace(self._path(name, round))
-        for old_round in self._rounds(quote(name))[: -self.snapshots]:
+            self.write_current(name, state)
+        entry = self.folder / quote(name)
+        current = self._path(name)
+        digest = hash_file(current)
+        sync(current)  # before the rename: a file under its name is whole even if the power fails
+        index = {**read_index(entry), round: digest}
+        for old_round in sorted(index)[: -self.snapshots]:
+            del index[old_round]
+        write_index(entry, index)
+        current.replace(self._path(name, round))
+        for old_round in self._rounds(entry.name)[: -self.snapshots]:
             self._path(name, old_round).unlink()
+
+    def complete(self, name: str) -> None:
+        """Give the last snapshot its name, where the process was killed just before that."""
+        index = read_index(self.folder / quote(name))
+        if not index or not self.has_current(name):
+            return
+        path = self._path(name, max(index))
+        if not path.exists() and hash_file(self._path(name)) == index[max(index)]:
+            self._path(name).replace(path)
 
     def has_current(self, name: str) -> bool:
         """Whether a state was written since the last snapshot."""
         return self._path(name).exists()
 
     def read_latest(self, name: str) -> Any | None:
-        """The latest state; None where there is none."""
+        """The latest state; None where there is none.
+
+        Raises: CheckpointError where it cannot be read, or is a snapshot that was changed.
+        """
         path = self.latest_path(name)
-        return load(path) if path is not None else None
+        if path is None:
+            return None
+        if path.stem.isdigit():
+            digest = read_index(path.parent).get(int(path.stem))
+            if digest is not None:
+                check_digest(path, digest)
+        return load(path)
 
     def latest_path(self, name: str) -> Path | None:
         """The file of the latest state; None where there is none."""
@@ -119,25 +167,82 @@ class Store:
         rounds = self._rounds(quote(name))
         return self._path(name, rounds[-1]) if rounds else None
 
-    def check_readable(self, round: int) -> None:
-        """Raise CheckpointError where a state as of a round was cut short; reads headers only."""
+    def manifest(self, round: int) -> dict[str, str]:
+        """Hashes of the snapshots that belong to the end of a round, by their paths."""
+        files: dict[str, str] = {}
         for entry in self._entries():
-            rounds = [r for r in self._rounds(entry.name) if r <= round]
-            if not rounds:
-                continue
-            path = entry / file_name(rounds[-1])
-            try:
-                safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise unreadable(path, error) from None
+            index = self._cached_index(entry)
+            rounds = [number for number in index if number <= round]
+            if rounds:
+                last = max(rounds)
+                files[f"{entry.name}/{file_name(last)}"] = index[last]
+        return files
+
+    def digest(self, round: int) -> str:
+        """One hash for all states as of the end of a round, their names included."""
+        lines = sorted(f"{sha256} {path}" for path, sha256 in self.manifest(round).items())
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def check(self, round: int, digest: str | None = None) -> None:
+        """Raise CheckpointError where a state as of a round is missing or was changed.
+
+        Args:
+            round: the state that belongs to its end is checked.
+            digest: what `digest` returned then; also finds states that are missing altogether.
+        """
+        for entry in self._entries():
+            written = [number for number in self._rounds(entry.name) if number <= round]
+            index = read_index(entry)
+            if written and written[-1] not in index:
+                raise CheckpointError(
+                    f"checkpoint {entry / file_name(written[-1])} cannot be read (it is not listed "
+                    f"in {entry / INDEX})"
+                )
+        for path, sha256 in self.manifest(round).items():
+            check_digest(self.folder / path, sha256)
+        if digest is not None and self.digest(round) != digest:
+            raise CheckpointError(
+                f"checkpoint {self.folder} cannot be read (it does not hold the states that were "
+                f"written by the end of round {round}); files are missing or were replaced"
+            )
 
     def rewind(self, round: int) -> None:
-        """Delete everything that was written after the end of a round."""
+        """Delete everything that was written after the end of a round.
+
+        Raises: CheckpointError where a state as of that round is missing or was changed. Nothing
+            is deleted then.
+        """
+        if round:
+            self.check(round)
         for entry in self._entries():
             (entry / file_name(None)).unlink(missing_ok=True)
-            for later_round in self._rounds(entry.name):
-                if later_round > round:
-                    (entry / file_name(later_round)).unlink()
+            later_rounds = [number for number in self._rounds(entry.name) if number > round]
+            if later_rounds:
+                index = read_index(entry) if round else {}
+                write_index(entry, {r: h for r, h in index.items() if r <= round})
+            for later_round in later_rounds:
+                (entry / file_name(later_round)).unlink()
+
+    def rounds(self, name: str) -> list[int]:
+        """Rounds of the snapshots of a state, in order."""
+        return self._rounds(quote(name))
+
+    def path(self, name: str, round: int) -> Path:
+        """The file of a state's snapshot at the end of a round."""
+        return self._path(name, round)
+
+    def _cached_index(self, entry: Path) -> dict[int, str]:
+        """The index of a state, read again only where its file has changed."""
+        try:
+            stat = os.stat(f"{entry}/{INDEX}")
+        except OSError:
+            return {}
+        version = (stat.st_mtime_ns, stat.st_ino)
+        known = self._indexes.get(entry.name)
+        if known is None or known[0] != version:
+            known = (version, read_index(entry))
+            self._indexes[entry.name] = known
+        return known[1]
 
     def _entries(self) -> Iterator[Path]:
         """The folder of each state."""
@@ -151,6 +256,25 @@ class Store:
 
     def _path(self, name: str, round: int | None = None) -> Path:
         return self.folder / quote(name) / file_name(round)
+
+
+def read_index(entry: Path) -> dict[int, str]:
+    """Hashes of the snapshots in the folder of a state, by round; empty where there is no index.
+
+    Raises: CheckpointError where the index cannot be read.
+    """
+    path = entry / INDEX
+    try:
+        return {int(round): str(digest) for round, digest in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise unreadable(path, error) from None
+
+
+def write_index(entry: Path, index: dict[int, str]) -> None:
+    """Write the hashes of the snapshots in the folder of a state."""
+    write_whole(entry / INDEX, json.dumps({str(r): h for r, h in sorted(index.items())}).encode())
 
 
 def file_name(round: int | None) -> str:
@@ -208,9 +332,14 @@ class Archive:
 def quote(name: str) -> str:
     """A client's id as a folder name.
 
-    Characters other than letters, digits, "_" and "-" are written by their code.
+    Characters other than letters, digits, "_" and "-" are written by their code. What is too long
+    for a file system ends in a hash.
 
     >>> quote("st. mary")
     'st%2e.%20.mary'
     """
-    return re.sub(r"[^A-Za-z0-9_-]", lambda match: f"%{ord(match[0]):x}.", name) or "%"
+    quoted = re.sub(r"[^A-Za-z0-9_-]", lambda match: f"%{ord(match[0]):x}.", name) or "%"
+    if len(quoted) <= MAX_NAME:
+        return quoted
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{quoted[: MAX_NAME - 65]}%{digest}"  # "%" and no code: no other name ends so

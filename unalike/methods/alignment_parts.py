@@ -11,12 +11,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from unalike.core.algorithm import Algorithm
+from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
+from unalike.methods.agreement import PeerRule
 from unalike.methods.distillation import PublicDistillation
 from unalike.methods.final_model import LocalFinalModel
-from unalike.methods.group_averaging import HeadAveraging
+from unalike.methods.group_averaging import HeadAveraging, averaged_groups
 from unalike.methods.parts import Part, train_locally
 from unalike.methods.public_data import LearningRate
 from unalike.methods.shared_subspace import SharedProjectionInit
@@ -45,6 +46,8 @@ class AlignmentParts(Algorithm):
     peer_selection: Literal["random", "relevance"] = "random"
     redraw: Literal["batch", "pass"] = "batch"
     self_peers: Annotated[int, Field(ge=0)] = 0
+    # Whether peers whose public rows agree with nobody's are left out (agreement.py).
+    robust: PeerRule = "never"
     # Start of the projections (shared_subspace.py); shared: fitted to one subspace of all clients.
     projection_init: Literal["random", "shared"] = "random"
     # Averaging of heads among clients with the same task and labels (group_averaging.py).
@@ -85,6 +88,10 @@ class AlignmentParts(Algorithm):
     def train_locally(self, fed: Federation, parts: list[Part]) -> dict[str, float]:
         """The local epochs of a round; returns each client's loss."""
         return train_locally(fed, "train" if self.backbone_lr_scale == 1 else "train_gently", parts)
+
+    def sharing(self, fed: Federation) -> Sharing | None:
+        """All clients share the public set; some average their heads, too."""
+        return {**(super().sharing(fed) or {}), **averaged_groups(self, fed)}
 
     def check_parts(self, peers: int, loss: str, projection: str) -> list[tuple[str, str]]:
         """Fields that do not go together, as (field, sentence)."""

@@ -15,16 +15,36 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.base.types import Parameters
-from unalike.core.algorithm import Algorithm
+from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
 from unalike.core.operations import measurement, operation, query, sends
+from unalike.core.privacy import accounting_problem
 from unalike.core.program import ClientProgram, Embedding, State
 from unalike.core.signatures import Shape
+from unalike.methods.central_privacy import (
+    CentralPrivacy,
+    central_results,
+    count_round,
+    noisy_mean,
+    privacy_settings,
+)
+from unalike.methods.robust import (
+    Rule,
+    Upload,
+    cap_weights,
+    drop_outliers,
+    merge_robustly,
+    remember_merge,
+    undo_merge,
+)
+from unalike.methods.sharing import connect_clients
+from unalike.models.frozen import hash_frozen
 from unalike.tasks import Task
 
 LabelMask = Annotated[Tensor, Shape("labels")]  # 1 for a label that the client has samples of
@@ -48,8 +68,15 @@ class AveragingProgram(ClientProgram):
     @query
     @sends("open")
     def shape(self) -> str:
-        """A hash that is equal for clients whose shared parameters have equal names and shapes."""
-        return shape_hash(self.shared())
+        """A hash that is equal for clients whose shared parameters have equal names and shapes.
+
+        Where parts of an encoder with frozen weights are shared, a second hash is equal for those
+        whose frozen weights are equal: adapters of different weights are not averaged.
+        """
+        shared = self.shared()
+        if not any(name.startswith("encoder.") for name in shared):
+            return shape_hash(shared)
+        return f"{shape_hash(shared)} {hash_frozen(self.model)}".strip()
 
     @query
     @sends("first")
@@ -77,8 +104,12 @@ class AveragingProgram(ClientProgram):
         self.receive(parameters)
         self.transient = True
         self.round_start = parameters
-        loss = self.learn(optimizer=self.optimizer(fresh=True))
+        loss = self.train_round()
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
+
+    def train_round(self) -> float:
+        """The local training of a round; returns the mean loss."""
+        return self.learn(optimizer=self.optimizer(fresh=True))
 
     def blank_update(self, **body: Any) -> dict[str, Value]:
         """An update without content, sent by a client with privacy whose training failed."""
@@ -136,18 +167,60 @@ class Averaging(Algorithm):
     """Federated averaging, with hooks for methods that differ in one step.
 
     Hooks: `shares` (which parameters are exchanged), `client_weights` and `average` (how they are
-    averaged), `build_messages` (what is sent), `aggregate` (what becomes of the replies).
+    averaged), `build_messages` and `update_messages` (what is sent), `aggregate` (what
+    becomes of the replies).
     """
 
     personalised: ClassVar[bool] = False
+    # Whether the server merges by `average`, where `robust` has an effect.
+    merges: ClassVar[bool] = True
+    # Whether head and features are told apart: then a task without a head cannot be served.
+    needs_head: ClassVar[bool] = False
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
     # Weight of a client in the mean: its number of samples, or the same for all.
     mean: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
+    # How updates are merged, so that some false ones do little (robust.py).
+    robust: Rule = field(default="never", kw_only=True)
+    # Largest weight of a client, as a multiple of the median weight; None: any, as in the papers.
+    max_weight: Annotated[float, Field(ge=1)] | None = field(default=None, kw_only=True)
+    # Noise on the sum of clipped updates, {clip: 1.0, noise: 2.0} (central_privacy.py).
+    central: CentralPrivacy | None = field(default=None, kw_only=True)
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
-        return not task.paired
+        return not task.paired and not (cls.needs_head and task.headless)
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = super().check(clients, public_rows)
+        if self.robust != "never" and not self.merges:
+            sentence = f"must be never: {type(self).__name__} averages no updates at the server."
+            problems.append(("robust", sentence))
+        if self.central is not None:
+            problems += [("central", sentence) for sentence in self.central_problems()]
+        return problems
+
+    def central_problems(self) -> list[str]:
+        """Why noise on the mean would not cover all that leaves the server."""
+        problems = []
+        own = [name for name in CENTRAL_STEPS if getattr(type(self), name) is not _step(name)]
+        if own:
+            sentence = f"is for methods that only average; {type(self).__name__} has its own "
+            problems.append(f"{sentence}{' and '.join(own)}. Leave it out, or use fedavg.")
+        if self.robust != "never":
+            problems.append(f"needs robust: never, got {self.robust}: clipping bounds an update.")
+        if self.central.get("sampling") == "secret" and self.mean != "uniform":  # type: ignore[union-attr]
+            problems.append("with sampling: secret needs mean: uniform, got samples.")
+        reason = accounting_problem()
+        return problems + ([f"{reason}."] if reason else [])
+
+    def privacy_problem(self) -> str | None:
+        if self.central is not None:
+            return "clients' noise and central noise are counted apart: leave out one of the two"
+        return super().privacy_problem()
+
+    def central_results(self, fed: Federation) -> dict[str, Any] | None:
+        return None if self.central is None else central_results(self.central, fed)
 
     def shares(self, name: str) -> bool:
         """Whether the parameter of that name is exchanged."""
@@ -168,12 +241,19 @@ class Averaging(Algorithm):
 
     def average(self, states: dict[str, Parameters], weights: dict[str, float]) -> Parameters:
         """Combine the parameters of several clients into one."""
-        return mean_states(states, weights)
+        if self.robust == "never" or len(states) < 3:
+            return mean_states(states, weights)
+        uploads = [Upload(client, state) for client, state in states.items()]
+        return merge_robustly(uploads[0].parameters, uploads, weights, self.robust)
 
     def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         """What each client is sent: the model of its group."""
         models, group = fed.state["models"], fed.state["group"]
         return {c: {"parameters": models[group[c]]} for c in clients}
+
+    def update_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
+        """What each client is sent to train; a method may add arguments of its `update`."""
+        return self.build_messages(fed, clients)
 
     def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
@@ -185,9 +265,15 @@ class Averaging(Algorithm):
         """The server's loop of Algorithm 1."""
         for round in fed.rounds():
             self.register_clients(fed)
-            replies = fed.call("update", per_client=self.build_messages(fed, fed.active))
+            messages, replies = self.update_clients(fed)
             self.drop_false_counts(fed, replies)
-            weights = self.client_weights(replies)
+            if self.central is not None:
+                self.merge_with_noise(fed, replies)
+                self.record_round(fed, replies)
+                yield round
+                continue
+            remember_merge(fed, drop_outliers(fed, messages, replies, fed.state["group"]))
+            weights = cap_weights(self.client_weights(replies), self.max_weight)
             for group in sorted({fed.state["group"][c] for c in replies}):
                 states = {
                     c: reply["parameters"]
@@ -197,6 +283,39 @@ class Averaging(Algorithm):
                 self.aggregate(fed, group, states, weights)
             self.record_round(fed, replies)
             yield round
+
+    def merge_with_noise(self, fed: Federation, replies: Replies) -> None:
+        """Replace each group's model by a noisy mean (central_privacy.py).
+
+        Outliers are not refused: whether they are would depend on other clients' data.
+        """
+        assert self.central is not None
+        privacy = privacy_settings(self.central)
+        group = fed.state["group"]
+        asked = {c: {"samples": fed.infos[c].samples} for c in fed.sampled if c in group}
+        weights = cap_weights(self.client_weights(asked), self.max_weight)
+        for key in sorted({group[c] for c in asked}):
+            states = {c: reply["parameters"] for c, reply in replies.items() if group[c] == key}
+            shares = {c: weight for c, weight in weights.items() if group[c] == key}
+            draw = privacy.draws(fed.seed, "central", key, fed.round)
+            model = fed.state["models"][key]
+            fed.state["models"][key] = noisy_mean(model, states, shares, privacy, draw)
+        count_round(fed)
+
+    def update_clients(self, fed: Federation) -> tuple[dict[str, dict[str, Value]], Replies]:
+        """Have the active clients train. Returns what they were sent, and their replies.
+
+        Where most of them diverge because of what was merged last, that is undone (robust.py).
+        """
+        messages = self.update_messages(fed, fed.active)
+        if "suspects" not in fed.state:
+            return messages, fed.call("update", per_client=messages)
+        replies = fed.call("update", per_client=messages, quorum=0)
+        if undo_merge(fed, replies):
+            messages = self.update_messages(fed, fed.active)
+            return messages, fed.call("update", per_client=messages)
+        fed.check_quorum("update", len(replies), replies.failures, fed.config.quorum)
+        return messages, replies
 
     def drop_false_counts(self, fed: Federation, replies: Replies) -> None:
         """Refuse replies whose number of samples, a weight, is not the one announced."""
@@ -232,6 +351,15 @@ class Averaging(Algorithm):
                     continue
             if key in models:
                 self.add_member(fed, key, client, answer)
+        fed.report_sharing()
+
+    def sharing(self, fed: Federation) -> Sharing | None:
+        """Groups are known once clients were asked for their shapes."""
+        if "group" not in fed.state:
+            return None
+        groups = connect_clients({c: [key] for c, key in fed.state["group"].items()})
+        only_heads = self.shares("head.") and not self.shares("encoder.")
+        return {"heads" if only_heads else "parameters": groups} if groups else {}
 
     def group_key(self, fed: Federation, client: str, answer: Any) -> str:
         """A string that is equal for clients that are averaged with each other.
@@ -248,7 +376,7 @@ class Averaging(Algorithm):
 
     def add_group(self, fed: Federation, key: str, answer: Any, initial: Any) -> bool:
         """Store the initial model of a new group; False if it is not as `answer` announced it."""
-        if shape_hash(initial) != answer:
+        if shape_hash(initial) != answer.split(" ")[0]:
             return False
         fed.state["models"][key] = initial
         return True
@@ -258,10 +386,15 @@ class Averaging(Algorithm):
         fed.state["group"][client] = key
 
     def evaluate(self, fed: Federation) -> Replies:
-        """Metrics of the shared model, on the common test set if all clients have one."""
+        """Metrics of the shared model, on the common test set if all clients have one.
+
+        Where clients end with models of their own, on each client's own test set.
+        """
         members = self.members(fed)
         infos = [fed.infos[c] for c in members]
-        if all(info.tested_on == "common" and info.has("labelled") for info in infos):
+        if not self.personalised and all(
+            info.tested_on == "common" and info.has("labelled") for info in infos
+        ):
             return self.evaluate_groups(fed, members)
         return score_federation(fed, self.ask_metrics(fed, members, common=False))
 
@@ -301,6 +434,25 @@ class Averaging(Algorithm):
     def members(self, fed: Federation) -> list[str]:
         """Clients that are in a group."""
         return [c for c in fed.clients if c in fed.state["group"]]
+
+
+# With central privacy these are as in Averaging: whatever else a server made of replies would leave
+# it without noise.
+CENTRAL_STEPS = (
+    "serve",
+    "aggregate",
+    "average",
+    "client_weights",
+    "build_messages",
+    "update_messages",
+    "update_clients",
+    "record_round",
+    "finish",
+)
+
+
+def _step(name: str) -> Any:
+    return getattr(Averaging, name)
 
 
 def shape_hash(parameters: Parameters) -> str:

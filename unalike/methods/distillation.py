@@ -3,7 +3,7 @@
 After FedDF, Lin et al. 2020, https://arxiv.org/abs/2006.07242; each client trains its own model.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ class DistillationProgram(ClientProgram):
     """
 
     algorithm: Any
+    distils_by_label: ClassVar[bool] = True  # from clients with labels in common only
 
     @query
     @sends("rows")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unalike.base.message import Value
 from unalike.base.types import Parameters
+from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.federation import Federation
 from unalike.core.operations import operation, query, sends
 from unalike.core.program import ClientProgram
@@ -14,6 +15,7 @@ from unalike.core.safeguard import NOT_CROSS_VALIDATED, exclude_from_cross_valid
 from unalike.methods.absent_classes import classes_in_groups
 from unalike.methods.averaging import mean_states, shape_hash, short_hash
 from unalike.methods.parts import Part, drop_invalid_replicas
+from unalike.methods.sharing import connect_clients
 
 Messages = dict[str, dict[str, Value]]
 
@@ -113,6 +115,14 @@ def average_groups(
             messages[client] |= arguments
     exclude_from_cross_validation(fed.state, messages)
     fed.call("take", clients=[c for c in messages if c in fed.active], per_client=messages)
+
+
+def averaged_groups(algorithm: Algorithm, fed: Federation) -> Sharing:
+    """What `average_groups` averages among which clients; {} before it was first called."""
+    kinds: dict[str, str] = fed.state.get("kinds", {})
+    groups = connect_clients({c: [kind] for c, kind in kinds.items() if kind})
+    what = "heads" if getattr(algorithm.Program, "averaged_prefix", "") else "parameters"
+    return {what: groups} if groups else {}
 
 
 def _valid_parameters(

@@ -1,6 +1,6 @@
 """Which clients a client is aligned with: random ones, or those with the most similar views."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ def select_peers(
     count: int,
     by_relevance: bool = False,
     moment: tuple[int, ...] = (),
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, list[str]]:
     """Up to `count` peers for each client; clients without any are left out, unless count is 0.
 
@@ -27,8 +28,11 @@ def select_peers(
         views: representations (B, d) of the same rows, by client. Peers are chosen among these.
         by_relevance: the most similar ones (`update_relevance`) instead of random ones.
         moment: numbers that name the random draw, e.g. round, epoch, batch.
+        weights: by client (agreement.py); nobody of weight 0 is a peer. None: all may be.
     """
     candidates = eligible_peers(fed, views, count)
+    if weights is not None:
+        candidates = [c for c in candidates if weights[c] > 0]
     relevance = update_relevance(fed, views) if by_relevance else {}
     peers = {}
     for client in views:

@@ -5,7 +5,7 @@ Functions take the client's program first; its algorithm has the fields `batch` 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -14,12 +14,15 @@ from pydantic import Field
 from torch import Tensor
 
 from unalike.base.randomness import stream
-from unalike.core.algorithm import Algorithm
+from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
 from unalike.data.device_cache import DeviceCache
 from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
+from unalike.methods.agreement import PeerRule
+from unalike.methods.group_averaging import averaged_groups
+from unalike.methods.sharing import clients_by_label
 from unalike.training.loop import Positive, train
 
 PREDICTION_BATCH = 256  # rows per forward pass without gradients
@@ -147,9 +150,19 @@ class PublicTraining(Algorithm):
     batch: int = 32  # public rows per batch
     passes: Positive = 1  # passes over the public set per round
     public_lr: LearningRate | None = None  # None: training.lr
+    # Whether predictions that agree with nobody's are left out of means (agreement.py).
+    robust: PeerRule = field(default="never", kw_only=True)
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         return check_batch(self.batch, public_rows)
+
+    def sharing(self, fed: Federation) -> Sharing | None:
+        """All share the public set; those that distil, only what clients with their labels say."""
+        groups = dict(super().sharing(fed) or {})
+        if getattr(self.Program, "distils_by_label", False):
+            by_label = clients_by_label(fed)
+            groups = {"public predictions": by_label} if by_label else {}
+        return groups | averaged_groups(self, fed)
 
     def serve(self, fed: Federation) -> Iterator[int]:
         for round in fed.rounds():

@@ -1,7 +1,8 @@
 """What a model predicts for public rows, and the mean of predictions over clients by label name.
 
 Labels are on axis 1: (n, labels), or (n, labels, CELLS, CELLS) for a dense task, whose map is
-average-pooled. A label means the same to all clients with that label name and the same task.
+average-pooled, (n, labels, STEPS) if it is a sequence. A label means the same to all clients with
+that label name and the same task, in the same variant.
 """
 
 from collections.abc import Iterable
@@ -9,31 +10,41 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
+from unalike.methods.agreement import prediction_weights
 from unalike.methods.public_data import blank_rows, public_samples
 from unalike.tasks import Task
 
+MIN_WEIGHT = 1e-6  # of a client in a mean
 CELLS = 8  # height and width of a dense prediction that is sent
+STEPS = 64  # length of one that is a sequence
 Prediction = (
     Annotated[Tensor, Shape("public_rows", "labels")]
     | Annotated[Tensor, Shape("public_rows", "labels", CELLS, CELLS)]
+    | Annotated[Tensor, Shape("public_rows", "labels", STEPS)]
 )
 
 
 def pool_dense(task: Task, output: Tensor) -> Tensor:
-    """The output as it is sent: a dense map is averaged to (n, labels, CELLS, CELLS)."""
-    return adaptive_avg_pool2d(output, CELLS) if task.dense else output
+    """The output as it is sent: a dense map is averaged to a fixed number of positions."""
+    if not task.dense:
+        return output
+    if task.dense_axes == 1:
+        return adaptive_avg_pool1d(output, STEPS)
+    return adaptive_avg_pool2d(output, CELLS)
 
 
 def blank_prediction(program: ClientProgram) -> Tensor:
     """Zeros in the form of a prediction of all public rows."""
     task = program.client.task
-    cells = (CELLS, CELLS) if task.dense else ()
-    return blank_rows(program, len(public_samples(program)), len(task.labels), *cells)
+    positions: tuple[int, ...] = ()
+    if task.dense:
+        positions = (STEPS,) if task.dense_axes == 1 else (CELLS, CELLS)
+    return blank_rows(program, len(public_samples(program)), len(task.labels), *positions)
 
 
 def likeliest_labels(task: Task, probabilities: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +77,7 @@ def clients_with_labels(
     sharing = []
     for candidate in candidates:
         other = fed.infos[candidate]
-        if other.task != info.task:
+        if other.task != info.task or other.traits != info.traits:
             continue
         index_there = {label: index for index, label in enumerate(other.labels)}
         shared = [index for index, label in enumerate(info.labels) if label in index_there]
@@ -79,6 +90,9 @@ def clients_with_labels(
 def average_by_label(fed: Federation, predictions: dict[str, Tensor], client: str) -> Tensor:
     """Mean prediction per label over all clients that have the label.
 
+    With `robust`, clients of weight 0 (agreement.py) are left out; a label that only such clients
+    have is averaged over them.
+
     Args:
         predictions: by client, labels on axis 1.
     Returns: same shape as the client's own prediction, floating point.
@@ -86,7 +100,9 @@ def average_by_label(fed: Federation, predictions: dict[str, Tensor], client: st
     own = predictions[client]
     total = torch.zeros_like(own, dtype=own.dtype if own.is_floating_point() else torch.float32)
     count = torch.zeros(own.shape[1], dtype=total.dtype, device=own.device)
+    weights = prediction_weights(fed, predictions)
     for other, own_labels, other_labels in clients_with_labels(fed, predictions, client):
-        total[:, own_labels] += predictions[other][:, other_labels].to(total)
-        count[own_labels] += 1
+        weight = 1.0 if weights[other] > 0 else MIN_WEIGHT
+        total[:, own_labels] += weight * predictions[other][:, other_labels].to(total)
+        count[own_labels] += weight
     return total / count.view(-1, *[1] * (own.dim() - 2))

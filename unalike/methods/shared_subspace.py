@@ -17,6 +17,7 @@ from unalike.core.program import ClientProgram
 from unalike.core.signatures import Shape
 from unalike.methods.parts import Part
 from unalike.methods.public_data import blank_rows, predict_public, public_samples
+from unalike.models.model import mean_over_positions
 
 RIDGE = 0.3  # weight of the penalty, in units of a feature's mean variance
 
@@ -31,7 +32,7 @@ class SharedSubspaceProgram(ClientProgram):
         of a dense task is averaged."""
 
         def pool(features: Tensor) -> tuple[Tensor]:
-            return ((features.mean((-2, -1)) if self.model.dense else features).double(),)
+            return ((mean_over_positions(features) if self.model.dense else features).double(),)
 
         return predict_public(self, pool, self.model.encode)[0]
 

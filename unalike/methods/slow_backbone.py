@@ -42,9 +42,13 @@ class SlowBackboneProgram(ClientProgram):
             head = {id(p) for p in self.model.head.parameters()}
             head_parameters = [p for p in group["params"] if id(p) in head]
             backbone = [p for p in group["params"] if id(p) not in head]
-            backbone_lr = group["lr"] * self.algorithm.backbone_lr_scale
+            scale = self.algorithm.backbone_lr_scale
+            rates: dict[str, float] = {}
+            for key in ("lr", "initial_lr"):
+                if key in group:
+                    rates[key] = group[key] * scale
             optimizer.param_groups[:] = [
                 {**group, "params": head_parameters, "lr": group["lr"] * 1.0},
-                {**group, "params": backbone, "lr": backbone_lr},
+                {**group, "params": backbone, **rates},
             ]
         return optimizer

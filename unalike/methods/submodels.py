@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 from pydantic import Field
@@ -36,8 +36,10 @@ from unalike.methods.averaging import (
     label_masks,
     shape_hash,
 )
+from unalike.methods.robust import Upload, merge_robustly
 from unalike.models.channel_groups import AxisSlice, ChannelGroup
 from unalike.models.flops import count_flops
+from unalike.models.frozen import whole_state
 from unalike.models.model import Model
 from unalike.models.submodels import (
     check_submodel,
@@ -97,14 +99,6 @@ class SubmodelUpdate(Update):
     ratio: Ratio
 
 
-class Contribution(NamedTuple):
-    """A client's upload at the positions of the full model."""
-
-    client: str
-    parameters: Parameters
-    mask: Parameters  # 1 where the client has the entry, else 0; shapes broadcast to the tensors
-
-
 class SubmodelProgram(ClientProgram):
     """The client's half: trains the submodel that it is sent, of whatever width."""
 
@@ -112,6 +106,7 @@ class SubmodelProgram(ClientProgram):
 
     def __init__(self, client: Client, algorithm: "SubmodelMethod", training: Training, seed: int):
         super().__init__(client, algorithm, training, seed)
+        check_all_learns(self.model, client.id)
         self.channel_groups = find_channel_groups(self.model, self.example_input(), algorithm.fixed)
         # Shapes without values, from which submodels are built.
         self.full_model: nn.Module = copy.deepcopy(self.model).to("meta")
@@ -376,7 +371,7 @@ class SubmodelMethod(Averaging):
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
-        return task.labelled and not task.paired
+        return task.labelled and not task.paired and not task.headless
 
     def privacy_problem(self) -> str | None:
         if self.masked:
@@ -421,28 +416,32 @@ class SubmodelMethod(Averaging):
             for name, tensor in fed.state["models"][group].items()
         }
         contributions = self.mask_absent(fed, model, self.place_uploads(fed, model, states))
-        fed.state["models"][group] = masked_mean(model, contributions, weights)
+        if self.robust == "never" or len(states) < 3:
+            merged = masked_mean(model, contributions, weights)
+        else:
+            merged = merge_robustly(model, list(contributions), weights, self.robust)
+        fed.state["models"][group] = merged
 
     def place_uploads(
         self, fed: Federation, model: Parameters, states: dict[str, Parameters]
-    ) -> Iterator[Contribution]:
+    ) -> Iterator[Upload]:
         """Put uploads at positions of the full model; by default where their units came from."""
         zeros = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
         for client, state in states.items():
             groups, units = self.channel_groups(fed, client), self.select_units(fed, client)
             ones = {name: torch.ones_like(tensor) for name, tensor in state.items()}
-            yield Contribution(
+            yield Upload(
                 client=client,
                 parameters=expand(state, groups, units, zeros),
                 mask=expand(ones, groups, units, zeros),
             )
 
     def mask_absent(
-        self, fed: Federation, model: Parameters, contributions: Iterable[Contribution]
-    ) -> Iterator[Contribution]:
+        self, fed: Federation, model: Parameters, contributions: Iterable[Upload]
+    ) -> Iterator[Upload]:
         """Take the last layer's rows of labels that a client lacks out of its contribution."""
         for contribution in contributions:
-            mask = dict(contribution.mask)
+            mask = dict(contribution.mask or {})
             for name, rows in self.label_rows(fed, contribution.client, model).items():
                 mask[name] = mask[name] * rows
             yield contribution._replace(mask=mask)
@@ -507,6 +506,7 @@ class SubmodelMethod(Averaging):
         replies = fed.call(
             "excited",
             clients=clients,
+            quorum=None if len(clients) == len(fed.active) else 0,  # few are asked again
             per_client={c: {"parameters": self.server_model(fed, c)} for c in clients},
         )
         for client in list(replies):
@@ -540,7 +540,7 @@ class SubmodelMethod(Averaging):
 
 
 def masked_mean(
-    model: Parameters, contributions: Iterable[Contribution], weights: dict[str, float]
+    model: Parameters, contributions: Iterable[Upload], weights: dict[str, float]
 ) -> Parameters:
     """Weighted mean of every entry over the clients that have it; other entries stay as in `model`.
 
@@ -550,6 +550,7 @@ def masked_mean(
     total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in model.items()}
     total_weight: dict[str, Any] = dict.fromkeys(model, 0)
     for client, parameters, mask in contributions:
+        assert mask is not None
         for name in model:
             total[name].addcmul_(parameters[name], mask[name], value=weights[client])
             total_weight[name] = total_weight[name] + weights[client] * mask[name]
@@ -560,6 +561,23 @@ def masked_mean(
             torch.where(total_weight[name] > 0, average, tensor.double()), tensor
         )
     return mean
+
+
+def check_all_learns(model: nn.Module, client: str) -> None:
+    """Raise UserError if weights are frozen.
+
+    A client is not told which units of the full model it gets, so it could not narrow the frozen
+    weights that it has itself.
+    """
+    learns = model.state_dict().keys()
+    frozen = {name: w for name, w in whole_state(model).items() if name not in learns}
+    if frozen:
+        raise UserError(
+            f"client {client}: submodels are made of weights that all learn, and "
+            f"{numel(frozen):,} of this model's are frozen, the first of them "
+            f"{next(iter(frozen))}; train the whole model (lora: 0, adapters: 0), or use a method "
+            "that narrows no models"
+        )
 
 
 def numel(parameters: Parameters) -> int:

@@ -1,22 +1,34 @@
-"""Image encoders in the format of Hugging Face (ViT, DINOv2, Swin, ResNet), whole or with LoRA."""
+"""Image encoders in the format of Hugging Face (ViT, DINOv2, Swin, ResNet), whole or with LoRA.
 
+Also what encoders of texts (reader.py) and language models share: loading, and LoRA.
+"""
+
+import json
 import math
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unalike.base.errors import UserError
+from unalike.base.errors import UserError, suggest_name
+from unalike.base.randomness import scope
 from unalike.models.checks import check_rgb_or_grey
 from unalike.models.frozen import Frozen
 
 # normalisation where the model's files do not say
 DEFAULT_PREPROCESSING = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 # the layers that LoRA's authors adapt, by the names that models have for them
-ATTENTION = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "qkv")
+ATTENTION = (
+    *("q_proj", "v_proj", "query", "value", "q_lin", "v_lin"),
+    *("qkv", "qkv_proj", "query_key_value", "c_attn", "Wqkv"),
+)
+NEEDS_HUB = "models of the hub need transformers and peft: pip install 'unalike[hub]'"
 
 
 class Hub(Frozen):
@@ -29,27 +41,31 @@ class Hub(Frozen):
         model: name or folder.
         lora: rank of LoRA adapters that learn while the model is frozen; 0: all of it learns.
         size: side of the resized image, for models that take any.
+        targets: layers that get adapters, by the last parts of their names; default: attention.
+        config: instead of `model`, a config with its `model_type`: random weights.
     """
 
     def __init__(
-        self, shape: Sequence[int], model: str = "", lora: int = 0, size: int | None = None
+        self,
+        shape: Sequence[int],
+        model: str = "",
+        lora: int = 0,
+        size: int | None = None,
+        targets: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.image_mean: Tensor
         self.image_std: Tensor
         check_rgb_or_grey("hub", shape)
-        if not model or lora < 0:
-            raise UserError(
-                "hub needs the model's name or folder, and a rank of LoRA of 0 or more; "
-                f"got model {model!r}, lora {lora}"
-            )
-        self.model, preprocessing = load_vision_model(model)
+        check_source("hub", model, config, lora)
+        self.model, preprocessing = load_vision_model(model, config, frozen=lora > 0)
         self.size = size or input_size(self.model.config, preprocessing, shape)
         for name in ("image_mean", "image_std"):
             values = torch.tensor(preprocessing[name]).reshape(1, -1, 1, 1)
             self.register_buffer(name, values, persistent=False)
         if lora:
-            add_lora(self.model, lora)
+            add_lora(self.model, lora, targets)
             self.exclude_frozen()
         self.eval()
         with torch.no_grad():
@@ -69,6 +85,21 @@ class Hub(Frozen):
     def forward(self, x: Tensor) -> Tensor:
         return self.grid(x).mean((-2, -1))
 
+    def save_preprocessing(self, folder: str | os.PathLike) -> None:
+        """Write preprocessor_config.json, by which transformers prepares images as done here."""
+        settings = {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": {"height": self.size, "width": self.size},
+            "resample": 2,  # bilinear
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": self.image_mean.flatten().tolist(),
+            "image_std": self.image_std.flatten().tolist(),
+        }
+        Path(folder, "preprocessor_config.json").write_text(json.dumps(settings, indent=1))
+
 
 def preprocess(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
     """Resize and normalise images (n, 1 or 3, h, w) in [0, 1] to (n, 3, size, size)."""
@@ -76,44 +107,89 @@ def preprocess(x: Tensor, size: int, mean: Tensor, std: Tensor) -> Tensor:
     return (x.expand(-1, 3, -1, -1) - mean) / std
 
 
-def load_vision_model(name: str) -> tuple[Any, dict[str, Any]]:
-    """A model's image encoder, and how its images are preprocessed."""
-    model, preprocessing = load_pretrained(name)
+def load_vision_model(
+    name: str, config: Mapping[str, Any] | None = None, frozen: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """A model's image encoder, and how its images are preprocessed; see `load_model`."""
+    model, preprocessing = load_pretrained(name, config, frozen)
     model = getattr(model, "vision_model", model)
     if getattr(model, "main_input_name", "") != "pixel_values":
         raise UserError(
-            f"hub takes models of images, {name!r} is {type(model).__name__}; "
+            f"hub takes models of images, {name or 'the config'!r} is {type(model).__name__}; "
             "the model reader takes texts"
         )
     return model, preprocessing
 
 
-def load_pretrained(name: str) -> tuple[Any, dict[str, Any]]:
-    """A whole model, and how its images are preprocessed.
+def load_pretrained(
+    name: str, config: Mapping[str, Any] | None = None, frozen: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """A whole model, and how its images are preprocessed; see `load_model`.
 
     Returns: the model, and a dict with `image_mean`, `image_std` and perhaps `size`, `crop_size`.
     """
-    check_folder("hub", name)
-    try:
-        from transformers import AutoModel
+    model = load_model("hub", "AutoModel", name, config, frozen)
+    stored: dict[str, Any] = {}
+    if config is None:
         from transformers.image_processing_base import ImageProcessingMixin
-    except ImportError:
-        raise UserError(
-            "models of the hub need transformers and peft: pip install 'unalike[hub]'"
-        ) from None
-    try:
-        model = AutoModel.from_pretrained(name)
-    except (OSError, ValueError) as problem:
-        raise UserError(f"hub cannot load {name!r}: {str(problem).splitlines()[0]}") from None
-    try:
-        stored = ImageProcessingMixin.get_image_processor_dict(name)[0]
-    except OSError:
-        stored = {}
-    preprocessing = dict(DEFAULT_PREPROCESSING)
+
+        with suppress(OSError):
+            stored = ImageProcessingMixin.get_image_processor_dict(name)[0]
+    preprocessing: dict[str, Any] = dict(DEFAULT_PREPROCESSING)
     for key in (*DEFAULT_PREPROCESSING, "size", "crop_size"):
         if stored.get(key) is not None:
             preprocessing[key] = stored[key]
     return model, preprocessing
+
+
+def check_source(encoder: str, model: str, config: Mapping[str, Any] | None, lora: int = 0) -> None:
+    """Raise UserError unless there is a name or a config, and a rank of LoRA that can be."""
+    if bool(model) == (config is not None) or lora < 0:
+        raise UserError(
+            f"{encoder} needs the model's name or folder (model: ...), or else a config with its "
+            f"model_type (config: ...), and a rank of LoRA of 0 or more; got model {model!r}, "
+            f"config {config!r}, lora {lora}"
+        )
+
+
+def load_model(
+    encoder: str,
+    auto_class: str,
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    frozen: bool = False,
+) -> Any:
+    """A transformers model: of that name or folder, or with random weights from a config.
+
+    Args:
+        encoder: for error messages.
+        auto_class: of transformers, e.g. "AutoModel".
+        frozen: random weights depend on the config alone, not on the run's seed and the client:
+            all clients have the same ones under their adapters.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(NEEDS_HUB) from None
+    auto = getattr(transformers, auto_class)
+    if config is None:
+        check_folder(encoder, name)
+        try:
+            return auto.from_pretrained(name)
+        except (OSError, ValueError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise UserError(f"{encoder} cannot load {name!r}: {reason}") from None
+    try:
+        whole = transformers.AutoConfig.for_model(**config)
+        text = json.dumps(dict(config), sort_keys=True)
+        with scope(0, "config", text) if frozen else nullcontext():
+            return auto.from_config(whole)
+    except (TypeError, ValueError, KeyError) as problem:
+        reason = str(problem).splitlines()[0][:200]
+        raise UserError(
+            f"{encoder} cannot build a model from the config {dict(config)!r}: {reason}; "
+            "it has a model_type, such as vit or bert, and the fields of that type's config"
+        ) from None
 
 
 def check_folder(encoder: str, name: str) -> None:
@@ -141,34 +217,81 @@ def input_size(config: Any, preprocessing: dict[str, Any], shape: Sequence[int])
     return next(side for side in sides if isinstance(side, int))
 
 
-def add_lora(model: nn.Module, rank: int) -> None:
+def add_lora(model: nn.Module, rank: int, names: Sequence[str] = ()) -> None:
     """Freeze the model and add LoRA adapters, in place.
 
-    They go into attention; without attention into all linear layers; without these into all
-    convolutions.
+    They go into the layers named; by default into attention; without attention into all linear
+    layers; without these into all convolutions. The product B A is scaled by 2 at every rank.
     Reference: Hu et al. 2022, https://arxiv.org/abs/2106.09685
+
+    Args:
+        names: last parts of layers' names, e.g. ["q_proj", "mlp.fc1"].
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise UserError("LoRA needs peft: pip install 'unalike[hub]'") from None
-    layers = {name: layer for name, layer in model.named_modules() if name}
-    layers = {name: layer for name, layer in layers.items() if not name.startswith("pooler")}
-    linear, convolutions = [], []
-    for name, layer in layers.items():
-        if isinstance(layer, nn.Linear):
-            linear.append(name)
-        elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
-            convolutions.append(name)
-    attention = [name for name in linear if name.rsplit(".", 1)[-1] in ATTENTION]
-    targets = attention or linear or convolutions
+    linear, convolutions = find_adaptable(model)
+    if names:
+        targets = match_targets(model, [*linear, *convolutions], names)
+    else:
+        attention = [name for name in linear if name.rsplit(".", 1)[-1] in ATTENTION]
+        targets = attention or linear or convolutions
     if not targets:
         leaves = []
-        for name, layer in layers.items():
-            if not list(layer.children()):
+        for name, layer in model.named_modules():
+            if name and not list(layer.children()):
                 leaves.append(f"{name} ({type(layer).__name__})")
         raise UserError(
             f"LoRA finds no linear layer or convolution in {type(model).__name__}; it has "
             f"{', '.join(leaves[:20]) or 'no layers'}"
         )
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets), model)
+    transposed = any(is_transposed(model.get_submodule(name)) for name in targets)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=transposed
+    )
+    with warnings.catch_warnings():
+        # peft says that it turns fan_in_fan_out off for plain linear layers among the targets
+        warnings.simplefilter("ignore")
+        inject_adapter_in_model(config, model)
+    for name in targets:
+        adapted: Any = model.get_submodule(name)
+        if isinstance(adapted.base_layer, nn.Conv2d):  # some models ask convolutions for these
+            for attribute in ("kernel_size", "stride", "padding", "dilation"):
+                setattr(adapted, attribute, getattr(adapted.base_layer, attribute))
+
+
+def find_adaptable(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of linear layers and of convolutions that can get LoRA adapters; poolers are not used.
+
+    Output embeddings (`lm_head`) are left out.
+    """
+    linear, convolutions = [], []
+    for name, layer in model.named_modules():
+        if not name or name.startswith("pooler") or name.endswith("lm_head"):
+            continue
+        if isinstance(layer, nn.Linear) or is_transposed(layer):
+            linear.append(name)
+        elif isinstance(layer, nn.Conv2d) and layer.groups == 1:
+            convolutions.append(name)
+    return linear, convolutions
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether a layer is GPT-2's linear layer, whose weight is (inputs, outputs)."""
+    return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
+
+
+def match_targets(model: nn.Module, available: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Layers whose names end with one of these; UserError for one that matches none."""
+    targets = []
+    for wanted in names:
+        found = [name for name in available if f".{name}".endswith(f".{wanted}")]
+        if not found:
+            ends = sorted({name.rsplit(".", 1)[-1] for name in available})
+            raise UserError(
+                f"LoRA finds no layer {wanted!r} in {type(model).__name__}."
+                f"{suggest_name(wanted, ends)} It has: {', '.join(ends)}."
+            )
+        targets += found
+    return list(dict.fromkeys(targets))

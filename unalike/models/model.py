@@ -13,8 +13,8 @@ class Model(nn.Module):
     """Encoder -> projection -> head.
 
     `features` are the head's input; `represent` is one vector per sample, to compare models by. A
-    dense task (segmentation) keeps the feature map: its features are (n, width, h, w) and the
-    representation is their mean.
+    dense task keeps the feature map: its features are (n, width, h, w), or (n, width, steps) of a
+    sequence, and the representation is their mean.
     """
 
     def __init__(
@@ -27,20 +27,21 @@ class Model(nn.Module):
         self.dense = dense
 
     def encode(self, x: Tensor | dict) -> Tensor:
-        """The projection's input: a vector per sample (n, width), or a map (n, width, h, w)."""
+        """The projection's input: a vector per sample (n, width), or a map (n, width, ...)."""
         if not self.dense:
             return self.encoder(x)
         grid = getattr(self.encoder, "grid", None)
         if not callable(grid):
             raise UserError(
-                "a dense task needs an encoder with grid(x), its feature map (n, width, h, w); "
-                f"{type(self.encoder).__name__} has none, image encoders such as cnn, transformer, "
-                "vgg11, resnet18, efficientnet and hub have"
+                "a dense task needs an encoder with grid(x), its feature map (n, width, h, w) or "
+                f"(n, width, steps); {type(self.encoder).__name__} has none, image encoders such "
+                "as cnn, transformer, vgg11, resnet18, efficientnet and hub have, and those of "
+                "sequences (cnn1d, gru1d, transformer1d)"
             )
         return grid(x)
 
     def features(self, x: Tensor | dict) -> Tensor:
-        """The head's input: (n, width), or (n, width, h, w) for a dense task."""
+        """The head's input: (n, width), or (n, width, ...) for a dense task."""
         encoded = self.encode(x)
         if self.dense:  # the projection works on the last axis
             return self.projection(encoded.movedim(1, -1)).movedim(-1, 1)
@@ -49,10 +50,15 @@ class Model(nn.Module):
     def represent(self, x: Tensor | dict) -> Tensor:
         """Unit vectors (n, width)."""
         z = self.features(x)
-        return nn.functional.normalize(z.mean((-2, -1)) if self.dense else z, dim=-1)
+        return nn.functional.normalize(mean_over_positions(z) if self.dense else z, dim=-1)
 
     def forward(self, x: Tensor | dict) -> Tensor:
         return self.head(self.features(x))
+
+
+def mean_over_positions(features: Tensor) -> Tensor:
+    """The mean (n, width) of a feature map (n, width, h, w) or (n, width, steps)."""
+    return features.mean(tuple(range(2, features.dim())))
 
 
 def width_of(encoder: nn.Module, rows: Callable[[], Tensor | dict]) -> int:

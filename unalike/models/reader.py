@@ -1,20 +1,21 @@
-"""Text encoders in the format of Hugging Face (BERT, DistilBERT and the like), whole or with LoRA.
+"""Text encoders in the format of Hugging Face (BERT, DistilBERT, GPT-2), whole or with LoRA.
 
 Texts arrive as code points and each encoder has its own tokenizer, so clients that share public
 texts need not share a tokenizer.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unalike.base.errors import UserError
 from unalike.data.text_codes import codes_to_texts
 from unalike.models.frozen import Frozen
 from unalike.models.gru import LETTERS
-from unalike.models.hub import add_lora, check_folder
+from unalike.models.hub import add_lora, check_folder, check_source, load_model
 
 PADDING = -1  # token id beyond the end of a text; 0 is a token of some tokenizers
 
@@ -30,24 +31,50 @@ class Reader(Frozen):
         lora: rank of LoRA adapters; the model itself is then frozen, without dropout, and texts
             are tokenized once. 0: the whole model learns.
         length: how many tokens of a text are used.
+        targets: layers that get adapters, by the last parts of their names; default: attention.
+        config: instead of `model`, a config with its `model_type`: random weights.
+        tokenizer: name or folder of the tokenizer, where it is not the model's; with a config by
+            default bytes of UTF-8 are tokens.
     """
 
-    def __init__(self, shape: Sequence[int], model: str = "", lora: int = 0, length: int = 64):
+    kind = "reader"
+    auto_class = "AutoModel"
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        model: str = "",
+        lora: int = 0,
+        length: int = 64,
+        targets: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+        tokenizer: str = "",
+    ):
         super().__init__()
-        if not model:
-            raise UserError("reader needs the name of a model of texts, or its folder")
-        text_model, tokenizer = load_text_model(model)
-        self.set_model("reader", shape, text_model, tokenizer, lora, length)
+        check_source(self.kind, model, config, lora)
+        text_model = load_model(self.kind, self.auto_class, model, config, frozen=lora > 0)
+        source = tokenizer or model
+        own_tokenizer = load_fast_tokenizer(self.kind, source) if source else byte_tokenizer()
+        text_model = text_part(self.kind, model or "the config", text_model)
+        check_vocabulary(self.kind, text_model.config, own_tokenizer)
+        self.set_model(self.kind, shape, text_model, own_tokenizer, lora, length, targets)
 
     def set_model(
-        self, name: str, shape: Sequence[int], model: Any, tokenizer: Any, lora: int, length: int
+        self,
+        name: str,
+        shape: Sequence[int],
+        model: Any,
+        tokenizer: Any,
+        lora: int,
+        length: int,
+        targets: Sequence[str] = (),
     ) -> None:
         """Check the options and use that model; the tokenizer is of the package tokenizers."""
         if len(shape) != 1:
             raise UserError(
                 f"{name} takes texts as rows of letters, (letters,), got {tuple(shape)}"
             )
-        longest = getattr(model.config, "max_position_embeddings", length)
+        longest = longest_text(model, length)
         if lora < 0 or not 3 <= length <= longest:
             raise UserError(
                 f"{name} has a rank of LoRA of 0 or more and reads 3 to {longest} tokens, "
@@ -58,13 +85,16 @@ class Reader(Frozen):
         self.model = model
         self.tokenizer = tokenizer
         self.length = length
+        self.filler = model.config.pad_token_id or 0  # any token will do: the mask hides it
         self.width = int(model.config.hidden_size)
         if lora:
-            add_lora(self.model, lora)
+            add_lora(self.model, lora, targets)
             self.exclude_frozen()
 
     def trunk(self, x: Tensor) -> Tensor:
         """Token ids (n, length) int64 with the tokenizer's start and end tokens."""
+        if x.is_meta:  # shapes only: there is no text to read
+            return torch.zeros(len(x), self.length, dtype=torch.int64, device=x.device)
         self.tokenizer.enable_truncation(self.length)
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(codes_to_texts(x))]
         self.tokenizer.no_truncation()
@@ -74,8 +104,17 @@ class Reader(Frozen):
     def forward(self, x: Tensor) -> Tensor:
         ids = self.trunk(x) if x.dtype == LETTERS else x
         mask = ids != PADDING
-        out = self.model(input_ids=ids.clamp(min=0), attention_mask=mask.long())
+        ids = ids.masked_fill(~mask, self.filler)
+        # without values (a count of operations) there is no mask to look at
+        attention_mask = None if ids.is_meta else mask.long()
+        out = self.model(input_ids=ids, attention_mask=attention_mask)
         return mean_over_tokens(out.last_hidden_state, mask)
+
+    def save_preprocessing(self, folder: str | os.PathLike) -> None:
+        """Write the tokenizer's files, as transformers reads them."""
+        from transformers import PreTrainedTokenizerFast
+
+        PreTrainedTokenizerFast(tokenizer_object=self.tokenizer).save_pretrained(folder)
 
     def train(self, mode: bool = True) -> "Reader":
         super().train(mode)
@@ -90,27 +129,70 @@ def mean_over_tokens(tokens: Tensor, mask: Tensor) -> Tensor:
     return (tokens * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def load_text_model(name: str) -> tuple[nn.Module, Any]:
-    """A text model without its pooler, and its tokenizer."""
-    check_folder("reader", name)
-    try:
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError:
-        raise UserError(
-            "models of the hub need transformers and peft: pip install 'unalike[hub]'"
-        ) from None
-    try:
-        model = AutoModel.from_pretrained(name)
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as problem:
-        raise UserError(f"reader cannot load {name!r}: {str(problem).splitlines()[0]}") from None
+def text_part(encoder: str, name: str, model: Any) -> Any:
+    """The text encoder of a model, without its pooler."""
     model = getattr(model, "text_model", model)
-    takes_text = getattr(model, "main_input_name", "input_ids") == "input_ids"
-    if not takes_text or getattr(tokenizer, "backend_tokenizer", None) is None:
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise UserError(
-            f"reader takes models of texts with a fast tokenizer, {name!r} is "
+            f"{encoder} takes models of texts with a fast tokenizer, {name!r} is "
             f"{type(model).__name__}; hub takes images"
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return model, tokenizer.backend_tokenizer
+    return model
+
+
+def load_fast_tokenizer(encoder: str, name: str) -> Any:
+    """The tokenizer of that name or folder, of the package tokenizers.
+
+    It needs no padding token: padding is masked.
+    """
+    from transformers import AutoTokenizer
+
+    check_folder(encoder, name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise UserError(f"{encoder} cannot load the tokenizer of {name!r}: {reason}") from None
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise UserError(
+            f"{encoder} takes models of texts with a fast tokenizer, that of {name!r} is "
+            f"{type(tokenizer).__name__}"
+        )
+    return tokenizer.backend_tokenizer
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer whose 256 tokens are bytes of UTF-8."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def check_vocabulary(encoder: str, config: Any, tokenizer: Any) -> None:
+    """Raise UserError if the tokenizer has more tokens than the model has embeddings."""
+    size = getattr(config, "vocab_size", None)
+    tokens = tokenizer.get_vocab_size()
+    if size is not None and tokens > size:
+        raise UserError(
+            f"{encoder}: the tokenizer has {tokens} tokens, the model {size} (vocab_size); give "
+            "a config with as many, or the model's own tokenizer"
+        )
+
+
+def longest_text(model: Any, default: int) -> int:
+    """How many tokens a model reads.
+
+    Models like RoBERTa count positions from the one after the padding token's.
+    """
+    longest = int(getattr(model.config, "max_position_embeddings", None) or default)
+    embeddings = getattr(model, "embeddings", None)
+    positions = getattr(embeddings, "position_embeddings", None)
+    offset = getattr(positions, "padding_idx", None)
+    return longest if offset is None else longest - offset - 1

@@ -21,6 +21,8 @@ State = dict[str, Tensor]
 Keep = Sequence[Tensor]
 # attributes in which modules keep their number of attention heads
 HEADS = ("heads", "num_heads", "n_heads", "n_head", "nhead", "num_attention_heads")
+# attributes in which they keep the width of all heads
+HEADS_WIDTH = ("split_size",)
 
 # by architecture: tracing is slow, and many clients have the same one
 _traced: dict[tuple, list[ChannelGroup]] = {}
@@ -340,13 +342,11 @@ def update_layer_sizes(module: nn.Module) -> None:
     weight = getattr(module, "weight", None)
     match module:
         case nn.MultiheadAttention():
-            module.head_dim = module.embed_dim // module.num_heads
-            projection = module.in_proj_weight
-            projection = module.q_proj_weight if projection is None else projection
-            module.embed_dim = module.kdim = module.vdim = projection.shape[1]
-            module.num_heads = max(1, module.embed_dim // module.head_dim)
+            update_attention_sizes(module)
         case _ if not isinstance(weight, Tensor):
             pass
+        case _ if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):  # of GPT-2
+            vars(module).update(nx=weight.shape[0], nf=weight.shape[1])
         case nn.Linear():
             module.out_features, module.in_features = weight.shape
         case nn.modules.conv._ConvTransposeNd():
@@ -360,13 +360,21 @@ def update_layer_sizes(module: nn.Module) -> None:
         case nn.modules.batchnorm._NormBase():
             module.num_features = len(weight)
         case nn.GroupNorm():
-            if module.num_groups > 1:
-                module.num_groups = len(weight) // (module.num_channels // module.num_groups)
+            module.num_groups = max(1, len(weight) * module.num_groups // module.num_channels)
             module.num_channels = len(weight)
         case nn.LayerNorm() | nn.RMSNorm():
             module.normalized_shape = tuple(weight.shape)
         case nn.Embedding() | nn.EmbeddingBag():
             module.embedding_dim = weight.shape[1]
+
+
+def update_attention_sizes(module: nn.MultiheadAttention) -> None:
+    """Set the sizes of torch's attention from the shapes of its parameters, in place."""
+    module.head_dim = module.embed_dim // module.num_heads
+    projection = module.in_proj_weight
+    projection = module.q_proj_weight if projection is None else projection
+    module.embed_dim = module.kdim = module.vdim = projection.shape[1]
+    module.num_heads = max(1, module.embed_dim // module.head_dim)
 
 
 def set_head_count(model: nn.Module, group: ChannelGroup, heads: int) -> None:
@@ -383,6 +391,15 @@ def set_head_count(model: nn.Module, group: ChannelGroup, heads: int) -> None:
             for name in HEADS:
                 if getattr(owner, name, None) == group.units:
                     setattr(owner, name, heads)
+                    _set_heads_width(owner, group.units, heads)
+
+
+def _set_heads_width(owner: nn.Module, units: int, heads: int) -> None:
+    """Where a module keeps the width of all its heads, make it that of so many."""
+    for name in HEADS_WIDTH:
+        width = getattr(owner, name, None)
+        if isinstance(width, int) and not isinstance(width, bool):
+            setattr(owner, name, width // units * heads)
 
 
 def measure_activity(

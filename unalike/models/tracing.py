@@ -208,6 +208,8 @@ class ChannelTracer(TorchDispatchMode):
         first = out[0] if isinstance(out, tuple | list) and out else out
         if not isinstance(first, Tensor):
             return
+        if name == "as_strided" and in_place and first.shape == args[0].shape:
+            return  # only the layout in memory changes
         if name in RESHAPES:
             self.set_labels(out, *(label.reshape(out.shape) for label in self.labels_of(args[0])))
         elif name in MOVEMENTS:
@@ -255,6 +257,8 @@ class ChannelTracer(TorchDispatchMode):
         """Permutations, slices, concatenations: do the same with the numbers."""
         if isinstance(args[0], tuple | list):
             labels = [self.channel_of(tensor) for tensor in args[0]]
+            if func.overloadpacket.__name__ == "cat":
+                labels = self.tie_positions(labels, *args[1:], **kwargs)
             self.set_labels(out, func(labels, *args[1:], **kwargs))
             return
         moved = [func(label, *args[1:], **kwargs) for label in self.labels_of(args[0])]
@@ -263,6 +267,26 @@ class ChannelTracer(TorchDispatchMode):
                 self.set_labels(tensor, *(label[i] for label in moved))
         else:
             self.set_labels(out, *moved)
+
+    def tie_positions(self, labels: list[Tensor], dim: int = 0) -> list[Tensor]:
+        """Numbers of tensors before they are joined along an axis.
+
+        Where that axis has positions, as a class token beside those of an image, the channels lie
+        on another axis and are the same in all of the tensors.
+        """
+        parts = [label for label in labels if label.numel()]
+        if len(parts) < 2:
+            return labels
+        axes = [axis for axis in range(parts[0].dim()) if axis != dim % parts[0].dim()]
+        for label in parts:
+            has_channels_elsewhere = any(varies(label, axis) for axis in axes)
+            if varies(label, dim) or not has_channels_elsewhere:
+                return labels
+        channels = parts[0].narrow(dim, 0, 1)
+        for label in parts:
+            self.mark_output(label)  # a class token is a parameter that no layer owns
+            self.mark_same(channels, label.narrow(dim, 0, 1))
+        return [channels.expand(label.shape) if label.numel() else label for label in labels]
 
     def follow_elementwise(self, tensors: list[Tensor], out: Tensor) -> None:
         """Numbers that meet are the same channel.
@@ -437,12 +461,13 @@ class ChannelTracer(TorchDispatchMode):
         if label.dim() == 2:
             return label
         flat = label.flatten(2)
-        if bool((flat != flat[..., :1]).any()):
+        channels = flat.amax(-1, keepdim=True)  # NONE, the lowest, is padding around a map
+        if bool(((flat != channels) & (flat != NONE)).any()):
             raise Untraceable(
                 f"layer {self.layer[-1]!r} takes for channels what earlier layers take for "
                 "positions: name it in `fixed`"
             )
-        return flat[..., 0]
+        return channels[..., 0]
 
     def carries_channels(self, tensors: list[Tensor]) -> bool:
         """Whether any of the tensors has channels that could be removed."""

@@ -32,13 +32,17 @@ CONFIG_PARTS = (
 ROUNDING = 1e-9  # an interval this close to 0 does not exclude it
 
 
-def compare(paths: Iterable[str | Path]) -> dict:
+def compare(paths: Iterable[str | Path], against: str | None = None) -> dict:
     """Group runs by algorithm and differing settings, average over seeds, compare with the first.
 
     Args:
         paths: folders of finished runs of one scenario.
+        against: algorithm or label of the group that is the one baseline of all, such as "local".
+            Gains are then over its values with the same seed; by default each run's gains are over
+            its own local baseline, whose model differs by method.
     Returns: a dict with
         scenario, level: the scenario's name and the level of the intervals.
+        against: label of the group that gains are over; None where each run has its own baseline.
         clients, left_out: clients with a value in every run, and the others.
         units, lower_is_better: unit by client; clients whose metric should fall.
         groups: averages of each group; an average is {"mean", "low", "high", "n"}, with one seed
@@ -68,17 +72,21 @@ def compare(paths: Iterable[str | Path]) -> dict:
         groups.setdefault(label, []).append(run)
         settings[label] = fields
     by_seed = {label: _index_by_seed(label, members) for label, members in groups.items()}
-    reference, *remaining = groups
+    reference = next(iter(groups)) if against is None else _find_group(against, groups)
+    remaining = [label for label in groups if label != reference]
+    baseline = None if against is None else by_seed[reference]
     entries = {client: runs[0].clients[client] for client in common}
     return {
         "scenario": runs[0].scenario,
         "level": LEVEL,
+        "against": None if against is None else reference,
         "clients": common,
         "left_out": [client for client in every_client if client not in common],
         "units": {client: unit_of(entry) for client, entry in entries.items()},
         "lower_is_better": [c for c, entry in entries.items() if not higher_is_better(entry)],
         "groups": [
-            _summarise_group(label, settings[label], by_seed[label], common) for label in groups
+            _summarise_group(label, settings[label], by_seed[label], common, baseline)
+            for label in (reference, *remaining)
         ],
         "differences": [
             _compare_groups(label, by_seed[label], reference, by_seed[reference], common)
@@ -157,10 +165,10 @@ def _settings(run: Run) -> dict:
     parts = {part: run.config[part] for part in CONFIG_PARTS if part in run.config}
     if run.config.get("python"):
         parts.pop("clients", None)
-    return _flatten(parts)
+    return flatten_settings(parts)
 
 
-def _flatten(settings: Any, prefix: str = "") -> dict:
+def flatten_settings(settings: Any, prefix: str = "") -> dict:
     """Return {"optimizer": {"lr": 0.1}} as {"optimizer.lr": 0.1}.
 
     Elements of a list of dicts go by their id or index; an empty dict sets nothing.
@@ -175,7 +183,7 @@ def _flatten(settings: Any, prefix: str = "") -> dict:
         return {prefix: settings}
     flat: dict = {}
     for name, value in settings.items():
-        flat |= _flatten(value, f"{prefix}.{name}" if prefix else str(name))
+        flat |= flatten_settings(value, f"{prefix}.{name}" if prefix else str(name))
     return flat
 
 
@@ -195,9 +203,46 @@ def _index_by_seed(label: str, members: list[Run]) -> dict[Any, Run]:
     return seeds
 
 
-def _summarise_group(label: str, fields: dict, seeds: dict[Any, Run], common: list[str]) -> dict:
+def _find_group(wanted: str, groups: dict[str, list[Run]]) -> str:
+    """Return the label of the only group with this label or algorithm."""
+    found = [label for label, runs in groups.items() if wanted in (label, runs[0].algorithm)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"--against {wanted}: several groups are; write one of {', '.join(found)}")
+    raise UserError(
+        f"--against {wanted}: none of these runs is. There are: {', '.join(groups)}. Make one with "
+        f"`unalike run SCENARIO --algorithm {wanted}` and name its folder, too"
+    )
+
+
+def _with_gains_over(run: Run, reference: Run | None, common: list[str]) -> dict:
+    """Return a run's results with gains over the values of another run, on their common clients.
+
+    Without such a run, of the same seed, it has no gains.
+    """
+    clients = {}
+    for client in common:
+        gain = None
+        if reference is not None and _value(reference, client):
+            gain = 100 * _improvement(run, reference, client) / abs(_value(reference, client))
+        clients[client] = run.clients[client] | {"gain": gain}
+    known = [entry["gain"] for entry in clients.values() if entry["gain"] is not None]
+    delta = math.fsum(known) / len(known) if known else None
+    return (run.results or {}) | {"clients": clients, "delta": delta}
+
+
+def _summarise_group(
+    label: str,
+    fields: dict,
+    seeds: dict[Any, Run],
+    common: list[str],
+    baseline: dict[Any, Run] | None,
+) -> dict:
     runs = list(seeds.values())
     results = [run.results or {} for run in runs]
+    if baseline is not None:
+        results = [_with_gains_over(run, baseline.get(run.seed), common) for run in runs]
     traffic = [own.get("bytes") or {} for own in results]
     federation = [federation_metrics(own) for own in results]
     return {

@@ -150,11 +150,14 @@ def _footnotes(result: dict, groups: dict[str, dict]) -> list[Text]:
         f"± is half of the {result['level']:.0%} interval over seeds (Student's t), not corrected "
         "for the number of comparisons."
     ]
+    if result.get("against"):
+        notes.append(f"Gains are over {result['against']} with the same seed.")
     single = [letter for letter, group in groups.items() if group["n"] == 1]
     if single:
         notes.append(f"{join_names(single)}: one seed only, so no interval.")
     if any(any(group["lost"].values()) for group in groups.values()):
-        notes.append(f"{DEGRADED} worse than its local baseline in at least one run.")
+        baseline = result.get("against") or "its local baseline"
+        notes.append(f"{DEGRADED} worse than {baseline} in at least one run.")
     falling = result.get("lower_is_better")
     if falling:
         notes.append(
@@ -166,7 +169,7 @@ def _footnotes(result: dict, groups: dict[str, dict]) -> list[Text]:
         for difference in result["differences"]
         if difference["same_alone"] is False
     ]
-    if unlike:
+    if unlike and not result.get("against"):
         first = letters[result["differences"][0]["reference"]]
         notes.append(
             f"Local baselines of {join_names(unlike)} differ from those of {first}: mean gains and "

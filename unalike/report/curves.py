@@ -130,8 +130,9 @@ def plot_visits(run: Run) -> ReportFigure | None:
         return None
     tone_of = client_colours(history.clients(run))
     shown = list(visits)
-    if len(shown) > mpl.MAX_ROWS:
-        shown = sorted(shown, key=lambda client: len(visits[client]))[: mpl.MAX_ROWS]
+    rows = mpl.shown_rows(len(shown))
+    if rows < len(shown):
+        shown = sorted(shown, key=lambda client: len(visits[client]))[:rows]
     last = max(spans[-1][1] for spans in visits.values())
     first = min(spans[0][0] for spans in visits.values())
     gap = 0.0015 * (last - first)

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from unalike.base.errors import UserError
 from unalike.base.events import parse_event
+from unalike.base.integrity import find_changes, read_manifest
+from unalike.base.yaml_text import load_yaml
 
+# Files of a finished run that reports are made of.
+SHOWN = ("config.yaml", "results.json", "ledger.csv", "events.jsonl")
 LEDGER_COLUMNS = ["round", "client", "direction", "operation", "messages", "bytes"]
 
 
@@ -69,18 +73,34 @@ class Run:
 def read(path: str | Path) -> Run:
     """Read the run in the folder `path`, finished or not.
 
-    Raises: UserError if it is no run folder, or a file in it is not of the expected form.
+    Raises: UserError if it is no run folder, a file in it is not of the expected form, or a file of
+        a finished run is not as the run wrote it.
     """
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a run folder: there is no such folder.")
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+    if (path / "results.json").is_file():
+        changes = find_changes(path, read_manifest(path) or {}, SHOWN)
+        if changes:
+            raise UserError(
+                f"{changes[0]}. Restore it from a copy; `unalike verify {path}` compares all files"
+            )
     events, cut_events = _read_events(path / "events.jsonl")
     ledger, cut_rows = _read_ledger(path / "ledger.csv")
+    config = _read_config(path / "config.yaml")
+    start = next((event for event in events if event["event"] == "start"), {})
+    began_with = start.get("config")
+    if isinstance(began_with, dict) and not began_with.keys() <= config.keys():
+        missing = ", ".join(sorted(began_with.keys() - config.keys()))
+        raise UserError(
+            f"{path / 'config.yaml'} was cut short: the run began with more settings ({missing}); "
+            "restore it from a copy"
+        )
     return Run(
         path=path,
-        config=_read_config(path / "config.yaml"),
+        config=config,
         results=_read_results(path / "results.json"),
         events=events,
         ledger=ledger,
@@ -91,10 +111,8 @@ def read(path: str | Path) -> Run:
 def _read_config(file: Path) -> dict:
     import yaml
 
-    # The loader written in C is ten times as fast.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        config = yaml.load(_read_text(file), Loader=loader)
+        config = load_yaml(_read_text(file))
     except yaml.YAMLError as error:
         raise UserError(f"{file} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(config, dict):

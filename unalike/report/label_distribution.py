@@ -17,7 +17,7 @@ def plot_label_counts(run: Run) -> ReportFigure | None:
     labels, counts, shown_labels = label_counts(run)
     if len(labels) < 2 or not counts:
         return None
-    clients = list(counts)[: mpl.MAX_ROWS]
+    clients = list(counts)[: mpl.shown_rows(len(counts))]
     largest = max(max(own, default=0) for own in counts.values()) or 1
     figure, ((axis,),) = new_figure(1.1 + 0.24 * len(clients))
     for row, client in enumerate(clients):

@@ -9,8 +9,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-MAX_ROWS = 40  # clients drawn as rows
-MAX_PANELS = 24  # clients drawn as panels
+MAX_ROWS = 40  # clients drawn as rows; of more only ROWS_OF_MANY
+MAX_PANELS = 24  # clients drawn as panels; of more only PANELS_OF_MANY
+ROWS_OF_MANY = 20
+PANELS_OF_MANY = 9
 PAGE_WIDTH = 8.6  # inches
 
 # Name: (light, dark). The clients' eight colours are those of Okabe and Ito, without the yellow
@@ -142,6 +144,16 @@ def hide_unused(axes: Any, used: int) -> None:
     """Hide all but the first `used` axes."""
     for axis in axes.flat[used:]:
         axis.set_visible(False)
+
+
+def shown_rows(clients: int) -> int:
+    """How many of so many clients are drawn as rows."""
+    return clients if clients <= MAX_ROWS else min(ROWS_OF_MANY, MAX_ROWS)
+
+
+def shown_panels(clients: int) -> int:
+    """How many of so many clients are drawn as panels."""
+    return clients if clients <= MAX_PANELS else min(PANELS_OF_MANY, MAX_PANELS)
 
 
 def integer_rounds(axis: Any) -> None:

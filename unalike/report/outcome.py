@@ -161,6 +161,47 @@ def worst_client(results: dict) -> str | None:
     return f"{client} with {metric} {format_metric(values[client], units.pop())}"
 
 
+def shares_nothing(results: dict) -> bool:
+    """Return whether the method brought no two clients together."""
+    return results.get("sharing") == {}
+
+
+def describe_sharing(groups: dict[str, list[list[str]]], clients: list[str]) -> str:
+    """Return who shares what with whom, and who shares nothing.
+
+    >>> describe_sharing({"heads": [["a", "b"], ["c", "d"]]}, list("abcde"))
+    'heads: a and b; c and d | nothing: e'
+    >>> describe_sharing({"public set": [["a", "b"]]}, ["a", "b"])
+    'public set: all'
+    """
+    parts = []
+    alone = list(clients)
+    for what, groups_of_kind in groups.items():
+        texts = []
+        for group in groups_of_kind:
+            texts.append("all" if len(group) == len(clients) else join_names(group))
+            members = set(group)
+            alone = [client for client in alone if client not in members]
+        parts.append(f"{what}: {'; '.join(texts)}")
+    if alone:
+        parts.append(f"nothing: {join_names(alone)}")
+    return " | ".join(parts)
+
+
+def sharing_line(results: dict) -> str:
+    """Return who shared what with whom; empty where the results do not say."""
+    groups = results.get("sharing")
+    if not isinstance(groups, dict):
+        return ""
+    if not groups:
+        return "nothing: no two clients worked together"
+    clients = list(results["clients"])
+    if isinstance(results.get("lazy"), dict):  # groups are of all participants
+        sizes = [len(group) for groups_of_kind in groups.values() for group in groups_of_kind]
+        return f"{join_names(list(groups))}, in groups of up to {max(sizes):,} clients"
+    return describe_sharing(groups, clients)
+
+
 def verdict(results: dict) -> str:
     """Return how the run went in a sentence or two: who gained, who lost, who failed."""
     known = gains(results)
@@ -168,7 +209,15 @@ def verdict(results: dict) -> str:
     clients = results["clients"]
     worst = worst_client(results)
     trained = "together" if len(clients) > 1 else "by itself"
+    if shares_nothing(results):
+        trained = "each by itself, because no two of them share anything with this method"
     parts = [f"{count_noun(len(clients), 'client')} trained {trained}".capitalize()]
+    lazy = results.get("lazy")
+    if isinstance(lazy, dict):
+        parts = [
+            f"{lazy['participants']:,} of {lazy['clients']:,} clients took part, "
+            f"{lazy['measured']:,} of them were measured"
+        ]
     if known:
         parts.append(_describe_gains(known, degraded, len(clients)))
         if to_number(results.get("delta")) is not None:

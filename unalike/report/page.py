@@ -81,11 +81,15 @@ def _verdict(run: Run) -> str:
     if run.results is None:
         rounds = count_noun(history.count_rounds(run), "round")
         sentence = f"This run has not finished: {rounds} so far, and no results yet."
+        if any(event["event"] == "finish" for event in run.events):
+            sentence = "This run has finished. Its results are with the server; this is one site."
         return f'<p class="verdict open">{sentence}</p>'
     mood = "" if outcome.gains(run.results) else "open"
-    if outcome.degraded_clients(run.results):
+    if outcome.degraded_clients(run.results) or outcome.shares_nothing(run.results):
         mood = "lost"
-    return f'<p class="verdict {mood}">{_text(outcome.verdict(run.results))}</p>'
+    sharing = outcome.sharing_line(run.results)
+    shared = f'<p class="small">Shared: {_text(sharing)}.</p>' if sharing else ""
+    return f'<p class="verdict {mood}">{_text(outcome.verdict(run.results))}</p>{shared}'
 
 
 def _tiles(run: Run) -> str:

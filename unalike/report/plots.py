@@ -61,7 +61,7 @@ def plot_gains(run: Run) -> ReportFigure | None:
         return None
     known_gains = gains({"clients": run.clients})
     order = lambda client: (known_gains.get(client, float("inf")), measured[client]["value"])
-    shown = sorted(measured, key=order)[: mpl.MAX_ROWS]
+    shown = sorted(measured, key=order)[: mpl.shown_rows(len(measured))]
     has_baseline = any(to_number(measured[client].get("alone")) is not None for client in shown)
 
     figure, ((axis,),) = new_figure(0.75 + 0.3 * len(shown))
@@ -233,11 +233,12 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
 
 def _choose_clients(run: Run, known: list[str]) -> list[str]:
     """All clients, or those with the smallest gain if there are more than panels."""
-    if len(known) <= mpl.MAX_PANELS:
+    panels = mpl.shown_panels(len(known))
+    if panels == len(known):
         return known
     known_gains = gains({"clients": run.clients})
     by_gain = sorted(known, key=lambda client: known_gains.get(client, float("inf")))
-    return by_gain[: mpl.MAX_PANELS]
+    return by_gain[:panels]
 
 
 def _draw_curve(axis: Any, curve: Curve, tone: str, dashed: bool = False) -> None:

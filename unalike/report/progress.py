@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from unalike.base.errors import Interrupted
-from unalike.report.formatting import format_bytes
+from unalike.base.interrupts import raise_on_interrupt
+from unalike.base.logs import log_event, logs_json
+from unalike.report.formatting import format_bytes, replace_unprintable
+from unalike.report.outcome import describe_sharing
 
 
 @contextmanager
@@ -22,9 +25,11 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
     of a bar. An exception that ends the run gets a note that says where the run is kept.
 
     Args:
-        quiet: show nothing.
+        quiet: show nothing; so it is where stderr is a log of JSON lines.
     Raises: Interrupted, instead of KeyboardInterrupt.
     """
+    raise_on_interrupt()
+    quiet = quiet or logs_json()
     console = Console(stderr=True, quiet=quiet)
     columns = (
         SpinnerColumn(),
@@ -70,7 +75,8 @@ class ProgressDisplay:
         self.missed: set[str] = set()  # clients that missed the current round
 
     def __call__(self, event: str, **facts: Any) -> None:
-        """Show an event of the run; events without a method `on_<event>` are ignored."""
+        """Log and show an event of the run; those without a method `on_<event>` are not shown."""
+        log_event(event, facts)
         handler = getattr(self, f"on_{event}", None)
         if handler is not None:
             handler(**facts)
@@ -144,6 +150,21 @@ class ProgressDisplay:
     def on_restart(self, reason: str, **_: Any) -> None:
         self.print(f"{reason}; the run goes on from its last checkpoint", "yellow")
 
+    def on_notice(self, text: str, **_: Any) -> None:
+        self.print(text, "yellow")
+
+    def on_sharing(self, groups: dict[str, list[list[str]]], clients: list[str], **_: Any) -> None:
+        if len(clients) < 2:
+            return
+        if groups:
+            self.print(f"Who shares what: {describe_sharing(groups, clients)}")
+        else:
+            text = f"no two of {len(clients)} clients share anything: each trains by itself"
+            self.print(f"Warning: {text}", "bold yellow")
+
+    def on_waiting(self, text: str, **_: Any) -> None:
+        self.print(text, "yellow")
+
     def on_refused(self, client: str, reason: str, **_: Any) -> None:
         self.print(f"{client} was rejected: {reason}", "red")
 
@@ -199,4 +220,5 @@ class ProgressDisplay:
 
     def print(self, line: str, style: str = "") -> None:
         """Print a line above the bar."""
+        line = replace_unprintable(line)  # a client may have written it
         self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

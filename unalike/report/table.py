@@ -112,11 +112,26 @@ def _safeguarded(entry: dict) -> Text:
     return Text.assemble(value, (note, "dim"))
 
 
+def _privacy_lines(results: dict) -> list[tuple[str, Text]]:
+    """Return a line for the noise of clients, and one for that of the server."""
+    lines = []
+    for key, name in (("privacy", "privacy"), ("central_privacy", "central")):
+        spent = results.get(key)
+        if isinstance(spent, dict):
+            text = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"
+            lines.append((name, Text(printable(text))))
+    return lines
+
+
 def _facts(results: dict) -> list[tuple[str, Text]]:
     """Return the lines below the table: (name, text)."""
     gains = outcome.gains(results)
     degraded = outcome.degraded_clients(results)
     lines: list[tuple[str, Text]] = []
+    sharing = outcome.sharing_line(results)
+    if sharing:
+        style = "bold red" if outcome.shares_nothing(results) else ""
+        lines.append(("shared", Text(printable(sharing), style=style)))
     whole = outcome.federation_metrics(results)
     if whole:
         lines.append(("federation", Text(outcome.join_metrics(whole))))
@@ -139,10 +154,7 @@ def _facts(results: dict) -> list[tuple[str, Text]]:
         gain = _gain(safeguard.get("delta"))
         judged = outcome.describe_judged(results)
         lines.append(("safeguard", Text.assemble("mean gain ", gain, remaining, judged)))
-    spent = results.get("privacy")
-    if isinstance(spent, dict):
-        text = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"
-        lines.append(("privacy", Text(printable(text))))
+    lines += _privacy_lines(results)
     server = outcome.flatten_metrics(results.get("server"))
     if server:
         text = ", ".join(f"{name} {value}" for name, value in server.items())

@@ -4,44 +4,45 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from unalike.base.errors import Problems, UserError
+from unalike.base.registry import own_names
 from unalike.base.tracebacks import DEBUG, format_traceback
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, as_public_samples
 from unalike.core.engine import Watch
+from unalike.core.lazy_clients import LazyClients, examples_of
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.data.samples import Inputs, Samples
-from unalike.engines import hosts_clients
+from unalike.engines import engine_class, hosts_clients
 from unalike.runs.compatibility import check_clients
 from unalike.runs.execution import Run, ignore
 from unalike.runs.label_statistics import label_statistics
 from unalike.runs.plan import RunPlan
 from unalike.runs.result import Result
-from unalike.runs.run_folder import Folder
+from unalike.runs.run_folder import Folder, config_differences, without_resumable
 from unalike.scenarios import Scenario, build_server, parse_scenario
-from unalike.scenarios.build import try_build_clients
+from unalike.scenarios.build import describe_shortages, try_build_clients
 from unalike.scenarios.options import engine_options as parse_engine_options
 from unalike.scenarios.schema import Named
 from unalike.scenarios.validate import validate_algorithm
+from unalike.tracking import check_trackers
+from unalike.tracking.follow import track_live
 from unalike.training.loop import Training
-
-# Settings that say where a run is computed and kept, not what comes of it: they may change
-# between a start and a resume.
-RESUMABLE = ("engine", "workers", "threads", "device", "data_dir", "checkpoint")
 
 
 def run(
     algorithm: Algorithm,
-    clients: Iterable[Client],
+    clients: Iterable[Client] | LazyClients,
     *,
     public: Samples | Dataset | Inputs | None = None,
     training: Training | None = None,
@@ -62,12 +63,15 @@ def run(
     server: Client | None = None,
     watch: Watch = ignore,
     debug: bool = False,
+    accept_changes: bool = False,
+    track: str | list[str] | None = None,
 ) -> Result:
     """Run a method on clients made in Python.
 
     Args:
         algorithm: the method with its hyperparameters, such as `unalike.FedMuscle(peers=3)`.
-        clients: the participants.
+        clients: the participants; `unalike.LazyClients` for very many, each built when it first
+            takes part.
         public: unlabelled rows that every client may read, for methods that need them.
         training: rounds, local epochs, learning rate, batch size, optimizer.
         federation: participation, dropout, deadline, quorum and message limits.
@@ -88,12 +92,15 @@ def run(
         watch: called as `watch(event, **facts)` while the run goes on.
         debug: stop at the first exception in a client and raise it where it happened, instead of
             going on without that client.
+        accept_changes: with `resume`, go on although code, versions or threads have changed.
+        track: trackers that get the curves, settings and report: "tensorboard", "mlflow", "wandb",
+            "trackio", or a list of them.
     Returns: the results; `result.folder` holds everything else.
     Raises: UserError where method, clients and settings do not fit each other, QuorumError where
         too many clients failed.
     """
     algorithm = validate_algorithm(algorithm)
-    clients = [clients] if isinstance(clients, Client) else list(clients)
+    clients = _as_sequence(clients)
     training = training if training is not None else Training()
     federation = federation if federation is not None else FederationConfig()
     _check_types(training, federation, privacy, server, clients)
@@ -104,9 +111,14 @@ def run(
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the run to go on with")
     if public is not None:
-        rows = as_public_samples(public)
-        clients = [_with_public(client, rows) for client in clients]
+        if isinstance(clients, LazyClients):
+            rows = as_public_samples(public)
+            clients = clients.changed(partial(_with_public, public=rows))
+        else:
+            rows = as_public_samples(public, lambda: all(c.accepts_missing() for c in clients))
+            clients = [_with_public(client, rows) for client in clients]
         server = _with_public(server, rows) if server is not None else None
+    trackers = check_trackers([track] if isinstance(track, str) else list(track or ()))
     named = _named_engine(engine)
     options = engine_options("unalike.run", named, workers)
     if clients and not hosts_clients(named.name):
@@ -135,15 +147,24 @@ def run(
     )
     with debug_mode(debug):
         execution = Run(plan, watch=watch)
-        _open_folder(execution, out, _python_config(execution, named), resume)
+        config = _python_config(execution, named) | {"track": trackers}
+        _open_folder(execution, out, config, resume)
+        if accept_changes:
+            execution.accept_changes()
         result = execute(execution, progress)
     result._clients = clients
     result._algorithm = algorithm
     return result
 
 
+def _as_sequence(clients: Any) -> Sequence[Client]:
+    if isinstance(clients, Client):
+        return [clients]
+    return clients if isinstance(clients, LazyClients) else list(clients)
+
+
 def _check_types(
-    training: Any, federation: Any, privacy: Any, server: Any, clients: list[Any]
+    training: Any, federation: Any, privacy: Any, server: Any, clients: Sequence[Any]
 ) -> None:
     """Raise UserError for settings or clients that were not made by their classes."""
     expected: list[tuple[str, Any, type]] = [
@@ -152,7 +173,7 @@ def _check_types(
     ]
     if privacy is not None:
         expected.append(("privacy", privacy, Privacy))
-    expected += [("each client", client, Client) for client in clients]
+    expected += [("each client", client, Client) for client in examples_of(clients)]
     if server is not None:
         expected.append(("server", server, Client))
     for name, value, kind in expected:
@@ -193,13 +214,22 @@ def _python_config(execution: Run, engine: Named) -> dict[str, Any]:
         "safeguard": plan.safeguard,
         "alone": plan.local_baseline,
         "privacy": plan.privacy.model_dump() if plan.privacy is not None else None,
-        "clients": [info.as_dict() for info in execution.infos.values()],
+        "clients": _client_entries(execution),
         "seed": plan.seed,
         "python": True,
         "engine": engine.model_dump(),
         "replay": str(plan.replay) if plan.replay else plan.replay,
     }
     return to_plain(config)
+
+
+def _client_entries(execution: Run) -> list[dict[str, Any]]:
+    """What each client announces; of lazy clients the first and the last, and their number."""
+    clients = execution.plan.clients
+    if not isinstance(clients, LazyClients):
+        return [info.as_dict() for info in execution.infos.values()]
+    examples = [client.info().as_dict() for client in clients.examples()]
+    return [{**entry, "lazy_clients": len(clients)} for entry in examples]
 
 
 def _open_folder(
@@ -212,7 +242,8 @@ def _open_folder(
         create_folder(execution, path, config)
         return
     execution.folder = Folder.open(path)
-    changes = config_differences(execution.folder.config | {"engine": config["engine"]}, config)
+    free = {key: config[key] for key in ("engine", "track")}
+    changes = config_differences(execution.folder.config | free, config)
     if changes:
         raise UserError(
             f"{path} holds another run: {', '.join(changes[:3])}; resume it as it was, or choose "
@@ -241,12 +272,21 @@ def run_scenario(
     Returns: the results, and the run's folder.
     """
     config = scenario.model_dump(mode="json")
+    check_trackers(scenario.track)
     config["algorithm"] = {"name": scenario.algorithm.name, **vars(algorithm)}
     config["data_dir"] = data_dir or scenario.data_dir
+    config["engine"] = with_absolute_paths(config["engine"])
     execution = prepare(scenario, algorithm, None, data_dir, source or scenario.name, watch)
     path = run_path(out, scenario.name, scenario.algorithm.name, scenario.seed)
     folder = create_folder(execution, path, config)
     return execute(execution), folder.path
+
+
+def with_absolute_paths(engine: dict[str, Any]) -> dict[str, Any]:
+    """An engine's options with paths that hold in any folder, so that a run is resumed from any."""
+    paths: tuple[str, ...] = getattr(engine_class(engine["name"]), "PATHS", ())
+    absolute = {key: str(Path(engine[key]).resolve()) for key in paths if engine.get(key)}
+    return engine | absolute
 
 
 def create_folder(execution: Run, path: Path, config: dict[str, Any]) -> Folder:
@@ -258,18 +298,33 @@ def create_folder(execution: Run, path: Path, config: dict[str, Any]) -> Folder:
     return execution.folder
 
 
-def resume(path: str | Path, watch: Watch = ignore, progress: bool = False) -> Result:
+def resume(
+    path: str | Path,
+    watch: Watch = ignore,
+    progress: bool = False,
+    accept_changes: bool = False,
+) -> Result:
     """Go on with a run of a scenario after its last finished round.
 
     The end is the same as if the run had never stopped. A finished run returns its results.
 
-    Raises: UserError where the run was started from Python, or its config was edited.
+    Args:
+        path: the run's folder.
+        watch: called as `watch(event, **facts)` while the run goes on.
+        progress: show a progress bar.
+        accept_changes: go on although code, versions or threads are not those the run began with;
+            the end is then another, and the results list all of them.
+    Raises: UserError where the run was started from Python, its config was edited, its files were
+        changed, or another process is at work on it.
     """
     folder = Folder.open(Path(path))
     results = folder.results
     if results is not None:
         return Result(results)
-    return execute(reopen(folder, watch), progress)
+    execution = reopen(folder, watch)
+    if accept_changes:
+        execution.accept_changes()
+    return execute(execution, progress)
 
 
 def reopen(folder: Folder, watch: Watch = ignore) -> Run:
@@ -283,8 +338,7 @@ def reopen(folder: Folder, watch: Watch = ignore) -> Run:
     source = str(folder.path / "config.yaml")
     start = folder.config_at_start
     if start is not None:
-        equal = dict.fromkeys(RESUMABLE)  # None in both, so that they do not differ
-        changes = config_differences(start | equal, config | equal)
+        changes = config_differences(without_resumable(start), without_resumable(config))
         if changes:
             raise UserError(
                 f"{source} was edited since the run began: {', '.join(changes[:3])}; put it back, "
@@ -336,9 +390,11 @@ def prepare(
         safeguard=scenario.safeguard,
         privacy=scenario.privacy,
         checkpoint=scenario.checkpoint,
-        use_cache=True,
+        # Code of the user's may change without our noticing.
+        use_cache=not own_names(scenario.model_dump(exclude={"modules"})),
         source=source,
         server=build_server(scenario, data_dir),
+        notices=describe_shortages(scenario, clients),
     )
     return Run(plan, folder, watch)
 
@@ -360,15 +416,19 @@ def execute(execution: Run, progress: bool = False) -> Result:
 
     if progress:
         return _execute_with_progress_bar(execution)
-    try:
-        results = execution.execute()
-    except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        with suppress(OSError):  # a full disk may be the very error
-            execution.folder.record("failed", error=message, traceback=format_traceback(error))
-        raise
-    execution.watch("stage", text="the report")
-    write(execution.folder.path)
+    path = execution.folder.path
+    trackers = execution.folder.config.get("track") or []
+    watch = execution.watch
+    with track_live(path, trackers, watch, quiet=watch is ignore) as execution.watch:
+        try:
+            results = execution.execute()
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            with suppress(OSError):  # a full disk may be the very error
+                execution.folder.record("failed", error=message, traceback=format_traceback(error))
+            raise
+        execution.watch("stage", text="the report")
+        write(path)
     return Result(results)
 
 
@@ -413,30 +473,12 @@ def to_plain(config: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(config, default=replacement))
 
 
-def config_differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Describe what changed between two configs; clients are compared by id.
-
-    >>> config_differences({"training": {"rounds": 3}}, {"training": {"rounds": 5}})
-    ['training.rounds was 3, is 5']
-    """
-    if path == "clients":
-        before = {info["id"]: info for info in before or []}
-        after = {info["id"]: info for info in after or []}
-    if not isinstance(before, dict) or not isinstance(after, dict):
-        return [] if before == after else [f"{path} was {before}, is {after}"]
-    prefix = f"{path}." if path else ""
-    changes = []
-    for key in {**before, **after}:
-        changes += config_differences(before.get(key), after.get(key), f"{prefix}{key}")
-    return changes
-
-
 def run_path(out: str | Path | None, name: str, method: str, seed: int) -> Path:
     """Return `out`, or a path below runs/ that does not exist yet, whatever the name holds."""
     if out is not None:
         return Path(out)
-    safe_name = re.sub(r"[^\w-]+", "-", name).strip("-") or "run"
-    base = Path("runs") / f"{safe_name}-{method}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    safe_name = re.sub(r"[^\w-]+", "-", f"{name}-{method}").strip("-") or "run"
+    base = Path("runs") / f"{safe_name}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = base
     number = 1
     while path.exists():

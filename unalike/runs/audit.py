@@ -5,6 +5,7 @@ client. An operation is executed once and answered the same when it is requested
 same names, shapes and numbers. The size of a message follows from these, so it is the run's.
 """
 
+import inspect
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,17 +19,18 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.base.message import Value, encoded_size, leaves
 from unalike.core.client import Client
 from unalike.core.engine import EngineSettings
-from unalike.core.operations import list_measurements
+from unalike.core.operations import is_protected, list_measurements
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import build_runtime
 from unalike.core.signatures import describe_leaves
 from unalike.engines.host import Host
 from unalike.engines.local import LocalEngine
 from unalike.runs.execution import Run
-from unalike.runs.plan import RunPlan
+from unalike.runs.plan import RunPlan, plan_to_dict
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import load, load_mapping
 from unalike.scenarios.client_config import load_client
+from unalike.scenarios.site_policy import run_digest
 
 MAX_PLAYED_CLIENTS = 64  # tried as the number of peers that a method needs at least
 
@@ -55,13 +57,18 @@ class RehearsalHost(Host):
         """Count a message among those with the same operation, contents and size."""
         operation = message["operation"]
         contents = describe_leaves(body)
-        program = type(self.wake(client).program)
+        runtime = self.wake(client)
+        program = type(runtime.program)
+        method = getattr(program, operation)
         entry = self.messages[client].setdefault(
             (operation, direction, repr(contents), size),
             {
                 "operation": operation,
                 "way": direction,
                 "measuring": operation in list_measurements(program),
+                "purpose": (inspect.getdoc(method) or "").partition("\n")[0],
+                "sends": getattr(method, "sends", {}),
+                "protected": is_protected(program, operation, runtime.privacy),
                 "bytes": size,
                 "rounds": {},
                 "holds": [
@@ -91,8 +98,9 @@ class RehearsalHost(Host):
 class Rehearsal(Run):
     """A run whose hosts record messages instead of computing everything."""
 
-    def __init__(self, plan: RunPlan):
+    def __init__(self, plan: RunPlan, shares_features: bool = True):
         super().__init__(plan)
+        self.shares_features = shares_features
         self.hosts: list[RehearsalHost] = []
 
     def build_engine(
@@ -106,9 +114,11 @@ class Rehearsal(Run):
             seed=plan.seed,
             guarded=guarded,
             privacy=privacy,
+            shares_features=self.shares_features,
         )
         settings = EngineSettings(tick=plan.federation.tick)
-        engine = LocalEngine(plan.clients, build, folder, settings)
+        engine: Any = LocalEngine(plan.clients, build, folder, settings)
+        engine.shares_features = self.shares_features
         host = RehearsalHost(plan.clients, build, engine.store, plan.max_loaded_clients)
         engine.host = host
         self.hosts.append(host)
@@ -116,7 +126,10 @@ class Rehearsal(Run):
 
 
 def audit(
-    plan: RunPlan, clients: Sequence[str] | None = None, with_baseline: bool = False
+    plan: RunPlan,
+    clients: Sequence[str] | None = None,
+    with_baseline: bool = False,
+    shares_features: bool = True,
 ) -> dict[str, Any]:
     """Rehearse a run and report what clients would send and receive. Nothing is kept of it.
 
@@ -124,19 +137,22 @@ def audit(
         plan: what to rehearse.
         clients: ids of those to report; all where it is None or empty.
         with_baseline: also report messages of the local baseline, if the plan has one.
+        shares_features: whether measurements may answer with features; not between organisations.
     Returns: by client, what it announces (`card`), each kind of message with its contents, bytes
-        and number in each round (`messages`), and the sums (`bytes`).
+        and number in each round (`messages`), and the sums (`bytes`). A message also has the
+        kinds of what its operation declares (`sends`) and whether the privacy mechanism is used
+        on it (`protected`); with privacy, a client has what the whole run costs it (`privacy`).
     Raises: UserError for a client that is not in the plan.
     """
     plan = replace(plan, local_baseline=plan.local_baseline and with_baseline, use_cache=False)
-    rehearsal = Rehearsal(plan)
+    rehearsal = Rehearsal(plan, shares_features)
     infos = rehearsal.infos
     for client in clients or ():
         if client not in infos:
             raise UserError(unknown_name("client", client, infos))
     with tempfile.TemporaryDirectory() as folder:
         rehearsal.folder = Folder.create(Path(folder) / "run", {"name": plan.name})
-        rehearsal.execute()
+        results = rehearsal.execute()
     # The host of the local baseline, if there is one, was made first.
     *baseline, federated = rehearsal.hosts
     reports = {}
@@ -149,12 +165,15 @@ def audit(
             "card": infos[client].as_dict(),
             "messages": messages,
             "bytes": sum_bytes(messages),
+            "privacy": results["clients"].get(client, {}).get("privacy"),
         }
     return {
         "scenario": plan.name,
         "algorithm": plan.method,
         "seed": plan.seed,
         "rounds": plan.training.rounds,
+        "engine": plan.engine,
+        "privacy": plan.privacy.model_dump() if plan.privacy is not None else None,
         "clients": reports,
     }
 
@@ -204,11 +223,15 @@ def audit_client(
         peers = next(fits, 1)
     copies = [replace(client, id=f"{client.id}'{i}") for i in range(1, peers + 1)]
     plan = replace(plan, clients=[client, *copies])
-    return audit(plan, [client.id], with_baseline)
+    return audit(plan, [client.id], with_baseline, shares_features=False)
 
 
 def audit_client_file(
-    file: Path, run: str | None, algorithm: str | None, settings: list[str] | None
+    file: Path,
+    run: str | None,
+    algorithm: str | None,
+    settings: list[str] | None,
+    engine: str | None = None,
 ) -> dict[str, Any]:
     """Audit the client that a client.yaml describes, before it joins a run.
 
@@ -218,6 +241,8 @@ def audit_client_file(
             of participants, by default as few as the method needs.
         algorithm: name of the method, where there is no such file.
         settings: `key=value` of what the server sets.
+        engine: that the server runs it with, where its file does not say; some methods have other
+            defaults where a message takes seconds. Default: flare.
     """
     if run is None and algorithm is None:
         raise UserError(
@@ -228,7 +253,11 @@ def audit_client_file(
     for key in ("clients", "data", "public", "server"):
         described_run.pop(key, None)
     scenario, method = load(
-        run or str(file), algorithm, settings, mapping={"engine": "flare", **described_run}
+        run or str(file),
+        algorithm,
+        settings,
+        mapping={"engine": "flare", **described_run},
+        engine=engine,
     )
     about = {"name": scenario.name, "algorithm": scenario.algorithm.name, "seed": scenario.seed}
     client: Client = load_client(file, about)
@@ -245,4 +274,13 @@ def audit_client_file(
         safeguard=scenario.safeguard,
     )
     peers = None if count is None else count - 1
-    return audit_client(plan, peers, with_baseline=scenario.alone)
+    report = audit_client(plan, peers, with_baseline=scenario.alone)
+    terms = plan_to_dict(
+        method,
+        scenario.algorithm.name,
+        scenario.training,
+        scenario.seed,
+        scenario.safeguard,
+        scenario.privacy,
+    )
+    return report | {"engine": scenario.engine.name, "digest": run_digest(terms)}

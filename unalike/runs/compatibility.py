@@ -4,22 +4,24 @@ Most checks only look. The dry run builds one client of each kind and feeds it t
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from unalike.base.errors import Problem, Problems, UserError, describe_error
+from unalike.base.errors import Problem, Problems, UserError, describe_error, unknown_name
 from unalike.base.randomness import scope
 from unalike.base.tracebacks import format_traceback, is_bug, is_debugging, user_location
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, ClientInfo
+from unalike.core.lazy_clients import LazyClients, NumberedIds, announced_infos, examples_of
 from unalike.core.privacy import Privacy, accounting_problem
 from unalike.core.program import ClientProgram
 from unalike.core.signatures import tensor_spec
 from unalike.data import Tensors
+from unalike.engines import engine_class
 from unalike.runs.initial_models import SharedFactory
 from unalike.runs.plan import RunPlan
 from unalike.scenarios import Scenario
@@ -60,7 +62,7 @@ class Report:
 
 def check_plan(
     plan: RunPlan, needs_clients: bool = True
-) -> tuple[dict[str, ClientInfo], list[str]]:
+) -> tuple[Mapping[str, ClientInfo], list[str]]:
     """Check everything that can be known before a run.
 
     Args:
@@ -71,17 +73,19 @@ def check_plan(
     """
     if needs_clients and not plan.clients and not plan.infos:
         raise UserError("a federation needs at least one client")
-    if len({client.id for client in plan.clients}) != len(plan.clients):
+    examples = examples_of(plan.clients)
+    ids = plan.clients.ids if isinstance(plan.clients, LazyClients) else [c.id for c in examples]
+    if not isinstance(ids, NumberedIds) and len(set(ids)) != len(ids):
         raise UserError("two clients have the same id; ids must differ")
-    infos = plan.infos
-    if infos is None:
-        infos = {client.id: client.info() for client in plan.clients}
-    report = Report(problems=settings_problems(plan, infos) if infos else [])
+    infos = plan.infos if plan.infos is not None else announced_infos(plan.clients)
+    known = {id: infos[id] for id in (ids[0], ids[-1])} if plan.lazy else infos
+    count = len(plan.clients) if plan.lazy else len(infos)
+    report = Report(problems=settings_problems(plan, known, count) if known else [])
     sound = not report.problems
     report.add(
         check_clients(
             plan.algorithm,
-            plan.clients,
+            examples,
             plan.training,
             plan.seed,
             safeguard=plan.safeguard,
@@ -97,15 +101,63 @@ def check_plan(
     return infos, report.architectures
 
 
-def settings_problems(plan: RunPlan, infos: dict[str, ClientInfo]) -> list[Problem]:
-    """Fields of the method that do not fit the number of clients or public rows."""
+def check_lazy_clients(plan: RunPlan) -> RunPlan:
+    """Return the plan with lazy clients that are checked when they are built; others as they are.
+
+    Raises: UserError where the run would have to visit all of them.
+    """
+    if not isinstance(plan.clients, LazyClients):
+        return plan
+    method = type(plan.algorithm).__name__
+    if plan.algorithm.asynchronous:
+        raise UserError(
+            f"{method} visits every client, again and again: pass a list of clients instead of "
+            "LazyClients, or choose a method with rounds"
+        )
+    if plan.safeguard:
+        raise UserError(
+            "the safeguard trains every client alone, and LazyClients are too many for that: "
+            "leave safeguard out, or pass a list of clients"
+        )
+    if not getattr(engine_class(plan.engine), "takes_lazy_clients", False):
+        raise UserError(
+            f"the engine {plan.engine} starts with all clients built: "
+            "run LazyClients on the engine local"
+        )
+    device = plan.clients[0].device
+
+    def check(client: Client) -> Client:
+        if client.device != device:
+            raise UserError(f"it is on {client.device}, and the first client on {device}")
+        report = check_clients(
+            plan.algorithm,
+            [client],
+            plan.training,
+            plan.seed,
+            privacy=plan.privacy,
+            tries=False,
+        )
+        for _, sentence in report.problems:
+            raise UserError(sentence)
+        return client
+
+    return replace(plan, clients=plan.clients.changed(check))
+
+
+def settings_problems(plan: RunPlan, infos: Mapping[str, ClientInfo], count: int) -> list[Problem]:
+    """Fields of the method that do not fit the number of clients or public rows.
+
+    Args:
+        infos: what the clients announce, or a few of lazy ones.
+        count: number of all clients.
+    """
     algorithm = plan.algorithm
     public_rows = [info.public_rows for info in infos.values() if info.public is not None]
     lacks_public = algorithm.needs_public and not public_rows
     # Without a public set its size cannot be wrong: that it is missing is reported below.
     rows = sys.maxsize if lacks_public else min(public_rows, default=0)
-    misfits = algorithm.check(len(infos), rows)
-    misfits = misfits or algorithm.check_round(plan.federation.clients_per_round(len(infos)))
+    misfits = algorithm.check(count, rows)
+    misfits = misfits or algorithm.check_round(plan.federation.clients_per_round(count))
     problems = [(f"algorithm.{name}", sentence) for name, sentence in misfits]
     if lacks_public:
         sentence = (
@@ -145,17 +197,19 @@ def scenario_problems(
 
 def check_clients(
     algorithm: Algorithm,
-    clients: list[Client],
+    clients: Sequence[Client],
     training: Training,
     seed: int,
     *,
     safeguard: bool = False,
     privacy: Privacy | None = None,
     sound: bool = True,
+    tries: bool = True,
 ) -> Report:
     """Find what the method cannot do with these clients.
 
     Args:
+        tries: make the dry run, too.
         sound: whether the method's own fields are right. If not, only what no method could do is
             reported of the clients.
     """
@@ -175,6 +229,8 @@ def check_clients(
             reasons.setdefault(id, reason)
     problems += group_by_reason(reasons)
     report = Report(problems)
+    if not tries:
+        return report
     remaining = [client for client in suited if client.id not in reasons]
     report.add(dry_run(algorithm if sound else Algorithm(), remaining, training, seed))
     return report
@@ -267,7 +323,9 @@ def metric_problem(client: Client) -> str | None:
     )
 
 
-def dry_run(algorithm: Algorithm, clients: list[Client], training: Training, seed: int) -> Report:
+def dry_run(
+    algorithm: Algorithm, clients: Sequence[Client], training: Training, seed: int
+) -> Report:
     """Build one client of each kind, feed it two rows and throw it away.
 
     An exception in the user's model, loss or data becomes a problem with its file and line; with
@@ -311,6 +369,16 @@ def dry_run(algorithm: Algorithm, clients: list[Client], training: Training, see
     return report
 
 
+def _check_score(program: ClientProgram, client: Client) -> None:
+    """Raise UserError where the metric that the user chose is none of the task's."""
+    x, y = client.train.labelled_batch(torch.arange(min(2, len(client.train))))
+    meter = client.task.meter()
+    meter.add(program.model(client.to_device(x)).cpu(), y)
+    metrics = meter.result()
+    if client.task.metric not in metrics:
+        raise UserError(unknown_name("metric", client.task.metric, metrics))
+
+
 def _describe_bug(error: Exception, location: str) -> str:
     return f"{type(error).__name__}: {error} ({location})"
 
@@ -344,6 +412,8 @@ def _feed_two_rows(program: ClientProgram, client: Client, needs_public: bool) -
     else:
         client.task.check(y)
         program.task_loss(client.to_device(x), client.to_device(y))
+    if isinstance(client.task.score, str):
+        _check_score(program, client)
     if not needs_public or client.public is None:
         return
     public, _ = client.public.rows(torch.arange(min(2, len(client.public))))

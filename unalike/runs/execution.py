@@ -1,13 +1,17 @@
 """Executes a run: rounds, checkpoints, measurements, results. Knows no method and no engine."""
 
+import shutil
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unalike.base.errors import UserError
+from unalike.base.integrity import sync
 from unalike.base.ledger import Ledger
 from unalike.base.message import MAX_BYTES
 from unalike.base.tracebacks import is_debugging
@@ -19,14 +23,15 @@ from unalike.core.replay import Replay
 from unalike.core.runtime import build_runtime
 from unalike.engines import engine_class
 from unalike.engines.store import Archive
-from unalike.runs.compatibility import check_plan
+from unalike.runs.compatibility import check_lazy_clients, check_plan
+from unalike.runs.environment import Environment, describe_changes, environment
 from unalike.runs.figures import write_figure
 from unalike.runs.initial_models import InitialModels
 from unalike.runs.local_baseline import LocalBaseline, Metrics
 from unalike.runs.plan import RunPlan
 from unalike.runs.release_counter import ReleaseCounter
 from unalike.runs.result import Decisions, build_results
-from unalike.runs.run_folder import Folder, commit
+from unalike.runs.run_folder import Folder, commit, hash_config
 
 # Events for whoever watches, not for events.jsonl: there are many, or they say nothing new later.
 UNRECORDED = ("call", "alone", "stage")
@@ -52,19 +57,31 @@ class Run:
             self.folder = folder
         self.watch = watch
         self.initial_models = InitialModels()
-        self.plan = self.initial_models.share_among(plan)
+        self.plan = check_lazy_clients(self.initial_models.share_among(plan))
         self.engine_class = engine_class(plan.engine)
         # Whether the server's program is started where the engine's server is, not here.
         self.launches = plan.infos is None and not self.engine_class.hosts_clients
         self.replay = Replay.read(Path(plan.replay)) if plan.replay is not None else None
+        # The code, versions and threads that the run was computed with, one after another.
+        self.environments: list[Environment] = [environment(plan.threads)]
+        self.known_sharing: set[str] | None = None  # what clients share, as last reported
         self.releases = ReleaseCounter(plan.algorithm.Program, plan.privacy)
         self.infos, self.architectures = check_plan(self.plan, needs_clients=not self.launches)
 
     def execute(self) -> dict[str, Any]:
-        """Run to the end and return the results; a finished run only returns them."""
-        results = self.folder.results
-        if results is not None:
-            return results
+        """Run to the end and return the results; a finished run only returns them.
+
+        Raises: UserError where another process is at work on the run.
+        """
+        with self.lock():
+            results = self.folder.results
+            return results if results is not None else self._execute_or_launch()
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from working on this run."""
+        return self.folder.lock()
+
+    def _execute_or_launch(self) -> dict[str, Any]:
         if self.launches:
             engine = self.engine_class(self.folder, **self.plan.engine_options)
             return engine.launch(self.watch)
@@ -78,7 +95,11 @@ class Run:
     def _execute_here(self) -> dict[str, Any]:
         plan = self.plan
         self.watch("folder", path=self.folder.path, python=self.folder.config.get("python", False))
+        if self.folder.journal.exists():  # the results were taken away from a finished run
+            self.folder.journal.replace(self.folder.ledger)
         saved = self.last_checkpoint()
+        if saved is not None:
+            self._check_unchanged(saved)
         finished = saved["federation"]["finished"] if saved is not None else 0
         seconds = stopwatch(saved["seconds"] if saved is not None else 0.0)
         self.emit(
@@ -90,8 +111,13 @@ class Run:
             round=finished,
             rounds=plan.training.rounds,
             clients={id: info.as_dict() for id, info in self.infos.items()},
+            environment=self.environments[-1],
         )
-        local = self.local_baseline().values() if plan.compares else None
+        for text in plan.notices:
+            self.emit("notice", text=text)
+        local = None
+        if plan.compares:
+            local = self.local_baseline().values(saved["baseline"] if saved is not None else None)
         if not plan.safeguard:  # its fold replicas need copies of each model
             self.initial_models.begin_last_stage()
         self.emit("stage", text=plan.method, round=finished)
@@ -106,13 +132,22 @@ class Run:
             self.initial_models.release()
         results["seconds"] = round(seconds(), 3)
         results["commit"] = commit()
+        results["environments"] = self.environments
         results["folder"] = str(self.folder.path)
-        fed.ledger.append(self.folder.ledger)
-        self.folder.write_json("results.json", results)
-        # Only now a table in order: a run that is stopped goes on from the end of the file.
-        fed.ledger.write(self.folder.ledger)
+        self._write_ledger(fed.ledger)
+        self.folder.finish(results)
         self.emit("finish", seconds=results["seconds"])
         return results
+
+    def _write_ledger(self, ledger: Ledger) -> None:
+        """Make ledger.csv a table in order, and keep the rows as they came.
+
+        A run that is stopped goes on from the end of the rows as they came.
+        """
+        ledger.append(self.folder.ledger)
+        shutil.copyfile(self.folder.ledger, self.folder.journal)
+        sync(self.folder.journal)
+        ledger.write(self.folder.ledger)
 
     def local_baseline(self) -> LocalBaseline:
         """The training of every client alone that gains are measured against."""
@@ -174,20 +209,53 @@ class Run:
         """The server's state after the last saved round; None where the run has not begun."""
         return self.folder.last_checkpoint(self.emit)
 
+    def _check_unchanged(self, saved: dict[str, Any]) -> None:
+        """Raise UserError where settings, code, versions or threads are not those of a checkpoint.
+
+        Other code, versions and threads are accepted where the user has said so, see `resume`.
+        """
+        if saved["config"] != self.config_hash:
+            raise UserError(
+                f"{self.folder.path / 'config.yaml'} was edited since the run began; put it back, "
+                "or begin a new run with it in another folder"
+            )
+        now = self.environments[-1]
+        difference = describe_changes(saved["environments"][-1], now)
+        accepted = any(event.get("environment") == now for event in self.folder.events("accepted"))
+        if difference and not accepted:
+            raise UserError(
+                f"{self.folder.path} was begun otherwise: {difference}. Its end would be another "
+                "than without the stop: put it back, or go on nevertheless with "
+                "`unalike resume --accept-changes`, from Python with accept_changes=True"
+            )
+        self.environments = list(saved["environments"])
+        if difference:
+            self.environments.append(now)
+
+    @cached_property
+    def config_hash(self) -> str:
+        """Hash of the settings that the run must go on with."""
+        return hash_config(self.folder.config)
+
+    def accept_changes(self) -> None:
+        """Let this run go on with other code, versions or threads than it began with."""
+        self.folder.record("accepted", environment=self.environments[-1])
+
     def _restore(self, fed: Federation, saved: dict[str, Any] | None) -> None:
         """Set the server and its clients back to a checkpoint, or to the start."""
         fed.archive.load(saved["federation"]["finished"] if saved is not None else 0)
-        length = saved["ledger"] if saved is not None else 0
-        fed.ledger = Ledger.read(self.folder.ledger, length, fed.measurements)
+        written = saved["ledger"] if saved is not None else None
+        fed.ledger = Ledger.read(self.folder.ledger, written, fed.measurements)
         if saved is None:
             fed.engine.load(0, 0.0, [])
-            return
-        fed.restore(saved["federation"])
+        else:
+            fed.restore(saved["federation"])
         # Releases of the unfinished round count, too: it is done again with fresh noise.
         for event in self.folder.events("released"):
-            client, count = event["client"], event["releases"]
-            fed.released[client] = max(fed.released[client], count)
-        if fed.server is not None:
+            client, count = event.get("client"), event.get("releases")
+            if client in fed.released and isinstance(count, int):
+                fed.released[client] = max(fed.released[client], count)
+        if fed.server is not None and saved is not None:
             fed.server.restore(saved["own"])
 
     def save_checkpoint(self, fed: Federation, number: int, seconds: float) -> None:
@@ -196,6 +264,9 @@ class Run:
         state = {
             "federation": fed.checkpoint(),
             "seconds": seconds,
+            "config": self.config_hash,
+            "environments": self.environments,
+            "baseline": self.folder.hash_baseline(),
         }
         if fed.server is not None:
             state["own"] = fed.server.state()
@@ -203,6 +274,7 @@ class Run:
         if isinstance(fed.archive, Archive):
             fed.archive.save(number)
         state["ledger"] = fed.ledger.append(self.folder.ledger)
+        state["manifest"] = self.folder.checkpoint_manifest(number)
         self.folder.server.snapshot("server", state, number)
 
     # rounds
@@ -213,6 +285,7 @@ class Run:
         A round that too few clients finished because some were away is over; clients that did
         their part keep what they learnt.
         """
+        fed.report_sharing()
         while True:
             try:
                 for finished in self.plan.algorithm.serve(fed):
@@ -231,6 +304,7 @@ class Run:
         self.initial_models.release()
         rounds = self.plan.training.rounds
         fed.finished = finished
+        fed.report_sharing()
         self.emit(
             "round",
             round=finished,
@@ -251,13 +325,19 @@ class Run:
         Args:
             local: metrics of the local baseline by client; None where there is none.
         """
+        # Lazy clients that are not measured do not get the final model either.
+        with fed.measured() if fed.lazy else nullcontext():
+            return self._conclude(fed, local)
+
+    def _conclude(self, fed: Federation, local: Metrics | None) -> dict[str, Any]:
         plan = self.plan
         fed.require_clients()
         fed.round = max(fed.finished, plan.training.rounds)
         plan.algorithm.finish(fed)
         self.watch("sent", bytes=sent_bytes(fed.ledger))
-        metrics = dict(plan.algorithm.evaluate(fed))
-        figures = plan.algorithm.figures(fed, metrics)
+        with fed.measured():
+            metrics = dict(plan.algorithm.evaluate(fed))
+            figures = plan.algorithm.figures(fed, metrics)
         self.emit(
             "evaluation",
             round=fed.round,
@@ -301,6 +381,10 @@ class Run:
         """Record an event in the run's folder and pass it to whoever watches."""
         if event == "released" and not self.releases.secret:
             return  # seeded noise can be drawn again: counting needs no record
+        if event == "sharing":  # asked after every round: say it again only where it is more
+            if set(facts["groups"]) == self.known_sharing:
+                return
+            self.known_sharing = set(facts["groups"])
         if event == "picture":
             write_figure(self.folder.path, **facts)
             return

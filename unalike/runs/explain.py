@@ -17,7 +17,12 @@ DIGITS = 4  # of probabilities and weights
 
 
 def explain(
-    run: str | Path, image: str, client: str | None = None, top: int = 3, to: Path | None = None
+    run: str | Path,
+    image: str,
+    client: str | None = None,
+    top: int = 3,
+    to: Path | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Predict the labels of an image and, where the model can tell, say why.
 
@@ -27,12 +32,13 @@ def explain(
         client: whose model; by default the first client's.
         top: how many labels.
         to: where to write the picture; by default `explained/NAME.png` in the run's folder.
+        trust: import what the folder names as `module:name` (`unalike.trained`).
     Returns: `labels` with probabilities; `there`, the true labels of a test image; `conditions`
         with weights, and `picture`, a file that shows where each label was seen, if the model
         explains itself.
     Raises: UserError where the client does not classify images.
     """
-    program = trained_program(run, client)
+    program = trained_program(run, client, trust)
     owner, task = program.client, program.client.task
     if not task.classifies or task.dense:
         raise UserError(f"explain tells labels of images; {owner.id} does {task.name}")

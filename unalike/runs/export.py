@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unalike.base.errors import UserError, unknown_name
+from unalike.base.registry import without_imports
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client
+from unalike.core.lazy_clients import LazyClients
 from unalike.core.program import ClientProgram, hash_model
 from unalike.data.samples import Samples
 from unalike.engines.store import Store, quote
+from unalike.models.frozen import including_frozen
+from unalike.runs.model_card import model_card
+from unalike.runs.model_files import HEAD, read_weights, write_weights
 from unalike.runs.plan import plan_from_dict
 from unalike.runs.run_folder import Folder
 from unalike.scenarios import build_clients, parse_scenario
@@ -28,11 +32,15 @@ from unalike.scenarios.client_config import load_client
 from unalike.scenarios.validate import parse_algorithm
 from unalike.training.loop import Training
 
+CONFIG = "unalike.json"
 BuildProgram = Callable[[], ClientProgram]
 
 
 def trained(
-    run: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None
+    run: str | Path,
+    clients: Iterable[Client] | None = None,
+    algorithm: Algorithm | None = None,
+    trust: bool = False,
 ) -> dict[str, nn.Module]:
     """Return the trained models of a run by client, on the CPU and in eval mode.
 
@@ -43,13 +51,16 @@ def trained(
         clients: of a run from Python, made as they were for it. Some of them give the models of
             these. Not needed for a scenario.
         algorithm: needed only where the method is your own.
+        trust: import what the folder names as `module:name`. Its code then runs here, so first
+            see who wrote it.
     Raises: UserError where a client has no model, or is not the one the run was made with.
     """
     folder = Folder.open(Path(run))
     models = {}
-    for id, build in _program_builders(folder.config, folder.path, clients, algorithm).items():
-        program = _restore(folder, build())
-        models[id] = program.client.task.deployable(program)
+    with without_imports(folder.path, trust):
+        for id, build in _program_builders(folder.config, folder.path, clients, algorithm).items():
+            program = _restore(folder, build())
+            models[id] = program.client.task.deployable(program)
     return models
 
 
@@ -60,78 +71,104 @@ def export(
     onnx: bool = True,
     clients: Iterable[Client] | None = None,
     algorithm: Algorithm | None = None,
+    trust: bool = False,
 ) -> list[str]:
-    """Write model.safetensors, config.json and, where possible, model.onnx of one client.
+    """Write one client's whole model, what is frozen included, and its model card.
+
+    Files: the weights (`unalike.runs.model_files`: in the layout of transformers and peft where the
+    encoder is a transformers model), unalike.json, from which `rebuild` builds the model again,
+    README.md and, where possible, model.onnx.
 
     Args:
         run: the run's folder.
         client: id of the client.
         out: folder to write to; by default `exports/CLIENT` in the run's folder.
         onnx: whether to write model.onnx.
-        clients, algorithm: as for `trained`.
+        clients, algorithm, trust: as for `trained`.
     Returns: a line about each file.
     """
     folder = Folder.open(Path(run))
-    builders = _program_builders(folder.config, folder.path, clients, algorithm)
-    program = _restore(folder, _build_program(client, builders))
+    with without_imports(folder.path, trust):
+        builders = _program_builders(folder.config, folder.path, clients, algorithm)
+        program = _restore(folder, _build_program(client, builders))
     model = program.client.task.deployable(program)
     target = Path(out or folder.path / "exports" / quote(client))
     target.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.contiguous().clone() for name, t in model.state_dict().items()}
-    save_file(tensors, target / "model.safetensors")
+    lines = write_weights(model, target)
     info = program.client.info()
     config = {
         "client": client,
         "scenario": folder.config,
         "labels": info.labels,
         "task": info.task,
-        "finished": folder.results is not None,
+        # a site of several organisations has no results, but was told the end
+        "finished": folder.results is not None or any(folder.events("finish")),
     }
-    (target / "config.json").write_text(json.dumps(config, indent=1))
-    parameters = sum(p.numel() for p in model.parameters())
+    (target / CONFIG).write_text(json.dumps(config, indent=1))
     arguments = ", clients" if folder.config.get("python") else ""
-    lines = [
-        f"{target / 'model.safetensors'}   {parameters:,} parameters",
-        f"{target / 'config.json'}   rebuild with unalike.rebuild({str(target)!r}{arguments})",
-    ]
+    lines.append(f"{target / CONFIG}   rebuild with unalike.rebuild({str(target)!r}{arguments})")
     if onnx:
         lines.append(_export_onnx(model, program.client, target / "model.onnx"))
-    return lines
+    card = model_card(
+        info,
+        folder.results,
+        in_transformers=(target / HEAD).is_file(),
+        has_onnx=onnx and (target / "model.onnx").is_file(),
+    )
+    (target / "README.md").write_text(card)
+    return [*lines[:-1], f"{target / 'README.md'}   model card", lines[-1]]
 
 
 def rebuild(
-    folder: str | Path, clients: Iterable[Client] | None = None, algorithm: Algorithm | None = None
+    folder: str | Path,
+    clients: Iterable[Client] | None = None,
+    algorithm: Algorithm | None = None,
+    trust: bool = False,
 ) -> nn.Module:
-    """Return an exported model from its model.safetensors and config.json.
+    """Return an exported model from the folder that `export` wrote.
 
     Args:
         folder: that `export` wrote to.
-        clients, algorithm: as for `trained`.
+        clients, algorithm, trust: as for `trained`.
     """
     folder = Path(folder)
-    config = json.loads((folder / "config.json").read_text())
-    builders = _program_builders(config["scenario"], folder, clients, algorithm)
-    program = _build_program(config["client"], builders)
-    parameters = load_file(folder / "model.safetensors")
-    program.client.task.deployable(program, parameters)
-    program.load(parameters)
+    file = folder / CONFIG
+    if not file.is_file():  # of earlier versions
+        file = folder / "config.json"
+    config = json.loads(file.read_text())
+    with without_imports(folder, trust):
+        builders = _program_builders(config["scenario"], folder, clients, algorithm)
+        program = _build_program(config["client"], builders)
+    weights = read_weights(program.model, folder)
+    encoder = program.model.__dict__.get("encoder")
+    if isinstance(encoder, nn.Module):  # one that is no part of the model's state
+        prefix = "encoder."
+        frozen = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
+        encoder.load_state_dict(frozen)
+        weights = {n: t for n, t in weights.items() if not n.startswith(prefix)}
+    program.client.task.deployable(program, weights)
+    program.load(weights)
     return program.model.eval()
 
 
-def trained_program(run: str | Path, client: str | None = None) -> ClientProgram:
+def trained_program(
+    run: str | Path, client: str | None = None, trust: bool = False
+) -> ClientProgram:
     """Return a client's program as a scenario's run left it, on the CPU.
 
     Args:
         run: the run's folder.
         client: id of the client; by default the first that has a model.
+        trust: as for `trained`.
     """
     folder = Folder.open(Path(run))
-    builders = _program_builders(folder.config, folder.path, None, None)
-    if client is None:
-        entries = (folder.results or {"clients": {}})["clients"]
-        with_model = [id for id, entry in entries.items() if "parameters" in entry]
-        client = next(iter(with_model or builders))
-    return _restore(folder, _build_program(client, builders))
+    with without_imports(folder.path, trust):
+        builders = _program_builders(folder.config, folder.path, None, None)
+        if client is None:
+            entries = (folder.results or {"clients": {}})["clients"]
+            with_model = [id for id, entry in entries.items() if "parameters" in entry]
+            client = next(iter(with_model or builders))
+        return _restore(folder, _build_program(client, builders))
 
 
 def _program_builders(
@@ -170,11 +207,21 @@ def _program_builders(
         scenario, method = parse_scenario(config, str(source))
         training, seed = scenario.training, scenario.seed
         clients = build_clients(scenario, data_dir)
+    if isinstance(clients, LazyClients):
+        clients = _clients_with_results(clients, source)
     builders: dict[str, BuildProgram] = {}
     for client in clients:
         on_cpu = replace(client, device="cpu")
         builders[client.id] = partial(method.Program, on_cpu, method, training, seed)
     return builders
+
+
+def _clients_with_results(clients: LazyClients, run: Path) -> list[Client]:
+    """The lazy clients that a finished run lists: the measured ones, which have its final model."""
+    results = Folder.open(run).results
+    if results is None:
+        raise UserError(f"the run {run} is not finished; resume it first")
+    return [clients.find(id) for id in results["clients"]]
 
 
 def _build_program(client: str, builders: Mapping[str, BuildProgram]) -> ClientProgram:
@@ -227,20 +274,24 @@ def _export_onnx(model: nn.Module, client: Client, file: Path) -> str:
     The model takes samples as they came. Where the encoder's frozen trunk cannot be exported, the
     model takes the features that the trunk computes.
     """
-    raw = getattr(client.train, "raw", client.train)
-    sources: list[tuple[Samples, str]] = [(raw, "")]
-    if raw is not client.train:
-        sources.append((client.train, ", what the encoder's trunk makes of a sample"))
+    samples: Samples = getattr(client.train, "raw", client.train)
+    x, _ = samples.rows(torch.arange(min(2, len(samples))))
+    if not isinstance(x, Tensor):
+        return (
+            f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models "
+            "of one nameless input are exported"
+        )
+    x = client.to_device(x).cpu()
+    sources = [(lambda: x, "")]
+    trunk = getattr(getattr(model, "encoder", None), "trunk", None)
+    if callable(trunk):
+        sources.append((lambda: trunk(x), ", what the encoder's trunk makes of a sample"))
     problem = ""
-    for samples, note in sources:
-        x, _ = samples.rows(torch.arange(min(2, len(samples))))
-        if not isinstance(x, Tensor):
-            return (
-                f"no ONNX: this model takes its inputs by name ({', '.join(x)}), and only models "
-                "of one nameless input are exported"
-            )
+    for inputs, note in sources:
         try:
-            _write_onnx(model, client.to_device(x).cpu(), file)
+            with torch.no_grad():
+                rows = inputs()
+            _write_onnx(model, rows, file)
             return f"{file}   input x{note}, any number of rows"
         except ImportError as error:
             return f"no ONNX: {error}; install unalike[onnx]"
@@ -253,7 +304,8 @@ def _export_onnx(model: nn.Module, client: Client, file: Path) -> str:
 def _write_onnx(model: nn.Module, x: Tensor, file: Path) -> None:
     """Write an ONNX file of a model with input `x` (rows, ...) and any number of rows."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with quiet, warnings.catch_warnings(), including_frozen():
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,

@@ -34,8 +34,13 @@ class InitialModels:
         self.keeps = True
 
     def share_among(self, plan: RunPlan) -> RunPlan:
-        """Return the plan with clients that build their initial model at most once."""
+        """Return the plan with clients that build their initial model at most once.
+
+        Lazy clients stay as they are: they are in one stage only.
+        """
         server = self.share(plan.server, plan.seed) if plan.server is not None else None
+        if plan.lazy:
+            return replace(plan, server=server)
         clients = [self.share(client, plan.seed) for client in plan.clients]
         return replace(plan, clients=clients, server=server)
 

@@ -1,23 +1,26 @@
 """Which labels the clients of a simulation hold, for the report. A server never sees this."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, stack
 
 from unalike.core.client import Client
+from unalike.core.lazy_clients import LazyClients
 from unalike.data import Tensors
 
 MAX_MATRICES = 5  # co-occurrence matrices of single clients that are recorded
 
 
-def label_statistics(clients: list[Client]) -> dict[str, Any] | None:
+def label_statistics(clients: Sequence[Client]) -> dict[str, Any] | None:
     """Count the labels each client holds and, of multi-label clients, which occur together.
 
-    Returns: None where clients are elsewhere, have different labels, or read data on demand.
+    Returns: None where clients are elsewhere, are lazy, have different labels, or read data on
+        demand.
         Otherwise `labels` (names), `counts` (by client, one per label), and of multi-label tasks
         `together` (labels x labels, summed over clients) and `pairs` (the same of a few clients).
     """
-    if not clients:
+    if not clients or isinstance(clients, LazyClients):
         return None
     task = clients[0].task
     if not task.classifies or task.dense:

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from unalike.algorithms.local import Local
+from unalike.base.integrity import seal, unseal
 from unalike.core.client import Client
 from unalike.core.engine import Engine
 from unalike.core.federation import Federation, Replies
 from unalike.core.participation import FederationConfig
 from unalike.core.program import ClientProgram
 from unalike.data.samples import Samples, fingerprint
+from unalike.runs.environment import environment
 from unalike.runs.plan import RunPlan
-from unalike.runs.run_folder import Folder
+from unalike.runs.run_folder import BASELINE, Folder
 
 Metrics = dict[str, dict[str, float]]  # by client, then by metric
 
@@ -56,11 +58,21 @@ class LocalBaseline:
         self.emit = emit
         self.evaluations: list[dict[str, Any]] = []
 
-    def values(self) -> Metrics:
-        """Return the metrics of each client after training alone."""
-        known = self.folder.read_json("alone.json")
+    def values(self, digest: str | None = None) -> Metrics:
+        """Return the metrics of each client after training alone.
+
+        Args:
+            digest: hash of the file that the run went on with, where it is known. A file that was
+                changed since is reported, and the clients are trained again.
+        """
+        known = self.folder.read_baseline(digest)
         if known is not None:
             return known
+        if (self.folder.path / BASELINE).exists():
+            reason = (
+                f"{self.folder.path / BASELINE} was changed; each client is trained alone again"
+            )
+            self.emit("damaged", reason=reason, round=0)
         self.emit("stage", text="alone", round=0)
         states = self.folder.path / "checkpoints" / "alone"
         engine = self.build_engine(states)
@@ -69,15 +81,17 @@ class LocalBaseline:
         finally:
             engine.close()
             shutil.rmtree(states, ignore_errors=True)
-        self.folder.write_json("alone.json", values)
+        self.folder.write_json(BASELINE, seal(values))
         return values
 
     def _train_or_recall(self, engine: Engine) -> Metrics:
         engine.load(0, 0.0, [])
         fed = self._federation(engine)
         self.plan.algorithm.alone(fed)
-        initial = fed.call("describe", clients=fed.clients, quorum=0)
-        path = cache_path(self.plan, self.architectures, initial) if self.plan.use_cache else None
+        path = None
+        if self.plan.use_cache:
+            initial = fed.call("describe", clients=fed.clients, quorum=0)
+            path = cache_path(self.plan, self.architectures, initial)
         cached = read_cache(path) if path is not None else None
         if cached is not None:
             for event in cached["evaluations"]:
@@ -118,19 +132,19 @@ class LocalBaseline:
         return fed
 
     def _log_event(self, event: str, **facts: Any) -> None:
-        """Record evaluations and failures of local training; everything else is left out."""
+        """Record evaluations, failures and who will work together; leave everything else out."""
         if event == "evaluation":
             self.evaluations.append({**facts, "who": "alone"})
             self.emit("evaluation", **self.evaluations[-1])
-        elif event == "failure":
+        elif event in ("failure", "sharing"):
             self.emit(event, **facts)
 
 
 def cache_path(plan: RunPlan, architectures: list[str], initial: dict[str, Any]) -> Path:
     """Return where the values of this very training are cached.
 
-    Equal paths mean equal code, clients, data, budget, seed and initial weights; and an equal
-    method, where the method changes what a client does alone.
+    Equal paths mean equal code, versions, threads, clients, data, budget, seed and initial weights;
+    and an equal method, where the method changes what a client does alone.
 
     Args:
         plan: what to run.
@@ -152,7 +166,7 @@ def cache_path(plan: RunPlan, architectures: list[str], initial: dict[str, Any])
         "seed": plan.seed,
         "personalised": plan.algorithm.personalised,
         "federation": plan.federation.model_dump(),
-        "code": hash_of_the_code(),
+        "environment": environment(plan.threads),
         "clients": {c.id: _describe_client(c, initial.get(c.id)) for c in plan.clients},
     }
     digest = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
@@ -163,6 +177,7 @@ def _describe_client(client: Client, initial: Any) -> dict[str, Any]:
     """What of a client decides how it trains alone."""
     return {
         "model": initial,
+        "task": repr(client.task),
         "capacity": client.capacity,
         "dtype": str(client.dtype),
         "device": client.device,
@@ -187,7 +202,7 @@ def cache_folder() -> Path:
 def read_cache(path: Path) -> dict[str, Any] | None:
     """Return what an earlier run wrote; None where there is nothing that can be read."""
     try:
-        entry = json.loads(path.read_text())
+        entry = unseal(json.loads(path.read_text()))
     except (OSError, ValueError):
         return None
     if not isinstance(entry, dict) or entry.keys() != {"values", "evaluations"}:
@@ -200,13 +215,5 @@ def write_cache(path: Path, entry: dict[str, Any]) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(entry))
+        partial.write_text(json.dumps(seal(entry)))
         partial.replace(path)
-
-
-def hash_of_the_code() -> str:
-    """Hash all source files, so that values measured by other code are never taken for ours."""
-    out = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        out.update(path.read_bytes())
-    return out.hexdigest()[:16]

@@ -4,14 +4,16 @@ A server and its clients must agree on the method, its settings and the seed. Th
 written as plain values, from which a client builds its program; no code travels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from unalike.base.errors import Problems, Refusal
+from unalike.base.registry import own_names
 from unalike.core.algorithm import Algorithm
 from unalike.core.client import Client, ClientInfo
+from unalike.core.lazy_clients import LazyClients
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.scenarios.validate import parse_algorithm
@@ -24,7 +26,7 @@ class RunPlan:
 
     Attributes:
         algorithm: the method with its hyperparameters.
-        clients: the participants; empty where other organisations bring them.
+        clients: the participants, perhaps lazy; empty where other organisations bring them.
         training: rounds, local epochs, learning rate, batch size, optimizer.
         federation: participation, dropout, deadline, quorum and message limits.
         name: the scenario's name, for folders and reports.
@@ -43,10 +45,11 @@ class RunPlan:
         source: file the plan was read from, for error messages.
         server: model and data of the server itself, for methods that train one.
         infos: what the clients announce; given where the clients are not in this process.
+        notices: sentences that the user should read before the run.
     """
 
     algorithm: Algorithm
-    clients: list[Client]
+    clients: Sequence[Client]
     training: Training = field(default_factory=Training)
     federation: FederationConfig = field(default_factory=FederationConfig)
     name: str = "own"
@@ -64,7 +67,8 @@ class RunPlan:
     use_cache: bool = False
     source: str | None = None
     server: Client | None = None
-    infos: dict[str, ClientInfo] | None = None
+    infos: Mapping[str, ClientInfo] | None = None
+    notices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.method = self.method or type(self.algorithm).__name__.lower()
@@ -75,12 +79,20 @@ class RunPlan:
         return self.privacy is not None and self.privacy.entropy == "secret"
 
     @property
+    def lazy(self) -> bool:
+        """Whether clients are built when they first take part."""
+        return isinstance(self.clients, LazyClients)
+
+    @property
     def compares(self) -> bool:
         """Whether clients are also trained alone.
 
         One client would be compared with itself. Where noise is secret or a client asks for
-        privacy, training without protection would tell what privacy is to hide.
+        privacy, training without protection would tell what privacy is to hide. Lazy clients
+        are too many to train them all.
         """
+        if self.lazy:
+            return False
         protected = self.noise_is_secret or any(client.privacy for client in self.clients)
         return self.local_baseline and len(self.clients) != 1 and not protected
 
@@ -107,8 +119,15 @@ def plan_to_dict(
 def plan_from_dict(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `build_runtime` from what `plan_to_dict` wrote.
 
-    Raises: Refusal where this installation does not know the method or one of its fields.
+    Raises: Refusal where this installation does not know the method or one of its fields, or the
+        server names code by `module:name`.
     """
+    own = own_names([plan["algorithm"].get("name"), plan["training"].get("optimizer")])
+    if own:  # a client imports nothing because a server says so
+        raise Refusal(
+            f"the server names {own[0]}, and only what is installed here under a name of its own "
+            "is run: put it into a package with an entry point (docs/scenarios.md) that all install"
+        )
     algorithm, problems, _ = parse_algorithm(plan["algorithm"])
     if algorithm is None or problems:
         raise Refusal(str(Problems("what the server wants to run", problems)))

@@ -4,7 +4,7 @@ A `Result` is a dictionary that equals the run's results.json, so that it can be
 and read as such; its attributes describe the fields and give them types.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ class Result(dict[str, Any]):
     """
 
     # Of a run from Python: what `models` needs to build the clients' models again.
-    _clients: list[Client] | None = None
+    _clients: Sequence[Client] | None = None
     _algorithm: Algorithm | None = None
 
     @property
@@ -209,6 +209,24 @@ class Result(dict[str, Any]):
         return [_read_failure(entry) for entry in self["failures"]]
 
     @property
+    def sharing(self) -> dict[str, list[list[str]]] | None:
+        """Groups of clients that worked together, by what they shared: parameters, heads, labels,
+        public predictions or the public set.
+
+        Clients in no group worked alone; {} says that all did. None for a single client, and for
+        methods that do not say.
+        """
+        return self.get("sharing")
+
+    @property
+    def lazy(self) -> dict[str, int] | None:
+        """Of a run with lazy clients: number of `clients`, `participants` and `measured` ones.
+
+        Only the measured ones are in `clients`; none was trained alone. None otherwise.
+        """
+        return self.get("lazy")
+
+    @property
     def visits(self) -> dict[str, int] | None:
         """Of an asynchronous run: how often each client was called in; None otherwise."""
         return self.get("visits")
@@ -234,22 +252,33 @@ class Result(dict[str, Any]):
         return self["commit"]
 
     @property
+    def environments(self) -> list[dict[str, Any]]:
+        """Versions of Python, torch and numpy, hash of the code, processor and threads.
+
+        More than one where a run was resumed with others (`accept_changes`); the last is the end's.
+        """
+        return self["environments"]
+
+    @property
     def folder(self) -> Path:
         """The run's folder, with config, events, ledger, checkpoints and report."""
         return Path(self["folder"])
 
-    def models(self, clients: Iterable[Client] | None = None) -> dict[str, nn.Module]:
+    def models(
+        self, clients: Iterable[Client] | None = None, trust: bool = False
+    ) -> dict[str, nn.Module]:
         """Return the trained models by client, on the CPU and in eval mode.
 
         Args:
             clients: as for `unalike.trained`; not needed for a result that `unalike.run` returned
                 in this program, nor for a scenario.
+            trust: as for `unalike.trained`.
         Raises: UserError where the run was started from Python and the clients are not known.
         """
         from unalike.runs.export import trained
 
         known = self._clients if clients is None else clients
-        return trained(self.folder, known, self._algorithm)
+        return trained(self.folder, known, self._algorithm, trust)
 
     def show(self) -> None:
         """Print a table of the clients and the main figures."""
@@ -314,10 +343,12 @@ def build_results(
         decisions: of the safeguard; None without it.
     """
     clients = {}
-    for id, info in fed.infos.items():
+    traffic = fed.ledger.totals_by_client()
+    for id in fed.listed:
+        info = fed.infos[id]
         baseline = (local or {}).get(id, {}).get(info.metric)
         entry = _client_entry(plan, info, metrics.get(id, {}), baseline, models.get(id))
-        entry["bytes"] = {way: fed.ledger.total(way, client=id) for way in ("up", "down")}
+        entry["bytes"] = traffic.get(id, {"up": 0, "down": 0})
         if "flops" in entry:
             steps = info.samples * plan.training.epochs
             entry["round_flops"] = BACKWARD_COST * entry["flops"] * steps
@@ -342,14 +373,26 @@ def build_results(
         "clock": fed.clock,
         "rounds": fed.finished,
         "lost": fed.failed_rounds,
-        "failures": [_failure_entry(failure) for failure in fed.failures],
+        "failures": [_failure_entry(failure, fed) for failure in fed.failures],
     }
+    sharing = plan.algorithm.sharing(fed)
+    if sharing is not None and len(fed.infos) > 1:
+        results["sharing"] = sharing
+    if fed.lazy:
+        results["lazy"] = {
+            "clients": len(fed.population),
+            "participants": len(fed.infos),
+            "measured": len(clients),
+        }
     if fed.visits:
         results["visits"] = fed.visits
     if decisions is not None:
         results["safeguard"] = summarize_gains(clients, "safeguarded_gain")
     if plan.privacy is not None:
         results["privacy"] = plan.privacy.spent(max(fed.released.values()))
+    central = plan.algorithm.central_results(fed)
+    if central is not None:
+        results["central_privacy"] = central
     server = plan.algorithm.server_results(fed, dict(metrics))
     if server is not None:
         results["server"] = server
@@ -382,13 +425,14 @@ def _client_entry(
     }
 
 
-def _failure_entry(failure: Failure) -> dict[str, Any]:
+def _failure_entry(failure: Failure, fed: Federation) -> dict[str, Any]:
+    """A failure; one after which the client was asked again did not last."""
     entry = {
         "client": failure.client,
         "round": failure.round,
         "operation": failure.operation,
         "reason": failure.reason,
-        "lasting": failure.lasting,
+        "lasting": failure.lasting and fed.quarantined.get(failure.client) == failure,
     }
     if failure.location:  # of a bug: file, line and function
         entry["location"] = failure.location

@@ -1,10 +1,11 @@
 """A run's folder: config, events, ledger, checkpoints, results. Knows nothing of methods."""
 
+import hashlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,30 @@ import yaml
 
 from unalike.base import events
 from unalike.base.errors import UserError
+from unalike.base.integrity import (
+    MANIFEST,
+    Manifest,
+    describe_bytes,
+    describe_file,
+    find_change,
+    hash_file,
+    read_manifest,
+    unseal,
+    write_whole,
+)
+from unalike.base.ledger import check_ledger
 from unalike.base.version import __version__
-from unalike.engines.store import CheckpointError, Store, load
+from unalike.base.yaml_text import dump_yaml, load_yaml
+from unalike.engines.store import (
+    INDEX,
+    CheckpointError,
+    Store,
+    check_digest,
+    file_name,
+    load,
+    read_index,
+)
+from unalike.runs.lock import lock
 
 # Everything that a start writes before its first checkpoint.
 FILES_OF_A_START = (
@@ -27,7 +50,17 @@ FILES_OF_A_START = (
     "broken.json",
     "checkpoints",
     "pictures",
+    "tracking",
+    "tensorboard",
 )
+RESULTS = "results.json"
+BASELINE = "alone.json"  # metrics of the local baseline
+# What a run writes, and a manifest of a finished run lists.
+FILES_OF_A_RUN = ("config.yaml", BASELINE, "ledger.csv", "events.jsonl")
+FOLDERS_OF_A_RUN = ("checkpoints", "pictures")
+# Settings that say where a run is computed and kept, not what comes of it: they may change
+# between a start and a resume.
+RESUMABLE = ("engine", "workers", "threads", "device", "data_dir", "checkpoint", "modules", "track")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -42,14 +75,18 @@ class Folder:
         server: checkpoints of the server.
         archive: large values of the server, saved before its checkpoint.
         clients: folder with the states of clients.
+        client_store: the same, to be read; engines write to it.
         ledger: ledger.csv, the bytes that were sent.
+        journal: the ledger as it was appended to, kept when ledger.csv becomes a sorted table.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.server = Store(self.path / "checkpoints" / "server")
         self.clients = self.path / "checkpoints" / "clients"
+        self.client_store = Store(self.clients)
         self.ledger = self.path / "ledger.csv"
+        self.journal = self.path / "checkpoints" / "ledger.csv"
         # Three versions, as of clients: it is saved before the server.
         self.archive = Store(self.path / "checkpoints" / "archive", snapshots=3)
 
@@ -63,20 +100,27 @@ class Folder:
         """
         folder = cls(path)
         try:
-            if folder.holds_failed_start():
-                folder.set_aside_failed_start()
-            if (folder.path / "config.yaml").exists():
-                how = "resume=True" if config.get("python") else f"`unalike resume {path}`"
-                raise UserError(
-                    f"{path} already holds a run; resume it with {how} or choose another folder"
-                )
             folder.path.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-            folder.write("config.yaml", text)
+            with folder.lock():
+                folder._begin(config)
         except OSError as error:
             reason = error.strerror or error
             raise UserError(f"the run folder {path} cannot be written: {reason}") from None
         return folder
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        if self.holds_failed_start():
+            self.set_aside_failed_start()
+        if (self.path / "config.yaml").exists():
+            how = "resume=True" if config.get("python") else f"`unalike resume {self.path}`"
+            raise UserError(
+                f"{self.path} already holds a run; resume it with {how} or choose another folder"
+            )
+        self.write("config.yaml", dump_yaml(config))
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from working on this run; raises UserError where one does."""
+        return lock(self.path)
 
     @classmethod
     def open(cls, path: Path) -> "Folder":
@@ -90,7 +134,7 @@ class Folder:
 
     def holds_failed_start(self) -> bool:
         """Whether a run ended here with an exception before its first checkpoint."""
-        if (self.path / "results.json").exists() or any(self._server_checkpoints()):
+        if (self.path / RESULTS).exists() or any(self._server_checkpoints()):
             return False
         last = None
         for event in self.events():
@@ -113,7 +157,7 @@ class Folder:
         """The run's config.yaml."""
         path = self.path / "config.yaml"
         try:
-            config = yaml.safe_load(path.read_text())
+            config = load_yaml(path.read_text())
         except (OSError, ValueError, yaml.YAMLError):
             config = None
         if not isinstance(config, dict):
@@ -123,16 +167,55 @@ class Folder:
     @property
     def config_at_start(self) -> dict[str, Any] | None:
         """The config as it was when the run began; None where it has not begun."""
-        start = next(self.events("start"), None)
-        return start.get("config") if start is not None else None
+        start = next(self.events("start"), {})
+        config = start.get("config")
+        return config if isinstance(config, dict) else None
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """The run's results, with the folder as it is called now; None before the end."""
-        results = self.read_json("results.json")
-        if isinstance(results, dict):
-            results["folder"] = str(self.path)
+        """The run's results, with the folder as it is called now; None before the end.
+
+        Raises: UserError where they are not as the run wrote them.
+        """
+        path = self.path / RESULTS
+        if not path.exists():
+            return None
+        manifest = read_manifest(self.path) or {}
+        change = find_change(self.path, RESULTS, manifest[RESULTS]) if RESULTS in manifest else None
+        results = None
+        if change is None:
+            try:
+                results = json.loads(path.read_text())
+            except (OSError, ValueError) as error:
+                change = f"{path} cannot be read ({error})"
+        if change is None and not (isinstance(results, dict) and "clients" in results):
+            change = f"{path} holds no results"
+        if change is not None or results is None:
+            raise UserError(
+                f"{change}. Restore it from a copy; or move it to another folder and resume the "
+                "run, which goes on from its last checkpoint and writes the results again"
+            )
+        results["folder"] = str(self.path)
         return results
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Write the results, and before them the manifest that they are proven by."""
+        text = json.dumps(results)
+        manifest = self.describe_files()
+        manifest[RESULTS] = describe_bytes(text.encode())
+        self.write(MANIFEST, json.dumps(manifest, indent=1))
+        self.write(RESULTS, text)
+
+    def describe_files(self) -> Manifest:
+        """Size and hash of every file that a run writes before its results."""
+        paths = [self.path / name for name in FILES_OF_A_RUN]
+        for name in FOLDERS_OF_A_RUN:
+            paths += sorted((self.path / name).rglob("*"))
+        return {
+            path.relative_to(self.path).as_posix(): describe_file(path)
+            for path in paths
+            if path.is_file() and path.suffix not in (".partial", ".token")
+        }
 
     def record(self, event: str, **facts: Any) -> None:
         """Append an event to events.jsonl."""
@@ -147,9 +230,7 @@ class Folder:
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole, or not at all."""
-        partial = self.path / f"{name}.{os.getpid()}.partial"
-        partial.write_text(text)
-        partial.replace(self.path / name)
+        write_whole(self.path / name, text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file whole, or not at all."""
@@ -164,23 +245,49 @@ class Folder:
         try:
             return json.loads(path.read_text()) if path.exists() else None
         except (OSError, ValueError) as error:
-            message = f"{path} cannot be read ({error}); take it away to have it made again"
-            raise UserError(message) from None
+            raise UserError(f"{path} cannot be read ({error}); restore it from a copy") from None
+
+    def hash_baseline(self) -> str | None:
+        """Hash of the file with the local baseline; None where there is none."""
+        path = self.path / BASELINE
+        return hash_file(path) if path.exists() else None
+
+    def read_baseline(self, digest: str | None = None) -> dict[str, Any] | None:
+        """Metrics of the local baseline; None where they are missing or were changed.
+
+        Args:
+            digest: hash that the file must have, where it is known.
+        """
+        path = self.path / BASELINE
+        if not path.exists() or (digest is not None and hash_file(path) != digest):
+            return None
+        try:
+            return unseal(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def checkpoint_manifest(self, round: int) -> dict[str, str]:
+        """One hash each for the states of clients and the archive as of the end of a round."""
+        return {"clients": self.client_store.digest(round), "archive": self.archive.digest(round)}
 
     def last_checkpoint(self, emit: Callable[..., None] | None = None) -> dict[str, Any] | None:
-        """Return the newest server state that can be read together with its clients' states.
+        """Return the newest server state that is proven, together with all that belongs to it.
 
-        A damaged one is reported as an event, and the one before it is used.
+        Where a file of a checkpoint is missing or was changed, that is reported as an event, and
+        the checkpoint before it is used: the end is the same.
 
-        Raises: UserError where there are checkpoints and none can be read.
+        Raises: UserError where there are checkpoints and none is whole.
         """
         damages: list[str] = []
-        for path in sorted(self._server_checkpoints(), reverse=True):
+        for path, digest in self._find_checkpoints(damages):
             try:
+                check_digest(path, digest)
                 state = load(path)
                 finished = state["federation"]["finished"]
-                Store(self.clients).check_readable(finished)
-            except CheckpointError as error:
+                self.client_store.check(finished, state["manifest"]["clients"])
+                self.archive.check(finished, state["manifest"]["archive"])
+                check_ledger(self.ledger, state["ledger"])
+            except UserError as error:
                 damages.append(str(error))
                 continue
             for damage in damages:
@@ -191,8 +298,52 @@ class Folder:
             raise UserError(f"no checkpoint of {self.path} can be read: {damages[-1]}")
         return None
 
+    def _find_checkpoints(self, damages: list[str]) -> list[tuple[Path, str]]:
+        """The server's checkpoints that its index lists, the newest first, each with its hash."""
+        entry = self.path / "checkpoints" / "server" / "server"
+        try:
+            self.server.complete("server")
+            index = read_index(entry)
+        except CheckpointError as error:
+            damages.append(str(error))
+            return []
+        if not index and any(self._server_checkpoints()):
+            damages.append(f"{entry / INDEX} is missing or lists no checkpoint")
+        rounds = sorted(index, reverse=True)
+        return [(entry / file_name(round), index[round]) for round in rounds]
+
     def _server_checkpoints(self) -> Iterator[Path]:
-        return (self.path / "checkpoints" / "server" / "server").glob("*.safetensors")
+        """Snapshots of the server; what was being written when a process was killed is none."""
+        return (self.path / "checkpoints" / "server" / "server").glob("[0-9]*.safetensors")
+
+
+def config_differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Describe what changed between two configs; clients are compared by id.
+
+    >>> config_differences({"training": {"rounds": 3}}, {"training": {"rounds": 5}})
+    ['training.rounds was 3, is 5']
+    """
+    if path == "clients":
+        before = {info["id"]: info for info in before or []}
+        after = {info["id"]: info for info in after or []}
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return [] if before == after else [f"{path} was {before}, is {after}"]
+    prefix = f"{path}." if path else ""
+    changes = []
+    for key in {**before, **after}:
+        changes += config_differences(before.get(key), after.get(key), f"{prefix}{key}")
+    return changes
+
+
+def hash_config(config: dict[str, Any]) -> str:
+    """Hash of the settings that may not change between a start and a resume."""
+    text = json.dumps(without_resumable(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def without_resumable(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without the settings that may change between a start and a resume."""
+    return {key: value for key, value in config.items() if key not in RESUMABLE}
 
 
 def commit() -> str:

@@ -11,11 +11,12 @@ from torch import Tensor
 from unalike.base.errors import Problem, Problems, unknown_name
 from unalike.base.randomness import stream
 from unalike.core.client import Client
+from unalike.core.lazy_clients import LazyClients
 from unalike.data import Table, Tensors
-from unalike.data.partitions import match_label_proportions
+from unalike.data.partitions import draw_rows, match_label_proportions
 from unalike.data.samples import drop_modalities, map_modalities, merge
 from unalike.models import build_encoder
-from unalike.scenarios.options import model_options, task_options
+from unalike.scenarios.options import build_task, model_options
 from unalike.scenarios.rows import (
     dataset_of,
     deal_rows,
@@ -27,7 +28,7 @@ from unalike.scenarios.schema import Group, Scenario
 from unalike.scenarios.validate import public_datasets
 
 
-def build_clients(scenario: Scenario, folder: str | None = None) -> list[Client]:
+def build_clients(scenario: Scenario, folder: str | None = None) -> Sequence[Client]:
     """Build all clients of a validated scenario.
 
     The same scenario and seed give the same rows to the same clients on any machine.
@@ -64,10 +65,11 @@ def build_server(scenario: Scenario, folder: str | None = None) -> Client | None
 
 def try_build_clients(
     scenario: Scenario, folder: str | None = None
-) -> tuple[list[Client], list[Problem]]:
+) -> tuple[Sequence[Client], list[Problem]]:
     """Build the clients that can be built, and report what is wrong with the others.
 
-    Of a group without rows one client is built, with all rows, so that its other problems show.
+    Lazy ones are built when they are first used. Of a group without rows one client is built, with
+    all rows, so that its other problems show.
     """
     problems: list[Problem] = []
     tables = load_tables(scenario, folder or scenario.data_dir, problems)
@@ -79,13 +81,24 @@ def try_build_clients(
         if not group_problems and dataset_of(scenario, group).name in tables:
             valid_groups.append(group)
     rows = deal_rows(scenario, tables, public.used, problems)
-    clients = []
+    ids: list[str] = []
+    groups: list[Group] = []  # of each id
     for group in valid_groups:
-        table = tables[dataset_of(scenario, group).name]
+        own = group.ids
+        own = own if own[0] in rows else own[:1]
+        ids += own
+        groups += [group] * len(own)
+
+    def build(i: int) -> Client:
+        table = tables[dataset_of(scenario, groups[i]).name]
         samples = _public_for(table, public.samples)
-        ids = group.ids
-        for id in ids if ids[0] in rows else ids[:1]:
-            clients.append(_build_client(scenario, group, id, table, rows.get(id), samples))
+        return _build_client(scenario, groups[i], ids[i], table, rows.get(ids[i]), samples)
+
+    if scenario.lazy and scenario.pooled:
+        problems.append(("lazy", "pooled puts all rows at one client: leave lazy out."))
+    elif scenario.lazy and ids and not problems:
+        return LazyClients(ids, build), problems
+    clients = [build(i) for i in range(len(ids))]
     if scenario.pooled:
         kinds = {str((g.model, g.target, g.task, g.data)) for g in scenario.clients}
         if len(kinds) > 1:
@@ -94,6 +107,24 @@ def try_build_clients(
         if clients and not problems:
             clients = [_merge(clients)]
     return clients, problems
+
+
+def describe_shortages(scenario: Scenario, clients: Sequence[Client]) -> list[str]:
+    """A sentence for each client that has fewer training rows than its group's `train`.
+
+    A partition by labels or features may leave it fewer. Lazy clients are not looked at.
+    """
+    if scenario.lazy or scenario.pooled:
+        return []
+    sizes = {client.id: len(client.train) for client in clients}
+    notices = []
+    for group in scenario.clients:
+        for id in group.ids:
+            if group.train is not None and sizes.get(id, group.train) < group.train:
+                name = dataset_of(scenario, group).partition.name
+                text = f"{id} has {sizes[id]} training rows, its train asks for {group.train}"
+                notices.append(f"{text}: the partition {name} gave it no more")
+    return notices
 
 
 def _merge(clients: list[Client]) -> Client:
@@ -148,15 +179,15 @@ def _check_target(path: str, group: Group, table: Table) -> list[Problem]:
             return [(f"{path}.target", unknown_name("target", group.target, names))]
         text = f"is missing: the dataset has several, name one of {', '.join(names)}."
         return [(f"{path}.target", text)]
-    task = table.tasks[target]
-    options, problems = task_options(f"{path}.task", task, group.task)
-    if group.masked and not task.multilabel:
+    task, problems = build_task(f"{path}.task", table.tasks[target], group.task)
+    if task is not None and group.masked and not task.multilabel:
         text = f"hides some of a row's labels; {target} has one label per row, leave it out."
         problems.append((f"{path}.masked", text))
-    try:
-        replace(task, **options)
-    except ValueError as error:
-        problems.append((f"{path}.task", str(error)))
+    if task is not None and "name" in group.task:
+        try:
+            task.check(table.targets[target])
+        except ValueError as error:
+            problems.append((f"{path}.task", f"{error}."))
     return problems
 
 
@@ -231,28 +262,33 @@ def _build_client(
     x = table.x
     if isinstance(x, dict):
         x = {name: x[name] for name in _draw_modalities(scenario, group, id, list(x))}
+        if public is not None and isinstance(public.x, dict) and x.keys() < public.x.keys():
+            public = Tensors({name: public.x[name] for name in x}, None, public.index)
     y = table.targets[target]
     train = _training_samples(scenario, group, id, x, y, rows)
     if table.overlap:  # clustering: the client is scored on the rows it holds
         test = train
     else:
         test = Tensors(x, y, _test_rows(scenario, group, id, table, target, rows))
+        if group.missing and isinstance(x, dict):  # samples to test lack as many modalities
+            draws = stream(scenario.seed, "missing in test", id)
+            test = drop_modalities(test, group.missing, draws)
     if group.test:
         test = test.subset(torch.arange(min(group.test, len(test))))
     shape: Mapping[str, Sequence[int]] | Sequence[int] = map_modalities(
         table.x, lambda part: tuple(part.shape[1:])
     )
     model, _ = model_options("model", group.model)
-    task, _ = task_options("task", table.tasks[target], group.task)
+    task, _ = build_task("task", table.tasks[target], group.task)
     return Client(
         id=id,
         model=partial(build_encoder, group.model.name, shape, model),
-        task=replace(table.tasks[target], **task),
+        task=task or table.tasks[target],
         train=train,
         test=test,
         public=public,
         common=Tensors(x, y, table.test) if scenario.test == "common" else None,
-        model_name=group.model.name,
+        model_name=group.model.name.rpartition(":")[2],
         capacity=group.capacity,
         speed=group.speed,
         link=group.link,
@@ -279,11 +315,22 @@ def _training_samples(
 def _test_rows(
     scenario: Scenario, group: Group, id: str, table: Table, target: str, rows: Tensor
 ) -> Tensor:
-    """Test rows of a client: all, or those with the class proportions of its training rows."""
+    """Test rows of a client: all, or those with the class proportions of its training rows.
+
+    Where the group limits them, they are drawn at random: a table may be sorted by class. Clients
+    with the same dataset, target and limit get the same ones.
+    """
     y = table.targets[target]
-    partition = dataset_of(scenario, group).partition
+    data = dataset_of(scenario, group)
+    partition = data.partition
     if partition.name == "iid" or y.dim() != 1:
-        return table.test
+        # Pairs have no classes; further texts of an image come after one row of each image.
+        if group.test is None or table.tasks[target].paired:
+            return table.test
+        generator = stream(scenario.seed, "limited test rows", data.name, target)
+        classes = y[table.test] if table.tasks[target].single_label and y.dim() == 1 else None
+        return table.test[draw_rows(len(table.test), group.test, generator, classes)]
+    # These are shuffled, so that the first ones are a random draw.
     labels = table.targets.get(partition.options.get("by", target), y)
     generator = stream(scenario.seed, "test rows", id)
     return table.test[match_label_proportions(labels[table.test], labels[rows], generator)]

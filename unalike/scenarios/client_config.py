@@ -1,9 +1,8 @@
 """From a client.yaml to the one client it describes: its model, data and task."""
 
 import inspect
-import sys
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,31 +11,34 @@ import torch
 from pydantic import Field, ValidationError
 
 from unalike.base.errors import Problem, Problems, UserError, describe_error, unknown_name
+from unalike.base.registry import add_module_folder, import_object, own_names
 from unalike.base.settings import Settings, to_problem
 from unalike.core.client import Client
-from unalike.core.privacy import Privacy
-from unalike.data.samples import as_samples
-from unalike.models import ENCODERS, build_encoder
+from unalike.data import samples
+from unalike.data.samples import Relabelled, Tensors, as_samples, reorder_labels
+from unalike.models import build_encoder
 from unalike.scenarios.build import build_clients
 from unalike.scenarios.load import load, parse_yaml
-from unalike.scenarios.options import model_options
+from unalike.scenarios.options import build_task, model_options
 from unalike.scenarios.schema import Named
-from unalike.tasks import TASKS, Task
+from unalike.scenarios.site_policy import SiteRules
+from unalike.tasks import Task
 
 
 class DataSources(Settings):
     """Where the rows are.
 
-    Each is an .npz file with arrays x and y, or `module:name` of a function that returns what a
-    Client takes.
+    Each is an .npz file with arrays x and y; a .csv or .parquet file, or a folder of images, with
+    `x`, `y` and other arguments of `unalike.samples` in a mapping beside `file`; or `module:name`
+    of a function that returns what a Client takes.
     """
 
-    train: str
-    test: str | None = None
-    public: str | None = None
+    train: str | dict[str, Any]
+    test: str | dict[str, Any] | None = None
+    public: str | dict[str, Any] | None = None
 
 
-class ClientConfig(Settings):
+class ClientConfig(SiteRules):
     """The fields of a client.yaml."""
 
     id: Annotated[str, Field(min_length=1)]
@@ -46,10 +48,9 @@ class ClientConfig(Settings):
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
-    privacy: Privacy | None = None  # the least protection it accepts
 
 
-class FromFactory(Settings):
+class FromFactory(SiteRules):
     """Fields of a client.yaml with a function of your own that creates the Client.
 
     The function is called with a description of the run and the options. It may raise a Refusal.
@@ -59,7 +60,7 @@ class FromFactory(Settings):
     options: dict[str, Any] = {}
 
 
-class FromScenario(Settings):
+class FromScenario(SiteRules):
     """Fields of a client.yaml that takes a client of a scenario, to try out a federation."""
 
     scenario: str
@@ -78,11 +79,9 @@ def describes_client(path: str | Path) -> bool:
     return "factory" in keys or {"scenario", "client"} <= keys or {"id", "model"} <= keys
 
 
-def load_client(path: str | Path, run: dict[str, Any] | None = None) -> Client:
-    """The client that a file describes.
+def read_config(path: str | Path) -> SiteRules:
+    """The fields of a client.yaml. Nothing that it names is imported or read.
 
-    Args:
-        run: description of the run the client is for, passed to a factory.
     Raises: UserError, or Problems with everything that is wrong with the file.
     """
     path = Path(path)
@@ -95,33 +94,49 @@ def load_client(path: str | Path, run: dict[str, Any] | None = None) -> Client:
         raise UserError(
             f"{path} does not describe a client: expected a mapping with id, model, task and data"
         )
-    kind: type[Settings] = ClientConfig
+    kind: type[SiteRules] = ClientConfig
     if "factory" in mapping:
         kind = FromFactory
     elif "scenario" in mapping:
         kind = FromScenario
     try:
-        config = kind.model_validate(mapping)
+        return kind.model_validate(mapping)
     except ValidationError as error:
         raise Problems(str(path), [to_problem(detail, kind) for detail in error.errors()]) from None
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:  # modules beside the file can be imported
-        sys.path.insert(0, folder)
+
+
+def load_client(path: str | Path, run: dict[str, Any] | None = None) -> Client:
+    """The client that a file describes.
+
+    Args:
+        run: description of the run the client is for, passed to a factory.
+    Raises: UserError, or Problems with everything that is wrong with the file.
+    """
+    path = Path(path)
+    config = read_config(path)
+    if own_names(config.model_dump()):
+        add_module_folder(path.parent)  # modules beside the file can be imported
     if isinstance(config, FromFactory):
-        return _call_factory(config, run or {}, path)
-    if isinstance(config, FromScenario):
-        return _client_of_scenario(path.parent / config.scenario, config.client)
-    assert isinstance(config, ClientConfig)
-    return _build_client(config, path)
+        client = _call_factory(config, run or {}, path)
+    elif isinstance(config, FromScenario):
+        client = _client_of_scenario(path.parent / config.scenario, config.client)
+    else:
+        assert isinstance(config, ClientConfig)
+        client = _build_client(config, path)
+    return client if config.privacy is None else replace(client, privacy=config.privacy)
 
 
 def _build_client(config: ClientConfig, path: Path) -> Client:
     problems: list[Problem] = []
-    rows = _load_all_rows(config.data, path.parent, problems)
-    task = _build_task(config.task, problems)
+    labels = config.task.options.get("labels")
+    rows = _load_all_rows(config.data, path.parent, labels, problems)
+    described = {"name": config.task.name, **config.task.options}
+    task, task_problems = build_task("task", None, described)
+    problems += task_problems
     model = _model_factory(config.model, rows.get("train"), problems)
     if problems or task is None:
         raise Problems(str(path), problems)
+    task, rows = sort_labels(task, rows)
     return Client(
         id=config.id,
         model=model,
@@ -131,50 +146,64 @@ def _build_client(config: ClientConfig, path: Path) -> Client:
         capacity=config.capacity,
         device=config.device,
         dtype=getattr(torch, config.dtype),
-        privacy=config.privacy,
     )
 
 
-def _load_all_rows(sources: DataSources, folder: Path, problems: list[Problem]) -> dict[str, Any]:
+def sort_labels(task: Task, rows: dict[str, Any]) -> tuple[Task, dict[str, Any]]:
+    """The same task and rows with labels in the order of their names.
+
+    So clients that write the same labels in another order agree on what each number means.
+
+    Args:
+        rows: what a Client takes, by the name of its field.
+    """
+    order = sorted(range(len(task.labels)), key=lambda i: _natural_key(task.labels[i]))
+    if not task.classifies or order == sorted(order):
+        return task, rows
+    sorted_task = replace(task, labels=tuple(task.labels[i] for i in order))
+    numbers = torch.tensor(order)
+    relabelled = dict(rows)
+    for name in rows.keys() - {"public"}:
+        own = as_samples(rows[name])
+        if isinstance(own, Tensors) and own.y is not None:
+            task.check(own.y)  # in the order of the file, for the error message
+            y = reorder_labels(own.y, numbers, task.multilabel)
+            relabelled[name] = Tensors(own.x, y, own.index)
+        elif not isinstance(own, Tensors):
+            relabelled[name] = Relabelled(own, numbers, task.multilabel)
+    return sorted_task, relabelled
+
+
+def _natural_key(label: str) -> tuple:
+    """Sorts numbers by value, so that "2" comes before "10", and before words."""
+    return (0, int(label), label) if label.isdecimal() else (1, 0, label)
+
+
+def _load_all_rows(
+    sources: DataSources, folder: Path, labels: Any, problems: list[Problem]
+) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for name, source in sources.model_dump().items():
         if source is None:
             continue
         try:
-            rows[name] = _load_rows(source, folder, with_labels=name != "public")
+            if isinstance(source, dict) or source.endswith((".csv", ".parquet")):
+                columns = dict(source) if isinstance(source, dict) else {"file": source}
+                if isinstance(labels, list):
+                    columns.setdefault("labels", labels)
+                rows[name] = _load_table(columns, folder)
+            else:
+                rows[name] = _load_rows(source, folder, with_labels=name != "public")
         except Exception as error:  # a function of the user's may raise anything
             problems.append((f"data.{name}", describe_error(error)))
     return rows
 
 
-def _build_task(named: Named, problems: list[Problem]) -> Task | None:
-    if named.name not in TASKS:
-        problems.append(("task.name", unknown_name("task", named.name, TASKS)))
-        return None
-    try:
-        return TASKS[named.name](**named.options)
-    except (TypeError, ValueError) as error:
-        problems.append(("task", str(error)))
-        return None
-
-
 def _model_factory(named: Named, train: Any, problems: list[Problem]) -> Any:
     """A function without arguments that builds the encoder; None where there are problems."""
-    if ":" in named.name:
-        try:
-            function = import_object(named.name)
-            inspect.signature(function).bind(**named.options)
-        except (UserError, TypeError) as error:
-            problems.append(("model", str(error)))
-            return None
-        return partial(function, **named.options)
-    if named.name not in ENCODERS:
-        text = unknown_name("model", named.name, ENCODERS)
-        problems.append(("model.name", f"{text} One of your own is written module:name."))
-        return None
     options, model_problems = model_options("model", named)
     problems += model_problems
-    if train is None:
+    if train is None or model_problems:
         return None
     return partial(build_encoder, named.name, as_samples(train).shape, options)
 
@@ -197,6 +226,19 @@ def _client_of_scenario(path: Path, id: str) -> Client:
     return clients[id]
 
 
+def _load_table(columns: dict[str, Any], folder: Path) -> Any:
+    """Rows of a file whose columns are chosen by name."""
+    if "file" not in columns:
+        raise UserError(f"`file` is missing; it has: {', '.join(columns)}")
+    known = inspect.signature(samples).parameters
+    for name in columns:
+        if name not in known and name != "file":
+            raise UserError(unknown_name("field", name, [*list(known)[1:], "file"]))
+    if columns.get("images") is not None:
+        columns["images"] = folder / columns["images"]
+    return samples(folder / columns.pop("file"), **columns)
+
+
 def _load_rows(source: str, folder: Path, with_labels: bool) -> Any:
     """Rows as a Client takes them, from an .npz file or from `module:name`."""
     if not source.endswith(".npz"):
@@ -216,21 +258,3 @@ def _load_rows(source: str, folder: Path, with_labels: bool) -> Any:
     if "x" not in arrays:
         raise UserError(f"{source} has no array x; it has: {', '.join(arrays)}")
     return arrays["x"], arrays.get("y") if with_labels else None
-
-
-def import_object(name: str) -> Any:
-    """Import what `module:name` names.
-
-    Raises: UserError, if there is no such module or name.
-    """
-    module, _, attributes = name.partition(":")
-    try:
-        thing: Any = import_module(module)
-        for attribute in attributes.split("."):
-            thing = getattr(thing, attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{name} cannot be imported: {error}; write module:name, with the module beside this "
-            "file or installed"
-        ) from None
-    return thing

@@ -8,14 +8,15 @@ from typing import Any
 
 import yaml
 
-from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError, unknown_name
+from unalike.base.registry import add_module_folder, own_names
+from unalike.base.yaml_text import construct_yaml
 from unalike.core.algorithm import Algorithm
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
 from unalike.engines import has_slow_messages
 from unalike.scenarios.schema import Data, Group, Public, Scenario
-from unalike.scenarios.validate import BuildCheck, parse_scenario
+from unalike.scenarios.validate import BuildCheck, find_algorithm, parse_scenario
 from unalike.training.loop import Training
 
 # Parts of a scenario whose fields `--set` accepts only with the part's name before them.
@@ -97,7 +98,7 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises: UserError, with line and column where they are known.
     """
     try:
-        return yaml.load(text, Loader)
+        return construct_yaml(text, Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -142,8 +143,10 @@ def load(
     for key, value in top_level.items():
         if value is not None:
             mapping[key] = value
+    _add_module_folders(mapping, name)
     for setting in settings or []:
         apply_setting(mapping, setting)
+    _add_module_folders(mapping, name)
     if isinstance(mapping.get("engine"), str):
         mapping["engine"] = {"name": mapping["engine"]}
     method = _method(mapping)
@@ -153,10 +156,25 @@ def load(
     return parse_scenario(mapping, name, build_check)
 
 
+def _add_module_folders(mapping: dict[str, Any], name: str) -> None:
+    """Where a scenario has names of its own: look beside its file, then in the current folder."""
+    if not own_names(mapping) or "modules" in mapping:
+        return
+    folders = [Path(name).parent] if name not in shipped_scenarios() else []
+    mapping["modules"] = list(dict.fromkeys(str(f.resolve()) for f in [*folders, Path()]))
+    for folder in reversed(mapping["modules"]):
+        add_module_folder(folder)
+
+
 def _method(mapping: dict[str, Any]) -> type[Algorithm] | None:
     """The class of a scenario's method, None if its name is missing or unknown."""
     described = mapping.get("algorithm")
-    return ALGORITHMS.get(str(described.get("name"))) if isinstance(described, dict) else None
+    if not isinstance(described, dict):
+        return None
+    try:
+        return find_algorithm(str(described.get("name")))
+    except UserError:
+        return None
 
 
 def _engine_name(engine: Any) -> Any:

@@ -8,17 +8,18 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from unalike.base.errors import Problem, UserError, closest_name, suggest_name, unknown_name
+from unalike.base.errors import Problem, UserError, closest_name, suggest_name
+from unalike.base.registry import find_named, import_object, is_own_name, name_problem
 from unalike.base.settings import describe_errors, reject_bool
 from unalike.data import DATASETS, PARTITIONS
 from unalike.engines import engine_options as known_engine_options
 from unalike.models import ENCODERS
 from unalike.scenarios.schema import Count, Data, Named
-from unalike.tasks import Task
+from unalike.tasks import TASKS, Task
 
 Options = tuple[dict[str, Any], list[Problem]]
 
@@ -28,26 +29,95 @@ PARTITION_INPUTS = {"rows", "sizes_or_clients", "y", "features", "clients", "gen
 
 
 def dataset_options(path: str, data: Data) -> Options:
-    """Check the options of a dataset: all parameters of its loader but the first, the folder."""
-    if data.name not in DATASETS:
-        return {}, [(f"{path}.name", unknown_name("dataset", data.name, DATASETS))]
-    _, *parameters = inspect.signature(DATASETS[data.name]).parameters.values()
-    known = {parameter.name: parameter.annotation for parameter in parameters}
-    return convert(f"{path}.options", data.name, known, data.options)
+    """Check the options of a dataset: all parameters of its loader but the folder."""
+    try:
+        loader = find_named("dataset", data.name, DATASETS)
+    except UserError as error:
+        return {}, [(f"{path}.name", str(error))]
+    return function_options(
+        f"{path}.options", data.name, data.options, loader, inputs={"folder"}, more={}
+    )
 
 
-def task_options(path: str, task: Task, values: Mapping[str, Any]) -> Options:
-    """Check the options of a task: all fields of it but its labels, which the dataset sets."""
-    fields = [field for field in dataclasses.fields(task) if field.name != "labels"]
-    known = {field.name: field.type for field in fields}
-    return convert(path, f"A {task.name} task", known, values)
+def build_task(
+    path: str, default: Task | None, values: Mapping[str, Any]
+) -> tuple[Task | None, list[Problem]]:
+    """The task that a file describes; None where there are problems.
+
+    Args:
+        path: where it is described.
+        default: the dataset's own task; None if there is none, so that a name is required.
+        values: options of the task. A `name` chooses another task than the default, which gets the
+            same labels; `criterion` and `score` may be `module:name`.
+    """
+    values = dict(values)
+    kind: type[Task] = type(default) if default is not None else Task
+    try:
+        if "name" in values:
+            kind = _task_class(str(values.pop("name")))
+            if default is not None:
+                values.setdefault("labels", default.labels)
+    except UserError as error:
+        return None, [(f"{path}.name", str(error))]
+    for function in ("criterion", "score"):
+        if is_own_name(values.get(function)):
+            try:
+                values[function] = import_object(values[function])
+            except UserError as error:
+                return None, [(f"{path}.{function}", str(error))]
+    known = field_types(kind)
+    if default is not None and kind is type(default):
+        known.pop("labels")  # the dataset sets them
+    renamed = {"loss": "criterion", "metric": "score"}
+    labels = {"labels": values.pop("labels")} if "labels" in values and "labels" in known else {}
+    options, problems = convert(path, f"A {kind.name} task", known, values, renamed)
+    if problems:
+        return None, problems
+    try:
+        if default is not None and kind is type(default):
+            return dataclasses.replace(default, **options), []
+        return kind(**labels, **options), []
+    except (TypeError, ValueError) as error:
+        return None, [(path, str(error))]
+
+
+def _task_class(name: str) -> type[Task]:
+    kind = find_named("task", name, TASKS)
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        raise UserError(f"{name} is no task: expected a subclass of unalike.Task, got {kind!r}")
+    return kind
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """Types of a dataclass's fields by name, `Any` where they cannot be checked."""
+    hints: dict[str, Any] = {}
+    fields = dataclasses.fields(kind)
+    if any(isinstance(field.type, str) for field in fields):  # from __future__ import annotations
+        try:
+            hints = get_type_hints(kind, include_extras=True)
+        except NameError:
+            hints = {field.name: Any for field in fields}
+    return {field.name: checkable(hints.get(field.name, field.type)) for field in fields}
+
+
+def checkable(kind: Any) -> Any:
+    """A type as it is, or `Any` where pydantic cannot check values of it."""
+    if kind is inspect.Parameter.empty or isinstance(kind, str):
+        return Any
+    try:
+        TypeAdapter(kind, config=ConfigDict())
+    except PydanticUserError:
+        return Any
+    return kind
 
 
 def model_options(path: str, named: Named) -> Options:
     """Check the options of a model: all parameters of its encoder but the shape of the input."""
-    if named.name not in ENCODERS:
-        return {}, [(f"{path}.name", unknown_name("model", named.name, ENCODERS))]
-    return _function_options(path, named, ENCODERS[named.name], inputs={"shape"}, more={})
+    try:
+        encoder = find_named("model", named.name, ENCODERS)
+    except UserError as error:
+        return {}, [(f"{path}.name", str(error))]
+    return function_options(path, named.name, named.options, encoder, inputs={"shape"}, more={})
 
 
 def partition_options(path: str, named: Named) -> Options:
@@ -57,9 +127,10 @@ def partition_options(path: str, named: Named) -> Options:
     that computes the features it looks at; `clients`, among how many clients it deals out rows
     where only the first of them take part.
     """
-    if named.name not in PARTITIONS:
-        return {}, [(f"{path}.name", unknown_name("partition", named.name, PARTITIONS))]
-    function = PARTITIONS[named.name]
+    try:
+        function = find_named("partition", named.name, PARTITIONS)
+    except UserError as error:
+        return {}, [(f"{path}.name", str(error))]
     parameters = inspect.signature(function).parameters
     more: dict[str, Any] = {}
     if "y" in parameters:
@@ -68,9 +139,12 @@ def partition_options(path: str, named: Named) -> Options:
         more["encoder"] = str
     if "clients" in parameters:
         more["clients"] = Count
-    options, problems = _function_options(path, named, function, PARTITION_INPUTS, more)
-    if options.get("encoder", "mlp") not in ENCODERS:
-        problems.append((f"{path}.encoder", unknown_name("model", options["encoder"], ENCODERS)))
+    options, problems = function_options(
+        path, named.name, named.options, function, PARTITION_INPUTS, more
+    )
+    problem = name_problem("model", options["encoder"], ENCODERS) if "encoder" in options else None
+    if problem is not None:
+        problems.append((f"{path}.encoder", problem))
     return options, problems
 
 
@@ -92,22 +166,39 @@ def engine_options(named: Named, workers: int) -> Options:
     return options, problems
 
 
-def _function_options(
-    path: str, named: Named, function: Any, inputs: set[str], more: Mapping[str, Any]
+def function_options(
+    path: str,
+    owner: str,
+    values: Mapping[str, Any],
+    function: Any,
+    inputs: set[str],
+    more: Mapping[str, Any],
 ) -> Options:
     """Check options that are parameters of a function.
 
     Args:
+        owner: the function's name in the file.
+        values: the options, as they are in the file.
         inputs: parameters that are not options.
         more: names and types of options that are not parameters.
     """
-    parameters = dict(inspect.signature(function).parameters)
-    for name in inputs & parameters.keys():
-        del parameters[name]
-    known = {name: parameter.annotation for name, parameter in parameters.items()}
-    options, problems = convert(path, named.name, known | dict(more), named.options)
+    try:
+        parameters = dict(inspect.signature(function, eval_str=True).parameters)
+    except NameError:  # annotations of a user's function that cannot be read
+        parameters = dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}, [(f"{path}.name", f"{owner} is no function or class, got {function!r}.")]
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    takes_any = any(parameter.kind is variable[0] for parameter in parameters.values())
+    for name, parameter in list(parameters.items()):
+        if name in inputs or parameter.kind in variable:
+            del parameters[name]
+    known = {name: checkable(parameter.annotation) for name, parameter in parameters.items()}
+    if takes_any:
+        known = dict.fromkeys(values, Any) | known
+    options, problems = convert(path, owner, known | dict(more), values)
     # A required option that is only misspelt is not reported as missing, too.
-    meant = {closest_name(name, parameters) for name in named.options}
+    meant = {closest_name(name, parameters) for name in values}
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in meant:
             problems.append((f"{path}.{name}", "is missing."))

@@ -1,14 +1,16 @@
 """Which rows of which dataset each client of a scenario gets, and which are public."""
 
+import inspect
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from unalike.base.errors import Problem, describe_error, unknown_name
+from unalike.base.errors import Problem, UserError, describe_error, unknown_name
 from unalike.base.randomness import scope, stream
+from unalike.base.registry import find_named
 from unalike.core.client import Client
-from unalike.data import DATASETS, PARTITIONS, Table, Tensors, load_dataset
+from unalike.data import PARTITIONS, Table, Tensors, load_dataset
 from unalike.data.samples import concat
 from unalike.engines import engine_class
 from unalike.models import build_encoder
@@ -65,10 +67,12 @@ def load_tables(
         if name == NO_DATASET:
             continue
         name_path = "public.data" if path == "public" else f"{path}.name"
-        if name not in DATASETS:
-            problems.append((name_path, unknown_name("dataset", name, DATASETS)))
-            continue
         options, option_problems = dataset_options(path, data)
+        if path == "public":
+            option_problems = [
+                (name_path if where == "public.name" else where, why)
+                for where, why in option_problems
+            ]
         problems += option_problems
         if option_problems:
             continue
@@ -197,6 +201,13 @@ class _Dealer:
             pool = pool[~torch.isin(pool, public)]
         generator = stream(self.scenario.seed, "rows", self.data.name)
         pool = pool[torch.randperm(len(pool), generator=generator)]
+        for id, limit in self.limits:
+            if limit is not None and limit > len(pool):
+                text = (
+                    f"{id} wants {limit} training rows of {self.data.name}, there are {len(pool)}"
+                )
+                problems.append(("clients", f"{text}. Lower train, or leave it out for all rows."))
+                return {}
         sizes = [limit for _, limit in self.limits if limit is not None]
         if self.data.partition.name == "iid" and len(sizes) == len(self.limits):
             if sum(sizes) > len(pool):
@@ -243,12 +254,15 @@ class _Dealer:
             problems.append((f"{path}.clients", text))
             return []
         try:
+            function = find_named("partition", name, PARTITIONS)
+            parameters = inspect.signature(function).parameters
             what: int | Tensor = self.table.targets[str(by)][pool]
-            if name == "iid":
+            if "rows" in parameters:
                 what = len(pool)
-            elif name == "by_cluster":
+            elif "features" in parameters:
                 what = self._features(pool, encoder)  # type: ignore[arg-type]
-            parts = PARTITIONS[name](what, sharers, generator=generator, **options)
+            parts = function(what, sharers, generator=generator, **options)
+            check_parts(parts, len(pool), sharers)  # type: ignore[arg-type]
         except ValueError as error:
             problems.append((path, str(error)))
             return []
@@ -281,3 +295,15 @@ class _Dealer:
             for indices in batches(len(rows), 256):
                 features.append(frozen(client.to_device(samples.rows(indices)[0])))
         return torch.cat(features)
+
+
+def check_parts(parts: list[Tensor], rows: int, clients: int) -> None:
+    """Raise UserError unless a partition gives every client rows that no other client has."""
+    if len(parts) != clients:
+        raise UserError(f"it must return the rows of {clients} clients, got {len(parts)}")
+    dealt = torch.cat([torch.as_tensor(part) for part in parts])
+    if len(dealt.unique()) != len(dealt) or (dealt < 0).any() or (dealt >= rows).any():
+        raise UserError(
+            f"it must return row numbers from 0 to {rows - 1}, each for one client only, got some "
+            "twice or outside"
+        )

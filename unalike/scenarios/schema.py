@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from unalike.base.errors import unknown_name
 from unalike.base.settings import Settings
 from unalike.core.participation import FederationConfig
 from unalike.core.privacy import Privacy
+from unalike.tracking import TRACKERS
 from unalike.training.loop import Training
 
 Count = Annotated[int, Field(ge=1)]
@@ -38,6 +40,16 @@ def _name_to_list(value: Any) -> Any:
 
 EngineName = Annotated[Named, BeforeValidator(_name_to_mapping)]
 Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_name_to_list)]
+
+
+def _check_names(names: list[str]) -> list[str]:
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(unknown_name("tracker", name, TRACKERS))
+    return names
+
+
+Trackers = Annotated[list[str], BeforeValidator(_name_to_list), AfterValidator(_check_names)]
 
 
 class Data(Settings):
@@ -123,6 +135,8 @@ class Scenario(Settings):
     data: Data
     public: Public | None = None
     clients: list[Group]
+    # Build each client when it first takes part: for very many, of whom few take part.
+    lazy: bool = False
     # A model of the server's own that learns from the public set, for methods that use one.
     server: Group | None = None
     test: Literal["own", "common"] = "own"  # common: one test set for all clients, too
@@ -140,3 +154,5 @@ class Scenario(Settings):
     data_dir: str | None = None  # folder of the datasets; the command line's goes first
     dtype: Literal["float32", "float64"] = "float32"
     checkpoint: Count = 1  # rounds between checkpoints
+    track: Trackers = []  # tensorboard, mlflow, wandb, trackio: a name or several
+    modules: list[str] = []  # folders where modules of your own (module:name) are

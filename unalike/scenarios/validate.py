@@ -4,16 +4,16 @@ Checks names, types and options; loads no data and builds no model.
 """
 
 import copy
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from unalike.algorithms import ALGORITHMS
-from unalike.base.errors import Problem, Problems, UserError, closest_name, unknown_name
+from unalike.base.errors import Problem, Problems, UserError, closest_name
+from unalike.base.registry import add_module_folder, find_named, name_problem
 from unalike.base.settings import nested_types, to_problem
 from unalike.core.algorithm import Algorithm
 from unalike.data import DATASETS
@@ -22,6 +22,7 @@ from unalike.scenarios.options import (
     convert,
     dataset_options,
     engine_options,
+    field_types,
     model_options,
     partition_options,
 )
@@ -60,6 +61,9 @@ def parse_scenario(
     if not isinstance(mapping, dict):
         text = f"a scenario is a mapping of names to values, got {type(mapping).__name__}."
         raise Problems(source, [("", text)])
+    folders = mapping.get("modules")
+    for folder in reversed(folders) if isinstance(folders, list) else ():
+        add_module_folder(str(folder))
     engine = mapping.get("engine")
     has_clients = bool(mapping.get("clients"))
     if isinstance(engine, dict) and not has_clients and not hosts_clients(engine.get("name")):
@@ -168,8 +172,9 @@ def _check_public(scenario: Scenario, public: Public) -> list[Problem]:
     names = public_datasets(scenario)
     problems: list[Problem] = []
     for name in dict.fromkeys(names):
-        if name not in DATASETS and name != scenario.data.name:
-            problems.append(("public.data", unknown_name("dataset", name, DATASETS)))
+        problem = name_problem("dataset", name, DATASETS) if name != scenario.data.name else None
+        if problem is not None:
+            problems.append(("public.data", problem))
     if problems:
         return problems
     if len(names) == 1:
@@ -235,11 +240,12 @@ def parse_algorithm(mapping: Any) -> tuple[Algorithm | None, list[Problem], set[
     if not isinstance(mapping, dict) or not isinstance(mapping.get("name"), str):
         return None, [], set()
     name = mapping["name"]
-    if name not in ALGORITHMS:
-        return None, [("algorithm.name", unknown_name("algorithm", name, ALGORITHMS))], set()
-    method = ALGORITHMS[name]
+    try:
+        method = find_algorithm(name)
+    except UserError as error:
+        return None, [("algorithm.name", str(error))], set()
     values = {str(key): value for key, value in mapping.items() if key != "name"}
-    known = {field.name: field.type for field in dataclasses.fields(method)}
+    known = field_types(method)
     options, problems = convert("algorithm", method.__name__, known, values, method.RENAMED)
     invalid = set()
     for key in values:
@@ -247,6 +253,16 @@ def parse_algorithm(mapping: Any) -> tuple[Algorithm | None, list[Problem], set[
             meant = method.RENAMED.get(key) or closest_name(key, known)
             invalid.add(f"algorithm.{meant}")
     return method(**options), problems, invalid
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    """The class of a method by its name. Raises: UserError where there is none."""
+    method = find_named("algorithm", name, ALGORITHMS)
+    if not isinstance(method, type) or not issubclass(method, Algorithm):
+        raise UserError(
+            f"{name} is no method: expected a subclass of unalike.Algorithm, got {method!r}"
+        )
+    return method
 
 
 def validate_algorithm(algorithm: Any) -> Algorithm:
@@ -261,8 +277,7 @@ def validate_algorithm(algorithm: Any) -> Algorithm:
         raise UserError(
             f"algorithm must be a method, such as unalike.FedMuscle(), got {algorithm!r}"
         )
-    fields = [field for field in dataclasses.fields(algorithm) if _has_schema(field.type)]
-    known = {field.name: field.type for field in fields}
+    known = field_types(type(algorithm))
     values = {}
     for name, value in vars(algorithm).items():
         if name in known:
@@ -273,15 +288,6 @@ def validate_algorithm(algorithm: Any) -> Algorithm:
     converted = copy.copy(algorithm)
     vars(converted).update(options)
     return converted
-
-
-def _has_schema(kind: Any) -> bool:
-    """Whether pydantic can check values of that type; a user's method may have fields of any."""
-    try:
-        TypeAdapter(kind, config=ConfigDict())
-    except PydanticUserError:
-        return False
-    return not isinstance(kind, str)
 
 
 def _validate_schema(mapping: dict[str, Any]) -> tuple[Scenario, list[Problem], set[str]]:

@@ -3,13 +3,20 @@
 A new task is a subclass of `Task` in a file of its own, and a line in `TASKS`.
 """
 
+from contextlib import suppress
+
+from unalike.base.errors import UserError
+from unalike.base.registry import find_named, installed_parts
 from unalike.tasks.classification import Classification
 from unalike.tasks.clustering import Clustering, clustering_scores, federated_scores
 from unalike.tasks.kmeans import kmeans
+from unalike.tasks.language import Language
 from unalike.tasks.multilabel import MultiLabel
 from unalike.tasks.regression import Regression
 from unalike.tasks.retrieval import Retrieval
 from unalike.tasks.segmentation import Segmentation
+from unalike.tasks.sequence_labelling import SequenceLabelling
+from unalike.tasks.survival import Survival
 from unalike.tasks.task import Meter, Task
 
 TASKS: dict[str, type[Task]] = {
@@ -19,17 +26,21 @@ TASKS: dict[str, type[Task]] = {
     "clustering": Clustering,
     "retrieval": Retrieval,
     "regression": Regression,
+    "survival": Survival,
+    "sequence_labelling": SequenceLabelling,
+    "language": Language,
 }
 
 
 def find_task(name: str) -> type[Task]:
     """Return the class of a task by name, e.g. for its part at the server.
 
-    Also of a user's own task, if its module has been imported. Otherwise `Task` itself, whose
-    defaults are those of a task that is learnt from labels.
+    Also of an installed package's task, and of a user's own if its module has been imported.
+    Otherwise `Task` itself, whose defaults are those of a task that is learnt from labels.
     """
-    if name in TASKS:
-        return TASKS[name]
+    if name in TASKS or name in installed_parts("task"):
+        with suppress(UserError):
+            return find_named("task", name, TASKS)
     classes = [Task]
     for task in classes:  # grows on the way: subclasses of subclasses too
         if getattr(task, "name", None) == name:
@@ -42,11 +53,14 @@ __all__ = [
     "TASKS",
     "Classification",
     "Clustering",
+    "Language",
     "Meter",
     "MultiLabel",
     "Regression",
     "Retrieval",
     "Segmentation",
+    "SequenceLabelling",
+    "Survival",
     "Task",
     "clustering_scores",
     "federated_scores",

@@ -122,8 +122,11 @@ class Clustering(Task):
         return clustering_scores(groups, samples["y"])
 
     def evaluation_reply(self, program: ProgramLike, common: bool = False) -> dict[str, Any]:
-        """Return features and labels of all samples, which the server clusters and scores."""
-        return program.embed()
+        """Return features and labels of all samples, which the server clusters and scores.
+
+        Between organisations these do not leave: a client clusters and scores its own samples.
+        """
+        return program.embed() if program.shares_features else self.evaluate(program, common)
 
     def cluster(self, features: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Return clusters (n,) of features (n, width) by k-means, and their centres (K, width)."""

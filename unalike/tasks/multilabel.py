@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unalike.losses.multilabel import asymmetric, binary_cross_entropy, focal, known_mean
-from unalike.tasks.task import Labels, Task
+from unalike.tasks.counts import area_under_roc, average_precision
+from unalike.tasks.task import Labels, LossFunction, MetricFunction, Task
 
 CRITERIA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "bce": binary_cross_entropy,
@@ -27,10 +28,11 @@ class MultiLabel(Task):
 
     Args:
         labels: names of the labels, or their number.
-        criterion: what training minimises; metrics do not depend on it.
+        criterion: what training minimises, one of these names or a function of your own; metrics
+            do not depend on it.
     """
 
-    criterion: Criterion = "bce"
+    criterion: Criterion | LossFunction = "bce"  # type: ignore[assignment]
 
     name: ClassVar[str] = "multilabel"
     metric: ClassVar[str] = "micro_f1"
@@ -46,18 +48,29 @@ class MultiLabel(Task):
 
     if TYPE_CHECKING:  # labels may be a number; they are stored as names
 
-        def __init__(self, labels: Labels, criterion: Criterion = "bce") -> None: ...
+        def __init__(
+            self,
+            labels: Labels,
+            criterion: Criterion | LossFunction = "bce",
+            *,
+            score: str | MetricFunction | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.criterion not in CRITERIA:
+        if self.criterion not in CRITERIA and not callable(self.criterion):
             raise ValueError(
-                f"the criterion of a multilabel task is one of {', '.join(CRITERIA)}, "
-                f"got {self.criterion!r}"
+                f"the criterion of a multilabel task is a function or one of "
+                f"{', '.join(CRITERIA)}, got {self.criterion!r}"
             )
 
     def costs(self, output: Tensor, y: Tensor) -> Tensor:
         """Return the criterion of each entry, like `y`; 0 where the label is unknown."""
+        if callable(self.criterion):
+            raise ValueError(
+                "the criterion of each entry is needed here, and a function of your own gives "
+                f"their mean only: take one of {', '.join(CRITERIA)}"
+            )
         return CRITERIA[self.criterion](output, y)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
@@ -119,8 +132,6 @@ class MultiLabelMeter:
         self.log_loss += binary_cross_entropy(output.double(), y.to(output.device)).sum().item()
 
     def result(self) -> dict[str, float]:
-        from sklearn.metrics import average_precision_score, roc_auc_score
-
         if not any((y >= 0).any() for y in self.truth):
             raise ValueError("nothing to measure: the meter was given no labelled sample")
         scores = torch.cat(self.scores).numpy()
@@ -131,7 +142,7 @@ class MultiLabelMeter:
         precision: list[float] = []
         recall: list[float] = []
         f1: list[float] = []
-        average_precision: list[float] = []
+        precisions: list[float] = []
         auc: list[float] = []
         for label in range(truth.shape[1]):
             rows = known[:, label]
@@ -143,10 +154,10 @@ class MultiLabelMeter:
             if positives:
                 precision.append(hits / max(guesses, 1))
                 recall.append(hits / positives)
-                ranked = average_precision_score(truth[rows, label], scores[rows, label])
-                average_precision.append(ranked)
+                ranked = average_precision(present[rows, label], scores[rows, label])
+                precisions.append(ranked)
             if 0 < positives < rows.sum():
-                auc.append(roc_auc_score(truth[rows, label], scores[rows, label]))
+                auc.append(area_under_roc(present[rows, label], scores[rows, label]))
         labelled = known.any(1)
         exact = ((predicted == truth) | ~known).all(1)[labelled].mean()
         positives = (present & known).sum()
@@ -154,13 +165,13 @@ class MultiLabelMeter:
         micro_f1 = 2 * (present & predicted & known).sum() / max(positives + guesses, 1)
         micro_auc = float("nan")
         if 0 < positives < known.sum():
-            micro_auc = roc_auc_score(truth[known], scores[known])
+            micro_auc = area_under_roc(present[known], scores[known])
         shares = {
             "micro_f1": micro_f1,
             "macro_f1": mean(f1),
             "OF1": micro_f1,
             "CF1": harmonic_mean(mean(precision), mean(recall)),
-            "mAP": mean(average_precision),
+            "mAP": mean(precisions),
             "micro_auc": micro_auc,
             "macro_auc": mean(auc),
             "exact": exact,

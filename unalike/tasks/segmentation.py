@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.tasks.counts import confusion_matrix
 from unalike.tasks.task import Labels, Task, check_whole
 
 
@@ -27,6 +28,8 @@ class Segmentation(Task):
     metric: ClassVar[str] = "miou"
     classifies: ClassVar[bool] = True
     dense: ClassVar[bool] = True
+    place: ClassVar[str] = "pixel"  # what has a label, for messages
+    axes: ClassVar[tuple[str, ...]] = ("n", "h", "w")  # of the labels
 
     if TYPE_CHECKING:  # labels may be a number; they are stored as names
 
@@ -36,7 +39,7 @@ class Segmentation(Task):
         super().__post_init__()
         if 0 <= self.ignore < len(self.labels):
             raise ValueError(
-                f"segmentation ignores label {self.ignore}, which is class "
+                f"{self.name} ignores label {self.ignore}, which is class "
                 f"{self.labels[self.ignore]!r}: choose one outside 0 to {len(self.labels) - 1}"
             )
 
@@ -52,7 +55,7 @@ class Segmentation(Task):
         return nn.Sequential(*layers)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Return the cross entropy, mean over known pixels; 0 if none is known."""
+        """Return the cross entropy, mean over known places; 0 if none is known."""
         logits = resize_to(output, y)
         total = F.cross_entropy(logits, y.long(), ignore_index=self.ignore, reduction="sum")
         return total / (y != self.ignore).sum().clamp(min=1)
@@ -75,24 +78,29 @@ class Segmentation(Task):
         return SegmentationMeter(len(self.labels), self.ignore)
 
     def check(self, y: Tensor) -> None:
-        check_whole(y, self.name, ("n", "h", "w"))
+        check_whole(y, self.name, self.axes)
         classes = len(self.labels)
         outside = y[((y < 0) | (y >= classes)) & (y != self.ignore)]
         if len(outside):
             raise ValueError(
-                f"pixel label {int(outside[0])} does not fit {classes} classes: "
+                f"{self.place} label {int(outside[0])} does not fit {classes} classes: "
                 f"labels run from 0 to {classes - 1}, and {self.ignore} where unknown"
             )
 
     def unmeasured(self, y: Tensor) -> str | None:
-        return None if bool((y != self.ignore).any()) else "no pixel of them is labelled"
+        return None if bool((y != self.ignore).any()) else f"no {self.place} of them is labelled"
 
 
 def resize_to(output: Tensor, target: Tensor) -> Tensor:
-    """Return an output (B, classes, h, w) at the height and width of `target`, bilinearly."""
-    if output.shape[-2:] == target.shape[-2:]:
+    """Return an output (B, classes, h, w) at the height and width of `target`, bilinearly.
+
+    Of a sequence, (B, classes, steps), at its number of steps.
+    """
+    size = target.shape[2 - output.dim() :]
+    if output.shape[2:] == size:
         return output
-    return F.interpolate(output, size=target.shape[-2:], mode="bilinear", align_corners=False)
+    mode = "bilinear" if output.dim() == 4 else "linear"
+    return F.interpolate(output, size=size, mode=mode, align_corners=False)
 
 
 class SegmentationMeter:
@@ -108,17 +116,14 @@ class SegmentationMeter:
         self.log_loss = 0.0  # sum over pixels
 
     def add(self, output: Tensor, y: Tensor) -> None:
-        from torchmetrics.functional.classification import multiclass_confusion_matrix
-
         y = y.long()
         at_least_float32 = torch.promote_types(output.dtype, torch.float32)
         output = resize_to(output.detach().to(at_least_float32), y)
         predicted = output.max(1).indices  # faster than argmax
-        self.confusion += multiclass_confusion_matrix(
-            predicted, y, self.classes, ignore_index=self.ignore, validate_args=False
-        ).cpu()
         losses = F.cross_entropy(output, y, ignore_index=self.ignore, reduction="none")
         self.log_loss += losses.sum(dtype=torch.float64).item()
+        known = y != self.ignore
+        self.confusion += confusion_matrix(y[known], predicted[known], self.classes).cpu()
 
     def result(self) -> dict[str, float]:
         pixels = self.confusion.sum().item()

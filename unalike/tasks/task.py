@@ -5,16 +5,20 @@ Methods, runs and reports ask a task for its traits (`labelled`, `dense`, ...), 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-TRAITS = ("labelled", "classifies", "single_label", "multilabel", "dense", "paired")
+TRAITS = ("labelled", "classifies", "single_label", "multilabel", "dense", "paired", "headless")
 UNKNOWN = -1  # a label that is not known; counts for nothing in losses and metrics
 Labels = int | Sequence[str]  # names of labels, or their number
 Inputs = Tensor | dict[str, Tensor]  # a dict holds modalities by name
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # loss(output, y) of a batch, a scalar
+MetricFunction = Callable[[Tensor, Tensor], float]  # metric(output, y) of all test samples
+LOWER_IS_BETTER = ("log_loss", "mae", "rmse", "perplexity")  # of the metrics that tasks have
+WITHOUT_UNIT = (*LOWER_IS_BETTER, "r2")
 
 
 class Meter(Protocol):
@@ -47,6 +51,7 @@ class ProgramLike(Protocol):
     memory: dict[str, Any]
     client: Any
     seed: int
+    shares_features: bool
 
     def samples(self, part: str) -> Any: ...
 
@@ -58,7 +63,7 @@ class ProgramLike(Protocol):
 class FederationLike(Protocol):
     """The part of `unalike.core.federation.Federation` that a task uses."""
 
-    infos: dict[str, Any]
+    infos: Mapping[str, Any]
     seed: int
     state: dict[str, Any]
     scratch: dict[str, Any]
@@ -77,12 +82,19 @@ class Task:
 
     Args:
         labels: names of the classes; an integer n stands for the names "0" to "n-1".
+        criterion: a loss of your own, `criterion(output, y)` of a batch, instead of the task's.
+        score: the metric that tables show and gains are computed from, if not the task's: the
+            name of another of its metrics, such as "macro_f1", or a function `score(output, y)` of
+            all test samples. Attributes `higher_is_better` (default True) and `unit` (default "")
+            of the function say how to read it.
 
     The defaults below are those of a task that learns from labels. `loss` and `imitate` return a
     scalar and may run for many clients at once under `torch.func.vmap`.
     """
 
     labels: tuple[str, ...]
+    criterion: LossFunction | None = field(default=None, kw_only=True)
+    score: str | MetricFunction | None = field(default=None, kw_only=True)
 
     name: ClassVar[str]
     metric: ClassVar[str]  # the metric that tables show and gains are computed from
@@ -96,11 +108,38 @@ class Task:
     classifies: ClassVar[bool] = False  # `labels` are classes, with a score each on output axis 1
     single_label: ClassVar[bool] = False  # a sample has exactly one class
     multilabel: ClassVar[bool] = False  # a sample has any number of classes
-    dense: ClassVar[bool] = False  # the head takes a feature map (B, width, h, w)
+    dense: ClassVar[bool] = False  # the head takes a feature map, `dense_axes` axes beside width
     paired: ClassVar[bool] = False  # a sample is a pair, and the output one vector for each half
+    headless: ClassVar[bool] = False  # the encoder itself gives the output; there is no head
+
+    dense_axes: ClassVar[int] = 2  # of a dense task's map: 2 for (h, w), 1 for (steps,)
+    # Fewest samples whose loss says something; more than 1 where samples are compared.
+    rows_per_loss: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.labels))
+        if callable(self.criterion):  # takes the place of the method
+            object.__setattr__(self, "loss", self.criterion)
+        if callable(self.score):
+            name = getattr(self.score, "__name__", type(self.score).__name__)
+            object.__setattr__(self, "metric", name)
+            direction = getattr(self.score, "higher_is_better", True)
+            object.__setattr__(self, "higher_is_better", direction)
+            object.__setattr__(self, "unit", getattr(self.score, "unit", ""))
+        elif self.score is not None and self.score != self.metric:
+            object.__setattr__(self, "metric", self.score)
+            object.__setattr__(self, "higher_is_better", self.score not in LOWER_IS_BETTER)
+            object.__setattr__(self, "unit", "" if self.score in WITHOUT_UNIT else "%")
+
+    @property
+    def variant(self) -> str:
+        """Set apart from other clients of this task whose outputs mean something else; or ""."""
+        return ""
+
+    @property
+    def has_confidence(self) -> bool:
+        """Whether larger outputs are surer ones, so that a common factor only changes that."""
+        return self.classifies
 
     @classmethod
     def traits(cls) -> tuple[str, ...]:
@@ -155,6 +194,13 @@ class Task:
         """Return which classes occur in each sample, (n, classes) bool."""
         raise NotImplementedError(f"{self.name} has no classes, so no sample has any")
 
+    def derive_labels(self, x: Inputs) -> Tensor | None:
+        """Return labels of inputs that came without any, where they follow from these; or None.
+
+        Raises: ValueError if the inputs do not fit the task.
+        """
+        return None
+
     # Checks, before a run
 
     def check(self, y: Tensor) -> None:
@@ -177,11 +223,23 @@ class Task:
         """Return why `metric` is undefined on samples with these labels, or None."""
         return None
 
+    def fit_to_labels(self, read_labels: Callable[[], Tensor]) -> "Task":
+        """Return this task with what it takes from a client's training labels, such as weights.
+
+        Args:
+            read_labels: returns all training labels; call it only where they are needed.
+        """
+        return self
+
     # Evaluation
 
     def meter(self) -> Meter:
         """Return a new, empty meter."""
         raise NotImplementedError
+
+    def full_meter(self) -> Meter:
+        """Return a new meter that measures `score` too, if that is a function."""
+        return ScoreMeter(self.meter(), self.score) if callable(self.score) else self.meter()
 
     def evaluate(self, program: ProgramLike, common: bool = False) -> dict[str, float]:
         """Return all metrics of a client's model; none if the client has no such test set.
@@ -229,6 +287,26 @@ class Task:
             exported: parameters of an earlier export that the model is about to load.
         """
         return program.model.eval()
+
+
+class ScoreMeter:
+    """A task's meter, and a metric of the user's over all samples."""
+
+    def __init__(self, meter: Meter, score: MetricFunction) -> None:
+        self.meter = meter
+        self.score = score
+        self.outputs: list[Tensor] = []
+        self.truth: list[Tensor] = []
+
+    def add(self, output: Tensor, y: Tensor) -> None:
+        self.meter.add(output, y)
+        self.outputs.append(output.detach().cpu())
+        self.truth.append(y.cpu())
+
+    def result(self) -> dict[str, float]:
+        name = getattr(self.score, "__name__", type(self.score).__name__)
+        value = self.score(torch.cat(self.outputs), torch.cat(self.truth))
+        return self.meter.result() | {name: float(value)}
 
 
 def label_names(labels: int | Sequence[str]) -> tuple[str, ...]:

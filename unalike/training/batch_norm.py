@@ -16,12 +16,20 @@ def is_stochastic(model: nn.Module) -> bool:
     graph. Dropout layers that are not torch's own (stochastic depth, for one) are recognised by a
     float attribute with "drop" in its name.
     """
-    return any(layer.training and _layer_is_stochastic(layer) for layer in model.modules())
+    return has_dropout(model) or has_batch_statistics(model)
 
 
-def _layer_is_stochastic(layer: nn.Module) -> bool:
-    if isinstance(layer, _BatchNorm):
-        return True
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a forward pass in training draws random numbers."""
+    return any(layer.training and _is_dropout(layer) for layer in model.modules())
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Whether a forward pass in training normalises by the statistics of a batch."""
+    return any(layer.training and isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
+def _is_dropout(layer: nn.Module) -> bool:
     if isinstance(layer, _DropoutNd):
         return layer.p > 0
     rates = [rate for name, rate in vars(layer).items() if "drop" in name]

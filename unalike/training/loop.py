@@ -2,16 +2,35 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
+from unalike.base.errors import UserError
+from unalike.base.registry import import_object, is_own_name
 from unalike.base.settings import Settings
 from unalike.training.batching import batches
+from unalike.training.precision import Precision
 
 Positive = Annotated[int, Field(ge=1)]
+
+OPTIMIZERS = ("adamw", "adam", "sgd")
+
+
+def check_optimizer(value: Any) -> Any:
+    """A known name, `module:name`, or a function. Raises: PydanticCustomError otherwise."""
+    if value in OPTIMIZERS or is_own_name(value) or callable(value):
+        return value
+    expected = "'adamw', 'adam', 'sgd' or module:name"
+    raise PydanticCustomError("literal_error", "must be one", {"expected": expected})
+
+
+OptimizerName = Annotated[
+    str | Callable[..., torch.optim.Optimizer], BeforeValidator(check_optimizer)
+]
 
 
 class Training(Settings):
@@ -30,15 +49,59 @@ class Training(Settings):
     rounds: Positive = 20
     epochs: Positive = 1  # local epochs per round
     batch_size: Positive = 32
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    # adamw, adam, sgd; or a function of (parameters, lr=, weight_decay=, **optimizer_options) that
+    # returns an optimizer, in a file as module:name, such as torch.optim:RMSprop.
+    optimizer: OptimizerName = "adamw"
+    optimizer_options: dict[str, Any] = {}  # of an optimizer of your own
     lr: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # SGD only
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # gradients are clipped to this norm
+    # Of forward and backward passes; weights and their updates are float32. Anything but float32
+    # also lays images out channels last on a GPU.
+    precision: Precision = "float32"
+    accumulate: Positive = 1  # batches whose gradients make one step, in local training
+    # How the learning rate of every optimizer changes from round to round: `lr_factor`.
+    schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which the learning rate rises to its value
+    step_every: Positive = 10  # rounds between two steps of the schedule "step"
+    step_factor: Annotated[float, Field(gt=0, le=1)] = 0.1  # of one step
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate changes at all."""
+        return self.schedule != "constant" or self.warmup > 0
+
+    def lr_factor(self, round: int) -> float:
+        """By what the learning rate is multiplied in a round, in (0, 1].
+
+        It depends on the round's number only, so that a run that is resumed goes on as before.
+        After the warm-up, "cosine" and "linear" fall towards 0, which they would reach in the
+        round after the last.
+
+        >>> [Training(rounds=4, schedule="linear").lr_factor(round) for round in (1, 2, 3, 4)]
+        [1.0, 0.75, 0.5, 0.25]
+        """
+        position = max(round, 1) - 1  # rounds done before this one
+        if position < self.warmup:
+            return (position + 1) / (self.warmup + 1)
+        if self.schedule == "step":
+            return self.step_factor ** ((position - self.warmup) // self.step_every)
+        length = max(self.rounds - self.warmup, 1)
+        progress = min((position - self.warmup) / length, (length - 1) / length)
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * progress)) / 2
+        return 1 - progress if self.schedule == "linear" else 1.0
 
 
 class Diverged(ValueError):
     """The training loss became NaN or infinite."""
+
+    @classmethod
+    def at(cls, loss: float, optimizer: torch.optim.Optimizer) -> Self:
+        """A mean loss that is not finite, reached with this optimizer."""
+        lr = optimizer.param_groups[0]["lr"]
+        return cls(f"the training loss became {loss}; lower training.lr (now {lr})")
 
 
 def build_optimizer(
@@ -51,6 +114,8 @@ def build_optimizer(
     """
     lr = lr or training.lr
     decay = training.weight_decay
+    if training.optimizer not in OPTIMIZERS:
+        return build_own_optimizer(parameters, training, lr)
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     match training.optimizer:
         case "adamw":
@@ -63,6 +128,31 @@ def build_optimizer(
             )
 
 
+def build_own_optimizer(
+    parameters: Sequence[Tensor], training: Training, lr: float
+) -> torch.optim.Optimizer:
+    """The optimizer of a function of the user's. Raises: UserError where it returns none."""
+    own = training.optimizer
+    function = import_object(own) if isinstance(own, str) else own
+    options = {"lr": lr, "weight_decay": training.weight_decay, **training.optimizer_options}
+    optimizer = function(parameters, **options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"training.optimizer: {own} must return a torch.optim.Optimizer, got "
+            f"{type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, training: Training, round: int) -> None:
+    """Give every parameter group the learning rate of a round, by the schedule."""
+    if not training.has_schedule:
+        return
+    factor = training.lr_factor(round)
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
 def step(
     loss: Tensor, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
 ) -> None:
@@ -72,12 +162,26 @@ def step(
     apply_gradients(optimizer, max_grad_norm)
 
 
-def apply_gradients(optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None) -> None:
-    """One optimizer step with the gradients that the parameters hold, clipped first if asked."""
+def apply_gradients(
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
+    """One optimizer step with the gradients that the parameters hold, clipped first if asked.
+
+    Args:
+        scaler: what the loss was multiplied by; steps with infinite gradients are left out.
+    """
+    if scaler is not None:
+        scaler.unscale_(optimizer)
     if max_grad_norm:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(parameters, max_grad_norm)
-    optimizer.step()
+    if scaler is None:
+        optimizer.step()
+        return
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def train(
@@ -88,6 +192,7 @@ def train(
     orders: list[torch.Generator],
     batch_size: int,
     max_grad_norm: float | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> float:
     """Train for one epoch over `rows` samples per generator in `orders`.
 
@@ -95,6 +200,7 @@ def train(
         gradient: takes row numbers (n,), leaves their gradient in the parameters' `.grad` and
             returns their loss, a scalar (see `GraphedStep`).
         orders: one generator per epoch; it shuffles the rows.
+        scaler: what `gradient` multiplies the loss by, in float16.
     Returns: the mean loss over all samples.
     Raises: Diverged if that is not finite.
     """
@@ -104,11 +210,37 @@ def train(
         for index in batches(rows, batch_size, order):
             losses.append(gradient(index))  # stays on the device: reading it would stall a GPU
             sizes.append(len(index))
-            apply_gradients(optimizer, max_grad_norm)
+            apply_gradients(optimizer, max_grad_norm, scaler)
     if not losses:
         return 0.0
     mean = float(torch.stack(losses) @ losses[0].new_tensor(sizes)) / sum(sizes)
     if not math.isfinite(mean):
-        lr = optimizer.param_groups[0]["lr"]
-        raise Diverged(f"the training loss became {mean}; lower training.lr (now {lr})")
+        raise Diverged.at(mean, optimizer)
     return mean
+
+
+def accumulate_gradients(
+    model: nn.Module, gradient: Callable[[Tensor], Tensor], batch_size: int, index: Tensor
+) -> Tensor:
+    """Leave the gradient of the mean loss over several batches in the parameters' `.grad`.
+
+    Args:
+        gradient: as `train` takes it.
+        batch_size: rows that are passed to it at once.
+        index: row numbers of all batches, (n,).
+    Returns: the mean loss, a scalar.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    sums: list[Tensor | None] = [None] * len(parameters)
+    loss = torch.zeros(())
+    for part in batches(len(index), batch_size):
+        share = len(part) / len(index)
+        own = gradient(index[part])
+        loss = loss.to(own) + own * share
+        for i, p in enumerate(parameters):
+            if p.grad is not None:
+                before = sums[i]
+                sums[i] = p.grad * share if before is None else before + p.grad * share
+    for p, mean in zip(parameters, sums, strict=True):
+        p.grad = mean
+    return loss

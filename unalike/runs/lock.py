@@ -1,0 +1,72 @@
+"""A lock on a run's folder: one process at a time works on a run."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from unalike.base.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there only runs of one process exclude each other
+    fcntl = None  # type: ignore[assignment]
+
+FILE = ".lock"
+_held: set[Path] = set()  # by this process
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder inside; the system releases it when the process ends.
+
+    A process forked from this one does not hold it, so that a worker that outlives a killed run
+    does not keep the next one out.
+
+    Raises: UserError where another process, or another run in this one, holds it.
+    """
+    path = (folder / FILE).resolve()
+    if path in _held:
+        raise _busy(folder, "this process")
+    with path.open("a+") as file:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise _busy(folder, _read_owner(file)) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        _held.add(path)
+        try:
+            yield
+        finally:
+            _held.discard(path)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process is at work on the run in a folder."""
+    path = (folder / FILE).resolve()
+    if path in _held:  # closing another file of it would release the lock
+        return True
+    if fcntl is None or not path.exists():
+        return False
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False  # closing the file gave the lock back
+
+
+def _read_owner(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read(200) or "another process"
+
+
+def _busy(folder: Path, owner: str) -> UserError:
+    return UserError(
+        f"{folder} is in use by {owner}: wait until that run has ended, or stop it, then try again"
+    )

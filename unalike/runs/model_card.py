@@ -1,0 +1,130 @@
+"""A model card: README.md of an exported model, from the results of its run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from unalike.core.client import ClientInfo
+from unalike.report.formatting import describe_privacy, format_epsilon, format_gain, format_metric
+
+MAX_LABELS = 50  # listed by name
+
+
+def model_card(
+    info: ClientInfo,
+    results: Mapping[str, Any] | None,
+    in_transformers: bool,
+    has_onnx: bool,
+) -> str:
+    """The text of README.md.
+
+    Args:
+        info: what the client announces whose model it is.
+        results: of the run; None where it is not finished.
+        in_transformers: whether the folder has the layout of transformers.
+        has_onnx: whether model.onnx is in the folder.
+    """
+    front = {
+        "library_name": "transformers" if in_transformers else "unalike",
+        "tags": ["federated-learning", "unalike", info.task],
+    }
+    lines = ["---", yaml.safe_dump(front, sort_keys=False).strip(), "---", ""]
+    lines += [f"# Model of {_cell(info.id)}", "", *_facts(info, results), ""]
+    if results is not None:
+        lines += [*_participants(results), ""]
+    lines += ["## How to load it", "", *_usage(info, in_transformers, has_onnx)]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(info: ClientInfo, results: Mapping[str, Any] | None) -> list[str]:
+    """A table of what the model does and how it was trained."""
+    rows = {
+        "task": f"{info.task}, metric {info.metric}",
+        "labels": _labels(info.labels),
+        "encoder": info.model,
+        "training samples": f"{info.samples:,}",
+    }
+    if results is None:
+        rows["state"] = "of a run that is not finished"
+    else:
+        entry = results["clients"][info.id]
+        unit = entry.get("unit", "%")
+        rows["method"] = str(results["algorithm"])
+        rows["rounds"] = str(results["rounds"])
+        rows[f"{info.metric}, trained alone"] = format_metric(entry["alone"], unit)
+        rows[f"{info.metric}, trained together"] = format_metric(entry["value"], unit)
+        if entry.get("kept"):
+            rows["kept by the safeguard"] = f"the model trained {entry['kept']}"
+        spent = entry.get("privacy")
+        rows["privacy"] = "no noise was added: there is no epsilon"
+        if spent:
+            rows["privacy"] = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"
+        rows["scenario, seed"] = f"{results['scenario']}, {results['seed']}"
+        rows["commit"] = str(results["commit"])
+    return ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows.items())]
+
+
+def _participants(results: Mapping[str, Any]) -> list[str]:
+    """A table of who took part."""
+    lines = [
+        "## Who took part",
+        "",
+        "| client | model | task | samples | metric | alone | together | gain |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for id, entry in results["clients"].items():
+        unit = entry.get("unit", "%")
+        alone, together = (format_metric(entry[name], unit) for name in ("alone", "value"))
+        cells = [id, entry["model"], entry["task"], f"{entry['samples']:,}", entry["metric"]]
+        cells += [alone, together, format_gain(entry["gain"])]
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
+    return lines
+
+
+def _usage(info: ClientInfo, in_transformers: bool, has_onnx: bool) -> list[str]:
+    """How to load the files, without us where that is possible."""
+    lines = []
+    if in_transformers:
+        lines += [
+            "The encoder, with its adapters if it has some; projection and head are in "
+            "`head.safetensors`:",
+            "```python",
+            "from transformers import AutoModel",
+            "",
+            'encoder = AutoModel.from_pretrained("FOLDER")',
+            "```",
+            "",
+        ]
+    if has_onnx:
+        lines += [
+            "From input to output, without torch:",
+            "```python",
+            "import onnxruntime",
+            "",
+            'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
+            'output = session.run(None, {"x": x})',
+            "```",
+            "",
+        ]
+    lines += [
+        "The whole model in torch, where the run's scenario can be read:",
+        "```python",
+        "import unalike",
+        "",
+        'model = unalike.rebuild("FOLDER")',
+        "```",
+    ]
+    return lines
+
+
+def _labels(labels: tuple[str, ...]) -> str:
+    shown = ", ".join(labels[:MAX_LABELS])
+    if len(labels) > MAX_LABELS:
+        return f"{shown} and {len(labels) - MAX_LABELS} more"
+    return shown or "none"
+
+
+def _cell(text: Any) -> str:
+    """Text of a table's cell: names come from clients and must not break the table."""
+    return str(text).replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

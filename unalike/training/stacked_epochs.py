@@ -1,0 +1,347 @@
+"""Local epochs of several models of one architecture as one batched program (torch.func.vmap).
+
+Each model has its own parameters, buffers, optimizer, data and order of rows, and gets the
+arithmetic that it would get alone. Clients with fewer rows are padded, and those with fewer steps
+wait for the others.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from unalike.training.cuda_graphs import GraphedFunction
+from unalike.training.loop import Diverged
+from unalike.training.stacked_optimizer import StackedOptimizer
+
+# loss(context, x, y) of one model, whose parameters are those of the model at the call
+ContextLoss = Callable[[list[Tensor], Any, Tensor], Tensor]
+
+
+@dataclass
+class Member:
+    """One model of a stack, and what it is trained with.
+
+    Attributes:
+        model: its parameters and buffers are replaced by the trained ones.
+        optimizer: as `optimizer_kind` allows it.
+        read: inputs and labels of rows, (n, ...), on the model's device.
+        batches: row numbers of each step.
+        rows: how many rows there are.
+        context: tensors that the loss depends on besides the model and the batch.
+        in_memory: whether all rows may be read at once.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    read: Callable[[Tensor], tuple[Any, Tensor]]
+    batches: list[Tensor]
+    rows: int
+    context: list[Tensor] = field(default_factory=list)
+    in_memory: bool = True
+
+
+class StackedEpochs:
+    """Trains members of one kind. On a GPU a step is captured once for all that come later.
+
+    Args:
+        model: one model of the kind; its own parameters are not used.
+        optimizer: one optimizer of the kind.
+        loss: of one model. It must not change anything nor draw random numbers.
+        unknown_label: marks padded rows, which count for nothing in the loss.
+        max_grad_norm: the gradient of each model is clipped to this norm.
+        capture: whether a GPU may capture the step: the loss must depend on its arguments alone.
+    """
+
+    MAX_GRAPHS = 8  # for different numbers of models and sizes of batches
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: ContextLoss,
+        unknown_label: int,
+        max_grad_norm: float | None = None,
+        capture: bool = False,
+    ):
+        self.module = _LossModule(model, loss)
+        self.optimizer = StackedOptimizer(model, optimizer)
+        self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.unknown_label = unknown_label
+        self.max_grad_norm = max_grad_norm
+        # By name, with a first axis of models: what steps change or depend on.
+        self.stacked: dict[str, Tensor] = {}
+        self.state: dict[str, Tensor] = {}
+        self.shared: dict[str, Tensor] = {}  # the same for all models
+        self.compared: dict[str, list[tuple]] = {}  # versions of tensors that were found equal
+        self.fixed_size = capture and any(p.is_cuda for p in model.parameters())
+        self.graphed = GraphedFunction(self._step, capture)
+        self.graphed.MAX_GRAPHS = self.MAX_GRAPHS
+
+    def use(self, model: nn.Module, loss: ContextLoss) -> None:
+        """Take another model and loss of the same kind for what comes."""
+        self.module.model = model
+        self.module.function = loss
+
+    def train(self, members: Sequence[Member]) -> list[float | Diverged]:
+        """Train all members; returns the mean loss of each, over its samples."""
+        longest_first = sorted(range(len(members)), key=lambda i: -len(members[i].batches))
+        ordered = [members[i] for i in longest_first]
+        self.load(ordered)
+        rows = _Rows(ordered, self.unknown_label)
+        count = torch.tensor([len(member.batches) for member in ordered])
+        losses = []
+        for step in range(int(count[0])):
+            training = int((count > step).sum())
+            # A captured graph has a fixed number of models: some of them only look on.
+            models = len(members) if self.fixed_size else training
+            x, y = rows.batch(step, models)
+            active = None
+            if training < models:
+                active = (count > step).to(y.device, non_blocking=True)
+            batch_losses = self.graphed(x, y) if active is None else self.graphed(x, y, active)
+            padding = batch_losses.new_zeros(len(members) - training)
+            losses.append(torch.cat([batch_losses[:training], padding]))
+        self.store(ordered)
+        means = mean_losses(torch.stack(losses), ordered)
+        outcomes: dict[int, float | Diverged] = dict(zip(longest_first, means, strict=True))
+        return [outcomes[i] for i in range(len(members))]
+
+    def load(self, members: Sequence[Member]) -> None:
+        """Take parameters, buffers, context and optimizer state of these models."""
+        models = [member.model for member in members]
+        changing = {*self.trained, *changing_buffers(models[0])}
+        stacked, shared = stack_models(models, changing, self.compared)
+        for number in range(len(members[0].context)):
+            values = [member.context[number].detach() for member in members]
+            if all(value is values[0] for value in values):
+                shared[f"context.{number}"] = values[0]
+            else:
+                stacked[f"context.{number}"] = torch.stack(values)
+        state = self.optimizer.read_state(models, [member.optimizer for member in members])
+        for current, new in ((self.stacked, stacked), (self.shared, shared), (self.state, state)):
+            if not _overwrite(current, new):
+                self.graphed.clear()
+
+    def store(self, members: Sequence[Member]) -> None:
+        """Give parameters, changed buffers and optimizer state back to their models."""
+        with torch.no_grad():
+            for name, stacked in self.stacked.items():
+                kind, _, name = name.partition(".")
+                if kind == "model":
+                    targets = [tensor_of(member.model, name) for member in members]
+                    torch._foreach_copy_(targets, list(stacked.unbind()))
+        models = [member.model for member in members]
+        self.optimizer.write_state(self.state, models, [member.optimizer for member in members])
+
+    def losses_and_gradients(
+        self, members: Sequence[Member], step: int = 0
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Losses (models,) and gradients (models, ...) of a step that is not taken."""
+        self.load(members)
+        x, y = _Rows(members, self.unknown_label).batch(step, len(members))
+        return self._forward_backward(x, y)
+
+    def _step(self, x: Any, y: Tensor, active: Tensor | None = None) -> Tensor:
+        models = len(y)
+        losses, gradients = self._forward_backward(x, y)
+        if self.max_grad_norm:
+            clip_each(gradients, self.max_grad_norm)
+        with torch.no_grad():
+            parameters = {name: self.stacked[f"model.{name}"][:models] for name in self.trained}
+            state = {name: value[:models] for name, value in self.state.items()}
+            self.optimizer.step(parameters, gradients, state, active)
+        return losses
+
+    def _forward_backward(self, x: Any, y: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Losses (models,) and gradients of as many models as there are batches."""
+        models = len(y)
+        stacked = {name: tensor[:models] for name, tensor in self.stacked.items()}
+        leaves = [stacked[f"model.{name}"].detach().requires_grad_() for name in self.trained]
+        stacked |= {f"model.{name}": leaf for name, leaf in zip(self.trained, leaves, strict=True)}
+        if models == 1:  # without vmap, which would only cost time
+            own, own_x, own_y = tree_map(lambda rows: rows[0], (stacked, x, y))
+            losses = self._loss_of_one(own, own_x, own_y)[None]
+        else:
+            losses = torch.func.vmap(self._loss_of_one)(stacked, x, y)
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        return losses.detach(), dict(zip(self.trained, gradients, strict=True))
+
+    def _loss_of_one(self, own: dict[str, Tensor], x: Any, y: Tensor) -> Tensor:
+        tensors = own | self.shared
+        context_names = sorted(
+            (name for name in tensors if name.startswith("context.")),
+            key=lambda name: int(name.partition(".")[2]),
+        )
+        context = [tensors.pop(name) for name in context_names]
+        return torch.func.functional_call(self.module, tensors, (context, x, y))
+
+
+class _Rows:
+    """The batches of all members, step by step, padded to one size."""
+
+    def __init__(self, members: Sequence[Member], unknown_label: int):
+        self.members = members
+        self.unknown_label = unknown_label
+        steps = max(len(member.batches) for member in members)
+        sizes = torch.zeros(len(members), steps, dtype=torch.int64)
+        for i, member in enumerate(members):
+            sizes[i, : len(member.batches)] = torch.tensor([len(rows) for rows in member.batches])
+        self.sizes = sizes
+        self.in_memory = all(member.in_memory for member in members)
+        if self.in_memory:
+            self._read_all(int(sizes.max()))
+
+    def _read_all(self, largest: int) -> None:
+        """Read the rows of all members, and write down the row numbers of all batches."""
+        longest = max(member.rows for member in self.members)
+        parts = [member.read(torch.arange(member.rows)) for member in self.members]
+        self.data = tree_map(
+            lambda *rows: torch.stack([lengthen(r, longest) for r in rows]), *parts
+        )
+        index = torch.zeros(*self.sizes.shape, largest, dtype=torch.int64)
+        for i, member in enumerate(self.members):
+            for step, rows in enumerate(member.batches):
+                index[i, step, : len(rows)] = rows
+                index[i, step, len(rows) :] = rows[0]
+        device = self.data[1].device
+        self.index = index.to(device)
+        self.numbers = torch.arange(len(self.members), device=device)[:, None]
+        self.padded = torch.arange(largest, device=device) >= self.sizes.to(device)[:, :, None]
+
+    def batch(self, step: int, models: int) -> tuple[Any, Tensor]:
+        """Inputs and labels (models, rows, ...) of a step; labels of padded rows are unknown."""
+        sizes = self.sizes[:models, step]
+        width = int(sizes.max())
+        if self.in_memory:
+            chosen = self.index[:models, step, :width]
+            x, y = tree_map(lambda rows: rows[self.numbers[:models], chosen], self.data)
+            padded = self.padded[:models, step, :width]
+        else:
+            batches = [member.batches[step] for member in self.members[:models]]
+            parts = [m.read(rows) for m, rows in zip(self.members[:models], batches, strict=True)]
+            x, y = tree_map(lambda *rows: torch.stack([lengthen(r, width) for r in rows]), *parts)
+            padded = torch.arange(width, device=y.device) >= sizes.to(y.device)[:, None]
+        if int(sizes.min()) < width:
+            y = torch.where(
+                padded.reshape(*padded.shape, *[1] * (y.ndim - 2)), self.unknown_label, y
+            )
+        return x, y
+
+
+class _LossModule(nn.Module):
+    """A loss as a module that holds the model, so that functional_call can swap parameters."""
+
+    def __init__(self, model: nn.Module, function: ContextLoss):
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, context: list[Tensor], x: Any, y: Tensor) -> Tensor:
+        return self.function(context, x, y)
+
+
+def clip_each(gradients: dict[str, Tensor | None], max_norm: float) -> None:
+    """Clip the gradient of each model by its own norm, as clip_grad_norm_ does for one."""
+    present = [gradient for gradient in gradients.values() if gradient is not None]
+    squares = [gradient.flatten(1).square().sum(1) for gradient in present]
+    norms = torch.stack(squares).sum(0).sqrt()  # (models,)
+    factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in present:
+        gradient.mul_(factors.reshape(-1, *[1] * (gradient.ndim - 1)))
+
+
+def mean_losses(losses: Tensor, members: Sequence[Member]) -> list[float | Diverged]:
+    """The mean over the samples of each member, from losses (steps, members)."""
+    outcomes: list[float | Diverged] = []
+    for member, column in zip(members, losses.T.double().cpu(), strict=True):
+        sizes = torch.tensor([float(len(rows)) for rows in member.batches], dtype=torch.float64)
+        mean = float(column[: len(sizes)] @ sizes / sizes.sum())
+        if math.isfinite(mean):
+            outcomes.append(mean)
+        else:
+            outcomes.append(Diverged.at(mean, member.optimizer))
+    return outcomes
+
+
+def stack_models(
+    models: Sequence[nn.Module],
+    always: Collection[str] = (),
+    compared: dict[str, list[tuple]] | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers of models of one architecture.
+
+    Args:
+        always: names that are stacked even where all models have equal values.
+        compared: versions of tensors that were found equal before, which are not read again.
+    Returns: by name after "model.": those stacked along a first axis of models, and those that are
+        the same in all models.
+    """
+    compared = {} if compared is None else compared
+    stacked: dict[str, Tensor] = {}
+    shared: dict[str, Tensor] = {}
+    own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    for name in own[0]:
+        values = [tensors[name].detach() for tensors in own]
+        if name in always or not _all_equal(name, values, compared):
+            stacked[f"model.{name}"] = torch.stack(values)
+        else:
+            shared[f"model.{name}"] = values[0]
+    return stacked, shared
+
+
+def _all_equal(name: str, values: list[Tensor], compared: dict[str, list[tuple]]) -> bool:
+    versions = [(value.data_ptr(), value._version) for value in values]
+    if compared.get(name) == versions:
+        return True
+    equal = all(torch.equal(value, values[0]) for value in values[1:])
+    if equal:
+        compared[name] = versions
+    return equal
+
+
+def changing_buffers(model: nn.Module) -> set[str]:
+    """Names of the running statistics of batch norms that are training."""
+    names = set()
+    for prefix, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.training:
+            names |= {f"{prefix}.{name}".lstrip(".") for name, _ in layer.named_buffers()}
+    return names
+
+
+def tensor_of(model: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its full name."""
+    path, _, last = name.rpartition(".")
+    return getattr(model.get_submodule(path), last)
+
+
+def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:
+    """Copy new values in place where a captured graph may read them; False if shapes changed."""
+    same = current.keys() == new.keys() and all(
+        current[name].shape == value.shape and current[name].dtype == value.dtype
+        for name, value in new.items()
+    )
+    if not any(value.is_cuda for value in new.values()):
+        current.clear()
+        current.update(new)
+        return same
+    if not same:
+        current.clear()
+        current.update({name: value.clone() for name, value in new.items()})
+        return False
+    for name, value in new.items():
+        current[name].copy_(value)
+    return True
+
+
+def lengthen(rows: Tensor, length: int) -> Tensor:
+    """The rows, and copies of the first, up to this number."""
+    if len(rows) == length:
+        return rows
+    return torch.cat([rows, rows[:1].expand(length - len(rows), *rows.shape[1:])])
