@@ -18,6 +18,7 @@ from real import note_faults
 from torch import nn
 
 from unalike.algorithms import ALGORITHMS
+from unalike.base.events import read_events
 from unalike.core.operations import feature_measurements, list_measurements
 from unalike.core.privacy import Privacy
 from unalike.runs import to_plain
@@ -109,16 +110,28 @@ def here(folder, name, rounds=2, count=3, **options):
 def same(away, local, sites):
     """Compare a remote run, whose clients' folders are `sites`, with a local one."""
     run = json.loads((away / "run.json").read_text())["run"]
-    states = {
-        id: parameters
-        for site in sites
-        for id, parameters in toys.states(site / "unalike" / run).items()
-    }
+    states = {}
+    for site in sites:
+        place = site / "unalike" / run
+        assert (place / "checkpoints" / "clients").exists(), why_absent(away, site)
+        states |= toys.states(place)
     name = yaml.safe_load((away / "config.yaml").read_text())["algorithm"]["name"]
     return {
         "apart": toys.apart(states, toys.states(local)),
         "same_ledger": comparable_ledger(away, name) == comparable_ledger(local, name),
     }
+
+
+def why_absent(away, site):
+    """What server and site wrote down of a client that saved nothing."""
+    events = [
+        event
+        for event in read_events(away / "events.jsonl")
+        if event["event"] in ("refused", "failure", "restart", "left", "notice")
+    ]
+    logs = [site / "unalike" / name for name in ("incidents.log", "audit.jsonl")]
+    texts = [path.read_text()[-1500:] for path in logs if path.exists()]
+    return "\n".join([f"{site} saved nothing", *map(str, events), *texts])
 
 
 def comparable_ledger(folder, name):

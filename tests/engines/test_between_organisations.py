@@ -241,7 +241,7 @@ def test_an_expired_certificate_is_named_when_one_joins(kit, file, monkeypatch):
     """There were 100 s of silence."""
     from unalike.cross_silo import flare_kits
 
-    monkeypatch.setattr(os, "execv", lambda *a: pytest.fail("it joined"))
+    monkeypatch.setattr(os, "execve", lambda *a: pytest.fail("it joined"))
     expire(kit / "startup" / file)
     with pytest.raises(UserError, match=f"{file} expired on 20"):
         flare_kits.join(kit, organisations.describe(kit.parent, "a", alike=True))
@@ -250,7 +250,7 @@ def test_an_expired_certificate_is_named_when_one_joins(kit, file, monkeypatch):
 def test_a_second_instance_of_a_site_does_not_lock_the_first_out(kit, monkeypatch):
     from unalike.cross_silo import flare_kits
 
-    monkeypatch.setattr(os, "execv", lambda *a: None)
+    monkeypatch.setattr(os, "execve", lambda *a: None)
     file = organisations.describe(kit.parent, "a", alike=True)
     flare_kits.join(kit, file)
     with pytest.raises(UserError, match=rf"has joined already \(process {os.getpid()}\)"):

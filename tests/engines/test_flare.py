@@ -6,6 +6,7 @@ All of it happens in one program, on_flare.py, which ends with the processes it 
 import json
 import os
 import random
+import sys
 import threading
 import time
 import weakref
@@ -265,16 +266,18 @@ def joined(kit, monkeypatch):
     from unalike.cross_silo import flare_kits as kits
 
     started = []
-    monkeypatch.setattr(kits.os, "execv", lambda *command: started.append(command))
+    monkeypatch.setattr(kits.os, "execve", lambda *command: started.append(command))
     monkeypatch.setattr(kits, "hold_kit", lambda kit: None)  # held until this process ends
-    kits.join(kit, organisations.describe(kit.parent, "a", alike=True))
-    assert started
+    file = organisations.describe(kit.parent, "a", alike=True)
+    kits.join(kit, file)
+    _, _, environment = started[0]
+    assert environment[kits.CLIENT_FILE] == str(file)
+    assert kits.CLIENT_FILE not in os.environ, "federations that this process starts have others"
 
 
 def test_join_replaces_an_authorization_that_allows_more_and_says_so(
     tmp_path, here, monkeypatch, capsys
 ):
-    monkeypatch.setenv("UNALIKE_CLIENT", "")
     monkeypatch.setattr("unalike.scenarios.client_config.load_client", lambda file: None)
     kit = here.kits / "a"
     path = kit / "local" / "authorization.json"
@@ -308,10 +311,22 @@ def test_join_replaces_an_authorization_that_allows_more_and_says_so(
     assert path.read_text() == strict and not capsys.readouterr().err, "a site may allow less"
 
 
+def test_sites_started_here_do_not_inherit_the_client_of_this_process(tmp_path, monkeypatch):
+    """They all read one client.yaml, and all but one were refused."""
+    from unalike.cross_silo import flare_kits as kits
+
+    monkeypatch.setenv(kits.CLIENT_FILE, "elsewhere.yaml")
+    log = tmp_path / "log"
+    show = "import os; print(sorted(os.environ))"
+    process = kits.start_process([sys.executable, "-c", show], log, MARK="1")
+    assert process.wait(timeout=20) == 0
+    names = log.read_text()
+    assert "'MARK'" in names and kits.CLIENT_FILE not in names
+
+
 def test_join_lets_only_its_owner_read_a_key(tmp_path, monkeypatch):
     from unalike.cross_silo import flare_kits as kits
 
-    monkeypatch.setenv("UNALIKE_CLIENT", "")
     monkeypatch.setattr("unalike.scenarios.client_config.load_client", lambda file: None)
     kits.provision(tmp_path, ["a"])
     kit = tmp_path / "unalike" / "prod_00" / "a"

@@ -28,7 +28,7 @@ from unalike.base.errors import UserError
 from unalike.core.engine import Watch
 from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.flare_kits import LocalFlareFederation
+from unalike.cross_silo.flare_kits import CLIENT_FILE, LocalFlareFederation
 from unalike.cross_silo.policy import ALLOWED_CLASSES, client_config
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
@@ -394,7 +394,7 @@ class FlareClient:
 
                 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
                 default = Path(collab.workspace.get_site_config_dir()) / "client.yaml"
-                file = os.environ.get("UNALIKE_CLIENT") or default
+                file = os.environ.get(CLIENT_FILE) or default
                 self.endpoint = ClientEndpoint(file, collab.site_name, submitter=job_submitter())
             return self.endpoint.answer(do, data, run, place, rest)
 

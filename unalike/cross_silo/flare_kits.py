@@ -29,6 +29,7 @@ from unalike.cross_silo.policy import (
 
 ADMIN = "admin@unalike.org"
 SERVER = "localhost"  # the server's name, which FLARE puts into its certificate
+CLIENT_FILE = "UNALIKE_CLIENT"  # environment variable of a site: its client.yaml
 PREFORK = "prefork"  # name of the process that job processes are forked from
 # modules that job processes need; the last is what the first optimizer imports
 PREFORK_IMPORTS = [
@@ -151,7 +152,6 @@ def join(kit: Path, client: Path | None) -> None:
     if client is not None:
         with suppress(KeyError):  # a factory may need to know the run, which there is none of yet
             load_client(client)
-        os.environ["UNALIKE_CLIENT"] = str(client.resolve())
     check_certificate(kit / "startup" / f"{'server' if is_server else 'client'}.crt")
     check_certificate(kit / "startup" / "rootCA.pem")
     hold_kit(kit)
@@ -159,8 +159,11 @@ def join(kit: Path, client: Path | None) -> None:
     warning = restrict_kit(kit)
     if warning:
         print(warning, file=sys.stderr, flush=True)
+    environment = dict(os.environ)
+    if client is not None:
+        environment[CLIENT_FILE] = str(client.resolve())
     command = supervisor.command(site_command(kit, is_server), parent=0)
-    os.execv(command[0], command)
+    os.execve(command[0], command, environment)
 
 
 def hold_kit(kit: Path) -> None:
@@ -210,13 +213,15 @@ def start_process(command: list[str], log: Path, **environment: str) -> subproce
     """Start a process that ends with this one, together with all that it starts."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    # each site has a client.yaml in its own kit, whatever this process was started for
+    inherited = {name: value for name, value in os.environ.items() if name != CLIENT_FILE}
     with log.open("ab") as output:
         return subprocess.Popen(
             supervisor.command(command, os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **environment, "PYTHONPATH": path},
+            env={**inherited, **environment, "PYTHONPATH": path},
             start_new_session=True,
         )
 
