@@ -23,9 +23,13 @@ from unalike.models.submodels import extract, first_units, kept_units
 
 @dataclass
 class AdaptiveFL(SubmodelMethod):
-    """The largest submodel of the pool that a client can train."""
+    """The largest submodel of the pool that a client can train.
 
-    ratios: tuple[Ratio, ...] = (1.0, 0.66, 0.4)  # r_w of large, medium and small submodels
+    Args:
+        ratios: r_w, the shares of the width of large, medium and small submodels.
+    """
+
+    ratios: tuple[Ratio, ...] = (1.0, 0.66, 0.4)
 
     def select_units(self, fed: Federation, client: str) -> list[Tensor]:
         groups, ratio = self.channel_groups(fed, client), fed.state["ratio"][client]

@@ -67,25 +67,40 @@ class AFMCC(Algorithm):
     """alpha, beta, lambda and tau are the paper's for BDGP; `training.rounds` counts visits.
 
     Ablation: without A is alpha=0, without B is beta=0, without C is weights=uniform.
+
+    Args:
+        alpha: weight of the contrast, the paper's alpha.
+        beta: weight of the class-correlation constraint, the paper's beta.
+        flexibility: the paper's lambda in that constraint: 1 for tight clusters, 0 for none.
+        temperature: the paper's tau, of the contrast.
+        steps: gradient steps of a visit for each subset of modalities.
+        pretraining: gradient steps of the first client, before the others start.
+        error: of the reconstruction: "feature" is the mean over features, "sample" their sum.
+        weights: eq. 6: models whose features are "far" from the client's own count more, as
+            printed, or "near" ones; or all the same ("uniform").
+        sharpness: of the weights; distances are relative to their mean.
+        exchange: what a client gets to compute its weights: the "encoders" that it can use, or all
+            parameters ("paper").
+        rest: whether fast clients stop after their visits; False: until the slowest has had its
+            visits they go on.
+        starts: initialisations of k-means in the evaluation.
     """
 
     asynchronous: ClassVar[bool] = True
     requires_identical_models: ClassVar[bool] = True
 
-    alpha: NonNegativeFloat = 0.01  # weight of the contrast
-    beta: NonNegativeFloat = 0.01  # weight of the class-correlation constraint
-    flexibility: Share = 0.3  # lambda
-    temperature: PositiveFloat = 0.5  # tau
-    steps: Annotated[int, Field(ge=1)] = 2  # gradient steps of a visit per subset of modalities
-    pretraining: NonNegativeInt = 45  # gradient steps of the first client, before the others start
-    error: Literal["feature", "sample"] = "feature"  # reconstruction: mean or sum over features
-    # eq. 6: models whose features are far from the client's own count more, as printed, or less.
+    alpha: NonNegativeFloat = 0.01
+    beta: NonNegativeFloat = 0.01
+    flexibility: Share = 0.3
+    temperature: PositiveFloat = 0.5
+    steps: Annotated[int, Field(ge=1)] = 2
+    pretraining: NonNegativeInt = 45
+    error: Literal["feature", "sample"] = "feature"
     weights: Literal["uniform", "far", "near"] = "far"
-    sharpness: NonNegativeFloat = 1.0  # of the weights; distances are relative to their mean
-    # What a client gets to compute its weights: the encoders that it can use, or all parameters.
+    sharpness: NonNegativeFloat = 1.0
     exchange: Literal["encoders", "paper"] = "encoders"
-    rest: bool = True  # false: fast clients continue until the slowest has had its visits
-    starts: Annotated[int, Field(ge=1)] = 100  # initialisations of k-means in the evaluation
+    rest: bool = True
+    starts: Annotated[int, Field(ge=1)] = 100
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -24,10 +24,15 @@ from unalike.tasks import Task
 
 @dataclass
 class APFL(SecondModel):
-    """A mixture of two models, with a weight for each client."""
+    """A mixture of two models, with a weight for each client.
 
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # initial weight of the own model
-    adaptive: bool = True  # learn alpha
+    Args:
+        alpha: initial weight of the client's own model in the mixture, 0 to 1.
+        adaptive: learn alpha by gradient descent.
+    """
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+    adaptive: bool = True
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -42,10 +42,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass
 class CoFED(PublicTraining):
-    """Clients vote on public rows and train on the accepted labels."""
+    """Clients vote on public rows and train on the accepted labels.
 
-    margin: Share = 0.3  # by which a guess must be ahead of the next for a vote
-    majority: Share = 0.3  # more than this share of a label's clients must vote for it
+    Args:
+        margin: by which a guess must be ahead of the next for a vote.
+        majority: more than this share of a label's clients must vote for it.
+    """
+
+    margin: Share = 0.3
+    majority: Share = 0.3
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -59,16 +59,28 @@ class ClientViews(TypedDict, total=False):
 
 @dataclass
 class CreamFL(PublicTraining):
-    """Defaults are the authors'; width, batch and upper, lower are FedMuscle's."""
+    """Defaults are the authors'; width, batch and upper, lower are FedMuscle's.
 
-    width: Positive = 256  # d
-    contrast: Literal["cream", "muscle", "none"] = "cream"  # none: no exchange
-    temperature: AboveZero = 0.5  # of the clients' contrast
-    regularise: NotNegative = 0.5  # weight of the clients' contrast
-    distil: NotNegative = 0.3  # weight of what the server learns from clients
-    peers: Positive = 3  # muscle: clients that each representation of the server is aligned with
-    upper: AboveZero = 0.2  # muscle: tau^(N)
-    lower: AboveZero = 0.15  # muscle: tau^(N-1)
+    Args:
+        width: of the representations, d.
+        contrast: loss of the clients: CreamFL's ("cream"), the Muscle loss ("muscle"), or no
+            exchange ("none").
+        temperature: of the clients' contrast.
+        regularise: weight of the clients' contrast.
+        distil: weight of what the server learns from clients.
+        peers: with the Muscle loss: clients that each representation of the server is aligned with.
+        upper: tau^(N) of the Muscle loss.
+        lower: tau^(N-1) of the Muscle loss.
+    """
+
+    width: Positive = 256
+    contrast: Literal["cream", "muscle", "none"] = "cream"
+    temperature: AboveZero = 0.5
+    regularise: NotNegative = 0.5
+    distil: NotNegative = 0.3
+    peers: Positive = 3
+    upper: AboveZero = 0.2
+    lower: AboveZero = 0.15
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -18,9 +18,13 @@ from unalike.methods.personal import SecondModel, SecondModelProgram
 
 @dataclass
 class Ditto(SecondModel):
-    """FedAvg of one model, and a second one that stays near it."""
+    """FedAvg of one model, and a second one that stays near it.
 
-    lam: NonNegativeFloat = 1.0  # lambda
+    Args:
+        lam: lambda, the pull of the personal model towards the common one.
+    """
+
+    lam: NonNegativeFloat = 1.0
 
     class Program(SecondModelProgram):
         algorithm: "Ditto"

@@ -30,10 +30,15 @@ INTRA = "intra"  # in a program's memory: the model after the first local epochs
 
 @dataclass
 class FCCL(PublicTraining):
-    """Federated cross-correlation and continual learning."""
+    """Federated cross-correlation and continual learning.
+
+    Args:
+        off_diagonal: weight of the correlations between different labels (eq. 3).
+        dual: weight of each of the two teachers.
+    """
 
     off_diagonal: NonNegativeFloat = 0.0051
-    dual: NonNegativeFloat = 1.0  # weight of each of the two teachers
+    dual: NonNegativeFloat = 1.0
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

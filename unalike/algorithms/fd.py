@@ -38,7 +38,11 @@ class LogitUpdate(TypedDict):
 
 @dataclass
 class FD(LabelExchange):
-    """Mean logits of others as targets."""
+    """Mean logits of others as targets.
+
+    Args:
+        lam: weight of the cross entropy to the others' mean logits; the paper does not tell it.
+    """
 
     lam: NonNegativeFloat = 1.0
 

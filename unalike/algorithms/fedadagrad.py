@@ -15,7 +15,12 @@ from unalike.methods.server_optimizer import AdaptiveServer, Decay, PositiveFloa
 
 @dataclass
 class FedAdagrad(AdaptiveServer):
-    """Algorithm 2 with v = v + Delta^2."""
+    """Algorithm 2 with v = v + Delta^2.
+
+    Args:
+        server_lr: eta, the server's learning rate.
+        beta1: decay of the first moment.
+    """
 
     server_lr: PositiveFloat = 0.1
     beta1: Decay = 0.0

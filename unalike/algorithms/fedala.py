@@ -31,12 +31,19 @@ MOST_PASSES = 30  # of the first time
 
 @dataclass
 class FedALA(PersonalModel):
-    """Adaptive local aggregation, then federated averaging."""
+    """Adaptive local aggregation, then federated averaging.
 
-    eta: Annotated[float, Field(gt=0)] = 1.0  # learning rate of W
-    share: Annotated[float, Field(gt=0, le=1)] = 0.8  # s: of the samples that W is learnt on
-    layers: Positive = 1  # p: how many of the last layers are mixed
-    threshold: Annotated[float, Field(gt=0)] = 0.1  # spread of losses at which W has converged
+    Args:
+        eta: learning rate of the weights W.
+        share: s, the share of the samples that W is learnt on.
+        layers: p, how many of the last layers are mixed.
+        threshold: spread of losses at which W has converged.
+    """
+
+    eta: Annotated[float, Field(gt=0)] = 1.0
+    share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    layers: Positive = 1
+    threshold: Annotated[float, Field(gt=0)] = 0.1
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

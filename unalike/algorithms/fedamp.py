@@ -28,12 +28,18 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 @dataclass
 class FedAMP(PersonalModel):
-    """A mixture of all models for each client, weighted by similarity of parameters."""
+    """A mixture of all models for each client, weighted by similarity of parameters.
+
+    Args:
+        lam: lambda, the pull towards the mixture.
+        alpha: alpha_k, the step size of the server.
+        sigma: distance scale of the similarity A.
+    """
 
     merges: ClassVar[bool] = False
 
-    lam: NonNegativeFloat = 1.0  # lambda
-    alpha: PositiveFloat = 1e4  # alpha_k, the step size of the server
+    lam: NonNegativeFloat = 1.0
+    alpha: PositiveFloat = 1e4
     sigma: PositiveFloat = 1e6
 
     def aggregate(

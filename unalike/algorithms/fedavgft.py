@@ -16,6 +16,10 @@ from unalike.training.loop import Positive
 
 @dataclass
 class FedAvgFT(FineTuning):
-    """Federated averaging, then local epochs; all of it is in `FineTuning`."""
+    """Federated averaging, then local epochs; all of it is in `FineTuning`.
+
+    Args:
+        fine_tuning_epochs: local epochs after the last round.
+    """
 
     fine_tuning_epochs: Positive = 10

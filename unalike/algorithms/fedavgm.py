@@ -17,9 +17,13 @@ from unalike.methods.server_optimizer import Decay, ServerOptimizer
 
 @dataclass
 class FedAvgM(ServerOptimizer):
-    """Momentum of the mean change."""
+    """Momentum of the mean change.
 
-    momentum: Decay = 0.9  # beta
+    Args:
+        momentum: beta, of the server.
+    """
+
+    momentum: Decay = 0.9
 
     def step(self, slot: dict[str, Tensor], delta: Tensor) -> Tensor:
         velocity = slot.get("velocity", torch.zeros_like(delta)).to(delta)

@@ -22,9 +22,13 @@ from unalike.models.submodels import first_units, kept_units
 
 @dataclass
 class FedDSE(SubmodelMethod):
-    """The most active units of every layer, measured every few rounds."""
+    """The most active units of every layer, measured every few rounds.
 
-    every: Annotated[int, Field(ge=1)] = 10  # rounds between two measurements
+    Args:
+        every: rounds between two measurements of activity.
+    """
+
+    every: Annotated[int, Field(ge=1)] = 10
 
     def privacy_problem(self) -> str | None:
         return "FedDSE's clients send how active their data make each unit, which nothing protects"

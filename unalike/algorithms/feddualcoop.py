@@ -25,11 +25,17 @@ SCALE = 20.0  # of cosines, instead of the model's own
 
 @dataclass
 class FedDualCoOp(PromptTuning):
-    """Averages a pair of learnt prompts per label."""
+    """Averages a pair of learnt prompts per label.
 
-    tokens: PositiveInt = 16  # of each prompt's context
-    own: bool = True  # a context per label; false: one for all labels
-    gain: PositiveFloat = 5.0  # of the logits
+    Args:
+        tokens: learnt tokens of each prompt's context.
+        own: a context per label; False: one for all labels.
+        gain: factor of the logits.
+    """
+
+    tokens: PositiveInt = 16
+    own: bool = True
+    gain: PositiveFloat = 5.0
 
     def requires_same_labels(self) -> bool:
         return self.own

@@ -23,7 +23,12 @@ from unalike.methods.server_optimizer import is_optimized
 
 @dataclass
 class FedDyn(Averaging):
-    """Averaging with linear and quadratic terms that change every round."""
+    """Averaging with linear and quadratic terms that change every round.
+
+    Args:
+        mean: weight of a client: the same for all ("uniform"), or its number of "samples".
+        alpha: weight of the quadratic term.
+    """
 
     mean: Literal["samples", "uniform"] = "uniform"
     alpha: Annotated[float, Field(gt=0)] = 0.01

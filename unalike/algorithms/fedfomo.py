@@ -39,13 +39,19 @@ class WeighedUpdate(Update):
 
 @dataclass
 class FedFomo(PersonalModel):
-    """First order optimisation of the weights of other clients' models."""
+    """First order optimisation of the weights of other clients' models.
+
+    Args:
+        candidates: M, the number of models that a client is sent.
+        epsilon: probability of a random candidate.
+        validation: share of a client's rows that is held out of training.
+    """
 
     merges: ClassVar[bool] = False
 
-    candidates: Positive = 5  # M: models that a client is sent
-    epsilon: Share = 0.3  # probability of a random candidate
-    validation: Share = 0.2  # of a client's rows, held out of training
+    candidates: Positive = 5
+    epsilon: Share = 0.3
+    validation: Share = 0.2
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -38,15 +38,24 @@ class CountedUpdate(Update):
 
 @dataclass
 class FedGen(Averaging):
-    """Averaged heads, and features generated from what they know."""
+    """Averaged heads, and features generated from what they know.
+
+    Args:
+        width: of the head's input, the same for all clients.
+        noise: dimensions of z, the generator's input.
+        hidden: width of the generator's hidden layer.
+        diversity: weight of the term that keeps generated features apart.
+        server_epochs: steps of the generator in a round.
+        server_lr: learning rate of the generator.
+    """
 
     personalised: ClassVar[bool] = True
 
-    width: Positive = 512  # of the head's input, the same for all clients
-    noise: Positive = 32  # dimensions of z
+    width: Positive = 512
+    noise: Positive = 32
     hidden: Positive = 256
     diversity: NonNegativeFloat = 1.0
-    server_epochs: Positive = 100  # steps of the generator in a round
+    server_epochs: Positive = 100
     server_lr: Annotated[float, Field(gt=0)] = 3e-4
 
     @classmethod

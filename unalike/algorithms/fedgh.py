@@ -37,7 +37,12 @@ from unalike.training.loop import Positive
 
 @dataclass
 class FedGH(PrototypeMethod):
-    """A head for all clients, trained at the server."""
+    """A head for all clients, trained at the server.
+
+    Args:
+        server_lr: learning rate of the head at the server.
+        server_epochs: epochs of the server over the mean features of a round.
+    """
 
     server_lr: Annotated[float, Field(gt=0)] = 0.01
     server_epochs: Positive = 1

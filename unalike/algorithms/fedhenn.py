@@ -27,13 +27,19 @@ from unalike.methods.public_data import blank_rows, check_batch, public_batch, p
 
 @dataclass
 class FedHeNN(Algorithm):
-    """Local loss + eta sqrt(round) (1 - CKA(mean kernel, own kernel))."""
+    """Local loss + eta sqrt(round) (1 - CKA(mean kernel, own kernel)).
+
+    Args:
+        batch: public rows that are compared, others each round.
+        eta: weight of the distance in the first round.
+        robust: whether kernels that agree with nobody's are left out.
+    """
 
     needs_public: ClassVar[bool] = True
 
-    batch: int = 128  # public rows that are compared, others each round
-    eta: Annotated[float, Field(ge=0)] = 0.01  # weight of the distance in the first round
-    robust: PeerRule = "never"  # whether kernels that agree with nobody's are left out
+    batch: int = 128
+    eta: Annotated[float, Field(ge=0)] = 0.01
+    robust: PeerRule = "never"
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         return check_batch(self.batch, public_rows)

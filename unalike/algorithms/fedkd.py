@@ -22,9 +22,13 @@ MAP = "map"  # in a program's memory: W
 
 @dataclass
 class FedKD(CommonModel):
-    """Adaptive mutual distillation of predictions and features."""
+    """Adaptive mutual distillation of predictions and features.
 
-    width: Positive = 64  # of the mentee's features
+    Args:
+        width: of the mentee's features.
+    """
+
+    width: Positive = 64
 
     class Program(CommonModelProgram):
         algorithm: "FedKD"

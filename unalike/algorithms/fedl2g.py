@@ -33,7 +33,12 @@ Guides = Annotated[Tensor, Shape("labels", "labels")]
 
 @dataclass
 class FedL2G(LabelExchange):
-    """Learnt logits of each class as guides."""
+    """Learnt logits of each class as guides.
+
+    Args:
+        server_lr: learning rate of the guiding vectors.
+        warm_up: exchanges before the first training.
+    """
 
     server_lr: Annotated[float, Field(gt=0)] = 0.01
     warm_up: Annotated[int, Field(ge=0)] = 50

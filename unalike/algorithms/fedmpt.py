@@ -44,24 +44,41 @@ class Explanation(TypedDict):
 
 @dataclass
 class FedMPT(PromptTuning):
-    """Averages prompts, adapters and a gate; each can be switched off (ablation of Table 4)."""
+    """Averages prompts, adapters and a gate; each can be switched off (ablation of Table 4).
 
-    mean: Literal["samples", "uniform"] = "uniform"  # eq. 13
-    # Names of conditions, or a file that `unalike conditions` wrote.
+    Args:
+        mean: eq. 13: weight of a client, the same for all ("uniform") or its number of "samples".
+        conditions: names of conditions, or a file that `unalike conditions` wrote.
+        condition_tokens: learnt tokens before the condition, one set for each.
+        class_tokens: learnt tokens before the label, the same for all.
+        rank: D_s, inner width of adapters and gate.
+        dropout: inside the adapters.
+        whole: the image feature counts as one more patch.
+        temperature: tau, of the patches' importance.
+        scale: of cosines.
+        entropy: lambda, weight of the plan's entropy.
+        steps: Sinkhorn iterations.
+        prompts: False: one prompt without conditions.
+        adapters: False: no adapters.
+        transport: False: a softmax over patches instead of a transport plan.
+        gate: False: all conditions have the same weight.
+    """
+
+    mean: Literal["samples", "uniform"] = "uniform"
     conditions: tuple[str, ...] | str = SHIPPED
-    condition_tokens: NonNegativeInt = 4  # learnt tokens before the condition, one set for each
-    class_tokens: PositiveInt = 4  # learnt tokens before the label, the same for all
-    rank: PositiveInt = 32  # D_s, inner width of adapters and gate
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # inside the adapters
-    whole: bool = True  # the image feature counts as one more patch
-    temperature: PositiveFloat = 4.0  # tau
-    scale: PositiveFloat = 20.0  # of cosines
-    entropy: PositiveFloat = 0.02  # lambda, weight of the plan's entropy
-    steps: PositiveInt = 10  # Sinkhorn iterations
-    prompts: bool = True  # false: one prompt without conditions
+    condition_tokens: NonNegativeInt = 4
+    class_tokens: PositiveInt = 4
+    rank: PositiveInt = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    whole: bool = True
+    temperature: PositiveFloat = 4.0
+    scale: PositiveFloat = 20.0
+    entropy: PositiveFloat = 0.02
+    steps: PositiveInt = 10
+    prompts: bool = True
     adapters: bool = True
-    transport: bool = True  # false: a softmax over patches instead of a transport plan
-    gate: bool = True  # false: all conditions have the same weight
+    transport: bool = True
+    gate: bool = True
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         try:

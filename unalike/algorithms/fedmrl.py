@@ -42,11 +42,15 @@ class FusedModel(Model):
 
 @dataclass
 class FedMRL(Averaging):
-    """Matryoshka representations of two models."""
+    """Matryoshka representations of two models.
+
+    Args:
+        sub_width: of the common model's features, and of its part of the fused ones.
+    """
 
     personalised: ClassVar[bool] = True
 
-    sub_width: Positive = 128  # of the common model's features, and of its part of the fused ones
+    sub_width: Positive = 128
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

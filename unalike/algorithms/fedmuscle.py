@@ -53,24 +53,37 @@ class Aligned(TypedDict):
 
 @dataclass
 class FedMuscle(AlignmentParts):
-    """Defaults are the paper's. E, R and the optimizer are the scenario's `training`."""
+    """Defaults are the paper's. E, R and the optimizer are the scenario's `training`.
+
+    Args:
+        peers: M, clients that each client is aligned with per batch.
+        width: d, of the representations.
+        batch: B, public rows per batch.
+        passes: T, passes over the public set per round.
+        temperature: tau^(N); a (clients, clients) matrix has one per pair.
+        lower_temperature: tau^(N-1); "consistent" solves eq. 22.
+        loss: eq. 3, or one that the paper compares it with.
+        samples: index tuples j drawn to estimate eq. 3; None: all if feasible.
+        exchange: what the server sends in line 10, see the top of this file.
+        sync: "epoch": one exchange per pass, implies "peers"; "batch": with every batch.
+        projection: to width d: "always", "never", or "auto" where the encoder's width differs.
+    """
 
     evaluates: ClassVar[bool] = True
     supports_safeguard: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
 
-    peers: Positive = 3  # M
-    width: Positive = 256  # d
-    batch: int = 32  # B, public rows per batch
-    passes: Positive = 1  # T, passes over the public set per round
-    temperature: Temperature = 0.2  # tau^(N); a (clients, clients) matrix has one per pair
-    # tau^(N-1); "consistent" solves eq. 22
+    peers: Positive = 3
+    width: Positive = 256
+    batch: int = 32
+    passes: Positive = 1
+    temperature: Temperature = 0.2
     lower_temperature: Temperature | Literal["consistent"] = 0.15
-    loss: LossName = "muscle"  # eq. 3, or one that the paper compares it with
-    samples: Positive | None = None  # index tuples j drawn to estimate eq. 3; None: all if feasible
+    loss: LossName = "muscle"
+    samples: Positive | None = None
     exchange: Literal["gradient", "peers", "paper"] = "gradient"
-    sync: Literal["batch", "epoch"] = "batch"  # "epoch": one exchange per pass; implies "peers"
-    projection: Literal["auto", "always", "never"] = "auto"  # to d; auto: where the width differs
+    sync: Literal["batch", "epoch"] = "batch"
+    projection: Literal["auto", "always", "never"] = "auto"
 
     @classmethod
     def for_engine(cls, fields: dict[str, Any], slow_messages: bool) -> dict[str, Any]:

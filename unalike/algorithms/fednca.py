@@ -44,15 +44,26 @@ class FedNCA(Averaging):
     """FedAvg with class-wise features, fixed prototypes and two regularisers.
 
     Ablation: the ETF classifier alone is disentangle=false, rejection=0, prototype=0.
+
+    Args:
+        rejection: weight of the loss on features of absent classes.
+        margin: probability up to which that loss is 0.
+        prototype: weight of the contrast with the prototypes.
+        temperature: of that contrast.
+        disentangle: a feature for each class; False: one mean feature for all classes.
+        heads: of the attention.
+        scale: initial scale of the logits.
+        etf: whether the classifier's prototypes are frozen or trainable.
+        mean: weight of a client: the same for all ("uniform"), or its number of "samples".
     """
 
-    rejection: NonNegativeFloat = 0.01  # weight of the loss on features of absent classes
-    margin: Annotated[float, Field(ge=0, lt=1)] = 0.3  # probability up to which that loss is 0
-    prototype: NonNegativeFloat = 1.0  # weight of the contrast with the prototypes
-    temperature: PositiveFloat = 0.07  # of that contrast
-    disentangle: bool = True  # false: one mean feature for all classes
-    heads: PositiveInt = 4  # of the attention
-    scale: PositiveFloat = 10.0  # initial scale of the logits
+    rejection: NonNegativeFloat = 0.01
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    prototype: NonNegativeFloat = 1.0
+    temperature: PositiveFloat = 0.07
+    disentangle: bool = True
+    heads: PositiveInt = 4
+    scale: PositiveFloat = 10.0
     etf: Literal["frozen", "trainable"] = "frozen"
     mean: Literal["samples", "uniform"] = "uniform"
 

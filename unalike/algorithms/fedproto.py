@@ -21,9 +21,15 @@ from unalike.methods.prototypes import PrototypeMethod, PrototypeProgram, upload
 
 @dataclass
 class FedProto(PrototypeMethod):
-    """Averaged prototypes as targets of the features."""
+    """Averaged prototypes as targets of the features.
 
-    lam: NonNegativeFloat = 1.0  # lambda
+    Args:
+        lam: lambda, the pull of features towards the prototypes.
+        mean: weight of a client in a prototype: its "samples" of the class, or the same for all
+            ("uniform").
+    """
+
+    lam: NonNegativeFloat = 1.0
     mean: Literal["samples", "uniform"] = "samples"
 
     def aggregate(self, fed: Federation, replies: Replies) -> None:

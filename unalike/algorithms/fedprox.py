@@ -18,7 +18,11 @@ from unalike.methods.averaging import Averaging, AveragingProgram
 
 @dataclass
 class FedProx(Averaging):
-    """FedAvg whose local loss has the proximal term of eq. 2."""
+    """FedAvg whose local loss has the proximal term of eq. 2.
+
+    Args:
+        mu: weight of the proximal term.
+    """
 
     mu: NonNegativeFloat = 0.01
 

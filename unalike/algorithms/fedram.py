@@ -27,13 +27,21 @@ SCALE = 20.0  # of cosines, instead of the model's own
 
 @dataclass
 class FedRAM(PromptTuning):
-    """Averages adapters of patches and texts."""
+    """Averages adapters of patches and texts.
 
-    rank: PositiveInt = 64  # inner width of the adapters
-    entropy: PositiveFloat = 0.1  # weight of the plan's entropy
-    knowledge: NonNegativeFloat = 0.5  # weight of the frozen model's matching in the plan
-    temperature: PositiveFloat = 1.0  # of the frozen model's matching
-    steps: PositiveInt = 10  # Sinkhorn iterations
+    Args:
+        rank: inner width of the adapters.
+        entropy: weight of the plan's entropy.
+        knowledge: weight of the frozen model's matching in the plan.
+        temperature: of the frozen model's matching.
+        steps: Sinkhorn iterations.
+    """
+
+    rank: PositiveInt = 64
+    entropy: PositiveFloat = 0.1
+    knowledge: NonNegativeFloat = 0.5
+    temperature: PositiveFloat = 1.0
+    steps: PositiveInt = 10
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return PatchTextMatching(self, model, labels)

@@ -23,12 +23,19 @@ from unalike.training.loop import Positive
 
 @dataclass
 class FedRCL(Averaging):
-    """Local loss + weight * the mean over depths of the relaxed contrast."""
+    """Local loss + weight * the mean over depths of the relaxed contrast.
+
+    Args:
+        temperature: of the contrast.
+        limit: cosine from which two samples of a class are too similar.
+        weight: of the contrast in the local loss.
+        depths: layers that are contrasted, spread over the encoder; the last is its end.
+    """
 
     temperature: Annotated[float, Field(gt=0)] = 0.05
-    limit: float = 0.7  # cosine from which two samples of a class are too similar
+    limit: float = 0.7
     weight: float = 1.0
-    depths: Positive = 5  # layers that are contrasted, spread over the encoder; the last is its end
+    depths: Positive = 5
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

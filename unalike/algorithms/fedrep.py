@@ -18,9 +18,13 @@ from unalike.training.loop import Positive
 
 @dataclass
 class FedRep(SharedBody):
-    """Alternating training of head and body."""
+    """Alternating training of head and body.
 
-    head_epochs: Positive = 10  # epochs of the head, before the local epochs of the body
+    Args:
+        head_epochs: epochs of the head, before the local epochs of the body.
+    """
+
+    head_epochs: Positive = 10
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

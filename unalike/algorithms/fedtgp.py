@@ -35,10 +35,17 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 @dataclass
 class FedTGP(PrototypeMethod):
-    """Trainable global prototypes with an adaptive margin."""
+    """Trainable global prototypes with an adaptive margin.
 
-    lam: NonNegativeFloat = 1.0  # lambda
-    tau: PositiveFloat = 100.0  # largest margin
+    Args:
+        lam: lambda, the pull of features towards the prototypes.
+        tau: the largest margin.
+        server_epochs: epochs of the server over the prototypes of a round.
+        server_lr: learning rate of the server.
+    """
+
+    lam: NonNegativeFloat = 1.0
+    tau: PositiveFloat = 100.0
     server_epochs: Positive = 100
     server_lr: PositiveFloat = 0.01
 

@@ -23,10 +23,15 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class FedTPG(PromptTuning):
-    """Averages a prompt generator conditioned on the class names."""
+    """Averages a prompt generator conditioned on the class names.
 
-    tokens: PositiveInt = 4  # learnt queries
-    heads: PositiveInt = 4  # of the attention
+    Args:
+        tokens: learnt queries.
+        heads: of the attention.
+    """
+
+    tokens: PositiveInt = 4
+    heads: PositiveInt = 4
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         check_attention_heads(self, model, self.heads)

@@ -51,18 +51,27 @@ class FMCSC(Averaging):
     """The paper's budget is rounds=5, epochs=25 (10 for BDGP), batch_size=256.
 
     AFMCC's Table 3c adds constraint=0.01.
+
+    Args:
+        mean: "uniform": a client's weight is its mutual information; "samples": that times its
+            number of samples.
+        temperature: of the contrast.
+        pretraining: epochs of each client, one after another.
+        teaching: epochs per round of distilling into a model for fewer views.
+        bins: of the histogram for mutual information.
+        constraint: weight of AFMCC's class-correlation loss.
+        flexibility: lambda of that loss.
     """
 
     requires_identical_models: ClassVar[bool] = True
 
-    # Mutual information weights a client; with "samples" it is multiplied by their number.
     mean: Literal["samples", "uniform"] = "uniform"
     temperature: PositiveFloat = 0.5
-    pretraining: NonNegativeInt = 250  # epochs of each client, one after another
-    teaching: NonNegativeInt = 50  # epochs per round of distilling into a model for fewer views
-    bins: Annotated[int, Field(ge=1)] = 10  # of the histogram for mutual information
-    constraint: NonNegativeFloat = 0.0  # weight of AFMCC's class-correlation loss
-    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3  # lambda of that loss
+    pretraining: NonNegativeInt = 250
+    teaching: NonNegativeInt = 50
+    bins: Annotated[int, Field(ge=1)] = 10
+    constraint: NonNegativeFloat = 0.0
+    flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -22,11 +22,17 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass
 class FML(CommonModel):
-    """Mutual learning with a common model."""
+    """Mutual learning with a common model.
 
-    alpha: Share = 0.5  # weight of the labels for the own model
-    beta: Share = 0.5  # and for the common one
-    width: Positive = 64  # of the common model's features
+    Args:
+        alpha: weight of the labels for the client's own model; the rest is the other's predictions.
+        beta: the same for the common model.
+        width: of the common model's features.
+    """
+
+    alpha: Share = 0.5
+    beta: Share = 0.5
+    width: Positive = 64
 
     class Program(CommonModelProgram):
         algorithm: "FML"

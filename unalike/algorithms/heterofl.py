@@ -20,9 +20,14 @@ from unalike.models.model import Model
 
 @dataclass
 class HeteroFL(SubmodelMethod):
-    """The first units of every layer, with the paper's two aids."""
+    """The first units of every layer, with the paper's two aids.
 
-    # Divide the output of narrowed layers by the width ratio, so that all widths have one scale.
+    Args:
+        scaler: divide the output of narrowed layers by the width ratio, so that all widths have one
+            scale.
+        masked: mask labels that a client lacks, where clients classify.
+    """
+
     scaler: bool = True
     masked: bool = True
 

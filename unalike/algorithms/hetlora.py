@@ -165,7 +165,12 @@ class HetLoRAProgram(AveragingProgram):
 
 @dataclass
 class HetLoRA(Averaging):
-    """Averages adapters of unlike ranks; see the top of this file."""
+    """Averages adapters of unlike ranks; see the top of this file.
+
+    Args:
+        combine: how the server combines adapters of unlike ranks: best approximation of the mean
+            product ("svd"), zero padding ("pad"), or the exact product ("stack").
+    """
 
     merges: ClassVar[bool] = False  # products of adapters are combined, not averaged
     Program = HetLoRAProgram

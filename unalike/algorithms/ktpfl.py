@@ -31,11 +31,17 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 @dataclass
 class KTpFL(PublicTraining):
-    """A knowledge coefficient matrix that is learnt at the server."""
+    """A knowledge coefficient matrix that is learnt at the server.
+
+    Args:
+        rho: pull of the coefficients towards 1 / K.
+        temperature: T, of the soft predictions.
+        server_lr: learning rate of the coefficients c.
+    """
 
     rho: NonNegativeFloat = 0.7
-    temperature: PositiveFloat = 10.0  # T
-    server_lr: PositiveFloat = 0.01  # of c
+    temperature: PositiveFloat = 10.0
+    server_lr: PositiveFloat = 0.01
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -19,12 +19,16 @@ from unalike.training.loop import Positive
 
 @dataclass
 class LGFedAvg(Averaging):
-    """Heads on features of a common width are averaged."""
+    """Heads on features of a common width are averaged.
+
+    Args:
+        width: of the head's input, the same for all clients.
+    """
 
     personalised: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
 
-    width: Positive = 512  # of the head's input, the same for all clients
+    width: Positive = 512
 
     def shares(self, name: str) -> bool:
         return name.startswith("head.")

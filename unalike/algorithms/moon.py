@@ -24,7 +24,12 @@ from unalike.models.model import Model
 
 @dataclass
 class MOON(Averaging):
-    """Model-contrastive learning."""
+    """Model-contrastive learning.
+
+    Args:
+        mu: weight of the contrast.
+        temperature: of the contrast.
+    """
 
     needs_head: ClassVar[bool] = True
 

@@ -28,9 +28,15 @@ SMALLEST_SPLIT = 4  # rows from which a batch is halved; batch norm needs two ro
 
 @dataclass
 class PerFedAvg(FineTuning):
-    """Federated averaging of the meta-gradient of eq. 3."""
+    """Federated averaging of the meta-gradient of eq. 3.
 
-    inner_lr: Annotated[float, Field(gt=0)] = 0.01  # alpha
+    Args:
+        inner_lr: alpha, of the inner gradient step.
+        order: "first" treats the inner gradient as a constant, "exact" differentiates through it.
+        adaptation_steps: gradient steps of each client on all of its samples at the end.
+    """
+
+    inner_lr: Annotated[float, Field(gt=0)] = 0.01
     order: Literal["first", "exact"] = "first"
     adaptation_steps: Positive = 1
 

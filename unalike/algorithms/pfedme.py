@@ -28,10 +28,17 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 
 @dataclass
 class PFedMe(SecondModel):
-    """Exchanged models follow the gradient of the Moreau envelopes."""
+    """Exchanged models follow the gradient of the Moreau envelopes.
 
-    lam: PositiveFloat = 15.0  # lambda
-    steps: Positive = 5  # K
+    Args:
+        lam: lambda, the pull of the personal model towards the exchanged one.
+        steps: K, gradient steps of the personal model per batch.
+        personal_lr: learning rate of the personal model.
+        beta: step of the server towards the mean.
+    """
+
+    lam: PositiveFloat = 15.0
+    steps: Positive = 5
     personal_lr: PositiveFloat = 0.03
     beta: PositiveFloat = 1.0
 

@@ -22,9 +22,13 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class PromptFL(PromptTuning):
-    """Averages one learnt context for all labels."""
+    """Averages one learnt context for all labels.
 
-    tokens: PositiveInt = 4  # of the context
+    Args:
+        tokens: learnt tokens of the context.
+    """
+
+    tokens: PositiveInt = 4
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return LearntContext(model, labels, self.tokens)

@@ -32,11 +32,15 @@ from unalike.training.loop import Positive
 
 @dataclass
 class PseudoLabel(PublicTraining):
-    """Clients exchange nothing."""
+    """Clients exchange nothing.
+
+    Args:
+        steps: steps in which the share of used labels grows to all.
+    """
 
     supports_safeguard: ClassVar[bool] = True
 
-    steps: Positive = 5  # in which the share of used labels grows: by 20 % each
+    steps: Positive = 5
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -41,11 +41,17 @@ from unalike.tasks import Task
 class SAGE(PublicTraining):
     """The target is w y_own + (1 - w) y_all. Where the own label is sure, w is
     exp(-kappa |c_own - c_all|) of the confidences c, else 0. Nothing is learnt where neither
-    is sure."""
+    is sure.
 
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.95  # confidence from which a label is sure
+    Args:
+        threshold: confidence from which a label is sure.
+        kappa: how fast the own label's weight falls with the difference of confidences.
+        flips: images may be mirrored.
+    """
+
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.95
     kappa: Annotated[float, Field(ge=0)] = math.log(2) / 0.05
-    flips: bool = True  # images may be mirrored
+    flips: bool = True
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

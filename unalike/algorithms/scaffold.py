@@ -31,7 +31,11 @@ class ControlledUpdate(Update):
 
 @dataclass
 class Scaffold(Averaging):
-    """Averaging with control variates c (server) and c_i (clients)."""
+    """Averaging with control variates c (server) and c_i (clients).
+
+    Args:
+        mean: weight of a client: the same for all ("uniform"), or its number of "samples".
+    """
 
     mean: Literal["samples", "uniform"] = "uniform"
 

@@ -29,13 +29,19 @@ PROJECTION = "compared"  # name of the projection head in the model
 
 @dataclass
 class SimCLR(PublicTraining):
-    """Clients exchange nothing."""
+    """Clients exchange nothing.
+
+    Args:
+        temperature: of the contrast.
+        width: of what is contrasted.
+        flips: images may be mirrored.
+    """
 
     supports_safeguard: ClassVar[bool] = True
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
-    width: Positive = 128  # of what is contrasted
-    flips: bool = True  # images may be mirrored
+    width: Positive = 128
+    flips: bool = True
 
     def learn_from_public(self, fed: Federation, round: int) -> dict[str, float | None]:
         return dict(fed.call("contrast"))

@@ -38,16 +38,27 @@ MATCHED_TOGETHER = 8  # clients matched in one batch
 
 @dataclass
 class SubFLOT(SubmodelMethod):
-    """Submodels by OTP, trained with SAR, merged by OTA."""
+    """Submodels by OTP, trained with SAR, merged by OTA.
 
-    alpha: Share = 0.5  # share of the server's model in what is sent; the rest is the last upload
-    penalty: NonNegativeFloat = 1.0  # lambda of SAR
-    otp: bool = True  # false: the first units are sent
-    ota: bool = True  # false: entries are averaged over the clients that have them
-    inputs: Literal["mass", "barycentre"] = "mass"  # how columns are carried over (`Matcher`)
-    level: bool = True  # narrow clients learn at the pace of full ones (`Program.reparametrize`)
+    Args:
+        alpha: share of the server's model in what is sent; the rest is the client's last upload.
+        penalty: lambda of SAR.
+        otp: False: the first units are sent.
+        ota: False: entries are averaged over the clients that have them.
+        inputs: how columns are carried over, see `Matcher`.
+        level: narrow clients learn at the pace of full ones, see `Program.reparametrize`.
+        solver: of the transport between units; docs/subflot.md says what "picked" is.
+        server_mix: share of the server's previous model in its next.
+    """
+
+    alpha: Share = 0.5
+    penalty: NonNegativeFloat = 1.0
+    otp: bool = True
+    ota: bool = True
+    inputs: Literal["mass", "barycentre"] = "mass"
+    level: bool = True
     solver: Literal["picked", "auto", "exact", "entropic"] = "picked"
-    server_mix: Share = 0.0  # share of the server's previous model in its next
+    server_mix: Share = 0.0
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         if self.solver in ("exact", "auto") and find_spec("ot") is None:

@@ -19,9 +19,13 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class ZeroShot(PromptTuning):
-    """Compares images with one fixed text per label."""
+    """Compares images with one fixed text per label.
 
-    template: str = "a photo of a {}"  # {} stands for the label
+    Args:
+        template: a sentence in which {} stands for the label.
+    """
+
+    template: str = "a photo of a {}"
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
         if "{}" in self.template:

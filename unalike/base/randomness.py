@@ -19,7 +19,12 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
-    """A new CPU generator for one purpose, e.g. `stream(seed, "peers", round, client)`."""
+    """A new CPU generator for one purpose, e.g. `stream(seed, "peers", round, client)`.
+
+    Args:
+        seed: of the run.
+        names: what it is for: words and numbers, unique to the purpose.
+    """
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 
@@ -29,6 +34,10 @@ def scope(seed: int, *names: str | int) -> Iterator[None]:
 
     For code that cannot be given a generator (initial weights, dropout). On leaving, the global
     generators get their former state back, so code outside does not depend on code inside.
+
+    Args:
+        seed: of the run.
+        names: what it is for: words and numbers, unique to the purpose.
     """
     # Seeded directly: torch.manual_seed records a stack trace each time.
     states = generator_states()

@@ -32,6 +32,9 @@ class Algorithm:
         needs_public: clients must hold a public set.
         RENAMED: old names of fields and their new ones, for the error message.
         Program: the client half.
+
+    Args:
+        fields: the method's own hyperparameters, by name.
     """
 
     personalised: ClassVar[bool] = True

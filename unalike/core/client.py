@@ -46,7 +46,30 @@ VERSION = 3  # of the protocol between server and client; a client of another ve
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What a client announces when it joins; the server knows nothing else of it."""
+    """What a client announces when it joins; the server knows nothing else of it.
+
+    Args:
+        id: name, unique in the federation.
+        model: name of the encoder.
+        task: name of the task.
+        metric: name of the metric that gains are computed from.
+        labels: names of the labels.
+        samples: number of training samples.
+        modalities: names of the inputs.
+        capacity: share of the full model it can hold.
+        speed: samples a second in training, for the simulated clock.
+        link: bytes a second, each way.
+        latency: seconds, each way.
+        public: fingerprint of its public set; None without one.
+        public_rows: number of rows of that set.
+        public_shape: of one public row: sets of different kind (images, their captions) cannot be
+            compared.
+        tested_on: "own", or "common" where the scenario has a test set for everyone.
+        traits: of its task, see `unalike.tasks.task.TRAITS`, and the task's variant if it has one.
+        higher_is_better: of its metric.
+        unit: of its metric.
+        version: of the protocol.
+    """
 
     id: str
     model: str
@@ -55,19 +78,17 @@ class ClientInfo:
     labels: tuple[str, ...]
     samples: int
     modalities: tuple[str, ...] = ("x",)
-    capacity: float = 1.0  # share of the full model it can hold
-    speed: float = 1000.0  # samples a second in training, for the virtual clock
-    link: float = 1e7  # bytes a second, each way
-    latency: float = 0.01  # seconds, each way
-    public: str | None = None  # fingerprint of its public set
+    capacity: float = 1.0
+    speed: float = 1000.0
+    link: float = 1e7
+    latency: float = 0.01
+    public: str | None = None
     public_rows: int = 0
-    # Of one public row: sets of different kind (images, their captions) cannot be compared.
     public_shape: str = ""
-    tested_on: str = "own"  # "common" where the scenario has a test set for everyone
-    # Of its task, see `unalike.tasks.task.TRAITS`, and the task's variant if it has one.
+    tested_on: str = "own"
     traits: tuple[str, ...] = ("labelled",)
-    higher_is_better: bool = True  # of its metric
-    unit: str = "%"  # of its metric
+    higher_is_better: bool = True
+    unit: str = "%"
     version: int = VERSION
 
     def has(self, trait: str) -> bool:

@@ -24,12 +24,19 @@ def operation(method: Method) -> Method:
     """Mark a method that a server may request and that may change the client's state.
 
     Nothing without this mark or `@query` can be requested from outside.
+
+    Args:
+        method: of a `ClientProgram`; its signature declares the messages.
     """
     return _mark(method, operation="changes")
 
 
 def query(method: Method) -> Method:
-    """Mark a method that a server may request and that leaves the client's state as it was."""
+    """Mark a method that a server may request and that leaves the client's state as it was.
+
+    Args:
+        method: of a `ClientProgram`; its signature declares the messages.
+    """
     return _mark(method, operation="asks")
 
 
@@ -80,6 +87,9 @@ def graph_safe(loss: Method) -> Method:
     """Mark a loss whose steps a GPU may capture in a CUDA graph.
 
     It must depend on the model and the batch alone and never branch on values.
+
+    Args:
+        loss: a method of a `ClientProgram` that returns a scalar.
     """
     return _mark(loss, graph_safe=True)
 

@@ -17,27 +17,34 @@ Reply = TypeVar("Reply")
 
 
 class FederationConfig(Settings):
-    """Participation, dropout, deadlines and limits: `federation:` in a scenario."""
+    """Participation, dropout, deadlines and limits: `federation:` in a scenario.
 
-    # Share of the clients sampled for a round.
+    Args:
+        participation: share of the clients sampled for a round.
+        dropout: probability that a sampled client is unreachable for the round.
+        deadline: seconds of the engine's clock that a call may take; later replies are lost. None:
+            no limit.
+        quorum: share of the called clients that must reply.
+        retries: times a client that failed is asked again, in the rounds that follow; then it is
+            out.
+        tick: replies arrive at multiples of so many simulated seconds.
+        evaluations: points on the learning curves.
+        evaluation_clients: clients that are measured, at most, drawn by the seed; None: all, and
+            100 of lazy clients.
+        message_bytes: the largest message in bytes, either way; None: 2 GiB.
+        round_bytes: bytes that a client may send in a round, all its replies together; None: no
+            limit.
+    """
+
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # Probability that a sampled client is unreachable for the round.
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    # Seconds of the engine's clock that a call may take; later replies are lost.
     deadline: Annotated[float, Field(gt=0)] | None = None
-    # Share of the called clients that must reply.
     quorum: Share = 0.5
-    # Times a client that failed is asked again, in the rounds that follow; then it is out.
     retries: Annotated[int, Field(ge=0)] = 2
-    # Replies arrive at multiples of so many simulated seconds.
     tick: Annotated[float, Field(ge=0)] = 0.0
-    # Points on the learning curves.
     evaluations: Annotated[int, Field(ge=1)] = 10
-    # Clients that are measured, at most, drawn by the seed; None: all, and 100 of lazy clients.
     evaluation_clients: Annotated[int, Field(ge=1)] | None = None
-    # The largest message in bytes, either way.
     message_bytes: Annotated[int, Field(gt=0)] | None = None
-    # Bytes that a client may send in a round, all its replies together.
     round_bytes: Annotated[int, Field(gt=0)] | None = None
 
     @property
@@ -82,6 +89,12 @@ class FederationConfig(Settings):
 @dataclass(frozen=True)
 class Failure:
     """Why a client did not reply, or why its reply was not used.
+
+    Args:
+        client: its id.
+        operation: what was called.
+        round: when.
+        reason: in one sentence.
 
     Attributes:
         lasting: the client is left out for the rest of the run, unless it is asked again
@@ -132,6 +145,13 @@ def one_line(reason: object) -> str:
 class QuorumError(RunError):
     """Too few clients replied.
 
+    Args:
+        where: the call that failed.
+        replied: number of clients that did reply.
+        called: number of clients that were called.
+        needed: number that the quorum asks for.
+        failures: why each of the others did not reply.
+
     Attributes:
         passing: enough would have replied but for clients that may be back in the next round.
         repeats: sampling and training are deterministic, so a resumed run fails the same way
@@ -155,6 +175,9 @@ class QuorumError(RunError):
 
 class Replies(dict[str, Reply]):
     """Replies by client.
+
+    Args:
+        replies: what clients answered, by id.
 
     Attributes:
         failures: by client, why those that were called and are not here did not reply.

@@ -29,15 +29,19 @@ LARGEST = 1e6  # magnitude of the numbers that a client with privacy takes from 
 
 
 class Privacy(Settings):
-    """How replies are protected before they leave a client; `privacy:` in a scenario."""
+    """How replies are protected before they leave a client; `privacy:` in a scenario.
 
-    # Standard deviation of the noise, in multiples of `bound`; 0 protects nothing.
+    Args:
+        noise: standard deviation of the noise, in multiples of `bound`; 0 protects nothing.
+        bound: L2 norm that an update, or a row, is clipped to.
+        delta: of (epsilon, delta): the probability with which epsilon need not hold.
+        entropy: where noise comes from: the run's "seed", which can be repeated, or the operating
+            system ("secret").
+    """
+
     noise: Annotated[float, Field(ge=0)]
-    # L2 norm that an update, or a row, is clipped to.
     bound: Annotated[float, Field(gt=0)] = 1.0
-    # Of (epsilon, delta): the probability with which epsilon need not hold.
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    # Where noise comes from: the run's seed, which can be repeated, or the operating system.
     entropy: Literal["seed", "secret"] = "seed"
 
     def protect(

@@ -72,6 +72,11 @@ class ClientProgram:
     What must survive between calls is in `model`, `optimizers` and `memory`. Everything else is a
     cache that may be gone at the next call.
 
+    Args:
+        algorithm: the method with its fields.
+        training: the budget.
+        seed: of the run.
+
     Attributes:
         client: the client, with its data.
         model: its model, on its device.

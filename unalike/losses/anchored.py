@@ -21,6 +21,7 @@ def anchored_loss(
     """The loss of that name, a scalar.
 
     Args:
+        name: of the loss.
         z: the anchor's representations, (B, d).
         peers: those of M peers, (B, d) each.
         temperature, lower_temperature: numbers, or matrices over the anchor and its peers, of which

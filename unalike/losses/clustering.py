@@ -15,6 +15,10 @@ def class_correlation(p: Tensor, weights: Tensor | None = None) -> Tensor:
 
     p (N, K) is the paper's P^T (AFMCC eq. 4).
 
+    Args:
+        p: (N, K), the paper's P^T: probabilities of the clusters.
+        weights: of each row, (N,); None: all the same.
+
     >>> class_correlation(torch.eye(3))
     tensor([[1., 0., 0.],
             [0., 1., 0.],
@@ -39,6 +43,7 @@ def class_correlation_loss(
     Args:
         p: probabilities (N, K), such as (h @ W.mT).softmax(-1).
         flexibility: the paper's lambda; 1 for clusters as tight as points, 0 for no clusters.
+        weights: of each row, (N,); None: all the same.
 
     >>> class_correlation_loss(torch.eye(3), flexibility=1.0).item()
     0.0
@@ -66,6 +71,8 @@ def fusion_contrast(
 
     Args:
         h, z: (N, d), any norm.
+        temperature: of the softmax over rows.
+        weights: of each row, (N,); None: all the same.
     Returns: mean over rows, a scalar.
 
     >>> loss = fusion_contrast(torch.eye(4), torch.eye(4), temperature=0.5)
@@ -96,6 +103,7 @@ def reconstruction(
         per: "feature" takes the mean over a row's features, "sample" their sum, which is eq. 2 as
             printed. They differ by the number of features, and so in what the paper's alpha and
             beta mean.
+        weights: of each row, (N,); None: all the same.
 
     >>> x, x_hat = torch.zeros(2, 5), torch.ones(2, 5)
     >>> reconstruction(x, x_hat).item(), reconstruction(x, x_hat, per="sample").item()

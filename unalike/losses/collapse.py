@@ -15,6 +15,10 @@ def simplex_etf(classes: int, width: int) -> Tensor:
 
     sqrt(K / (K - 1)) (I - 11^T / K), padded with zeros; their cosines are -1 / (K - 1).
 
+    Args:
+        classes: K, at least 2.
+        width: d, at least K - 1.
+
     >>> simplex_etf(2, 3)
     tensor([[ 0.7071, -0.7071,  0.0000],
             [-0.7071,  0.7071,  0.0000]], dtype=torch.float64)
@@ -39,6 +43,8 @@ def rejection(logits: Tensor, y: Tensor, margin: float = 0.3) -> Tensor:
 
     Args:
         logits: (B, K, K); entry (b, k, j) scores the feature for class k of sample b as class j.
+        y: (B, K): 1 present, 0 absent, -1 unknown.
+        margin: probability up to which nothing is lost.
     """
     _check(logits, y)
     largest = logits.amax(-1).sigmoid()  # (B, K)
@@ -49,6 +55,12 @@ def rejection(logits: Tensor, y: Tensor, margin: float = 0.3) -> Tensor:
 
 def prototype_contrast(f: Tensor, w: Tensor, y: Tensor, temperature: float = 0.07) -> Tensor:
     """The feature of a present class should be nearest to its own prototype: InfoNCE, a scalar.
+
+    Args:
+        f: features (B, K, d), one for each class.
+        w: prototypes (K, d).
+        y: (B, K): 1 present, 0 absent, -1 unknown.
+        temperature: of the softmax over prototypes.
 
     >>> w = simplex_etf(3, 3)
     >>> bool(prototype_contrast(w[None], w, torch.ones(1, 3)) < 1e-8)
@@ -63,6 +75,10 @@ def prototype_contrast(f: Tensor, w: Tensor, y: Tensor, temperature: float = 0.0
 def collapse(f: Tensor, w: Tensor, y: Tensor) -> dict[str, float]:
     """How close features of present classes are to neural collapse; not a loss.
 
+    Args:
+        f: features (B, K, d), one for each class.
+        w: prototypes (K, d).
+        y: (B, K): 1 present, 0 absent, -1 unknown.
     Returns: `spread`, the mean squared distance from the class mean over that of class means from
         their mean (0 is full collapse), and `alignment`, the mean cosine of class means and their
         prototypes. Without a present label neither is defined, with one class `spread` is not: what

@@ -12,6 +12,7 @@ def infonce(z: Tensor, other: Tensor, temperature: float | Tensor = 0.2) -> Tens
 
     Args:
         z, other: (B, d), any norm.
+        temperature: of the softmax over rows.
     Returns: mean over rows, a scalar.
     Reference: van den Oord et al. 2018, eq. 4, https://arxiv.org/abs/1807.03748; FedMuscle, eq. 1
 
@@ -32,6 +33,7 @@ def nt_xent(z: Tensor, other: Tensor, temperature: float | Tensor = 0.5) -> Tens
 
     Args:
         z, other: (B, d), any norm.
+        temperature: of the softmax over rows.
     Returns: mean over the 2B rows, a scalar.
     Reference: Chen et al. 2020, eq. 1, https://arxiv.org/abs/2002.05709
 
@@ -136,6 +138,7 @@ def gramian_loss(z: Tensor, peers: Sequence[Tensor], temperature: float | Tensor
     Args:
         z: anchor (B, d), any norm.
         peers: M of (B, d).
+        temperature: of the softmax over rows.
     Returns: a scalar.
     Reference: Cicchetti et al. 2025, one direction (z is the anchor); FedMuscle, appendix L
 

@@ -13,6 +13,11 @@ from torch import Tensor
 def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     """-log p where present, -log (1 - p) where absent, p = sigmoid(output).
 
+    Args:
+        output: logits (B, labels).
+        y: (B, labels): 1 present, 0 absent, NaN or -1 unknown.
+    Returns: the cost of each entry, (B, labels).
+
     >>> binary_cross_entropy(torch.zeros(1, 3), torch.tensor([[1.0, 0.0, -1.0]]))
     tensor([[0.6931, 0.6931, 0.0000]])
     """
@@ -23,6 +28,11 @@ def binary_cross_entropy(output: Tensor, y: Tensor) -> Tensor:
 def focal(output: Tensor, y: Tensor, gamma: float = 2.0) -> Tensor:
     """Cross entropy times (1 - p_t)^gamma, p_t the probability of the true label.
 
+    Args:
+        output: logits (B, labels).
+        y: (B, labels): 1 present, 0 absent, NaN or -1 unknown.
+        gamma: exponent; 0 is the cross entropy.
+    Returns: the cost of each entry, (B, labels).
     Reference: Lin et al. 2017, eq. 4, https://arxiv.org/abs/1708.02002
 
     >>> output, y = torch.ones(1, 2), torch.ones(1, 2)
@@ -39,6 +49,14 @@ def asymmetric(
 
     With p_m = max(p - margin, 0): -(1 - p)^positive log p where present, -p_m^negative log (1 -
     p_m) where absent.
+
+    Args:
+        output: logits (B, labels).
+        y: (B, labels): 1 present, 0 absent, NaN or -1 unknown.
+        negative: exponent of absent labels.
+        positive: exponent of present labels.
+        margin: probability below which an absent label costs nothing.
+    Returns: the cost of each entry, (B, labels).
     Reference: Ridnik et al. 2021, eq. 4 to 7, https://arxiv.org/abs/2009.14119
     """
     for name, power in (("negative", negative), ("positive", positive)):
@@ -58,7 +76,12 @@ def asymmetric(
 
 
 def known_mean(costs: Tensor, y: Tensor) -> Tensor:
-    """The mean loss of the known entries, a scalar; 0 if none is known."""
+    """The mean loss of the known entries, a scalar; 0 if none is known.
+
+    Args:
+        costs: of each entry, (B, labels).
+        y: (B, labels): 1 present, 0 absent, NaN or -1 unknown.
+    """
     return costs.sum() / (y >= 0).sum().clamp(min=1)
 
 

@@ -50,6 +50,11 @@ def muscle_loss(
     0.06, and for tensors, whose values are not known beforehand, it is computed in float64 whatever
     the dtype of z. Four peers or more can be differentiated once only.
 
+    Args:
+        z: the anchor's representations, (B, d), any norm.
+        peers: those of M peers, (B, d) each.
+        temperature: tau^(N): a number, one per peer, or an (M+1, M+1) matrix with the anchor first.
+        lower_temperature: tau^(N-1), in the same forms.
     Returns: a scalar.
 
     >>> z = torch.eye(4)
@@ -163,6 +168,9 @@ def consistent_lower(temperature: Temperature) -> float | Tensor:
     A number for a number; an (M, M) matrix for M numbers, or for an (M+1, M+1) matrix with the
     anchor first. Its diagonal has no meaning.
 
+    Args:
+        temperature: a number, M numbers, or an (M+1, M+1) matrix.
+
     >>> round(consistent_lower(0.2), 4)
     0.0333
     >>> consistent_lower([0.2, 0.2])
@@ -180,6 +188,11 @@ def information_bound(loss: float | Tensor, batch: int, peers: int) -> float | T
     """Lower bound in nats on the information that the anchor shares with its peers: M log B - L.
 
     It holds in the mean over batches (FedMuscle, theorem 1).
+
+    Args:
+        loss: the Muscle loss L.
+        batch: B, rows that were compared.
+        peers: M.
 
     >>> information_bound(0.0, batch=32, peers=1) == math.log(32)
     True

@@ -22,6 +22,7 @@ def sinkhorn(cost: Tensor, rows: Tensor, weight: float = 0.2, steps: int = 10) -
         cost: (..., n, m).
         rows: weights (..., n).
         weight: of the entropy.
+        steps: Sinkhorn iterations.
     References: Cuturi 2013, https://arxiv.org/abs/1306.0895; FedMPT, eq. 9 and 10
 
     >>> cost = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -51,6 +52,10 @@ def importance(similarity: Tensor, temperature: float = 4.0) -> Tensor:
     """Weights of patches (..., patches), which sum to 1: a softmax of entropies (FedMPT eq. 8).
 
     A patch's entropy is that of its softmax over labels.
+
+    Args:
+        similarity: cosines (..., patches, labels).
+        temperature: of the softmax over labels.
     """
     log_share = similarity.log_softmax(-1)
     entropy = -(log_share.exp() * log_share).sum(-1)
@@ -63,6 +68,12 @@ def transport(
     """The plan (..., patches, labels) between patches and labels (FedMPT eq. 7).
 
     A patch is cheap for a label on which it stands out among the patches.
+
+    Args:
+        similarity: cosines (..., patches, labels).
+        temperature: of the patches' importance.
+        weight: of the plan's entropy.
+        steps: Sinkhorn iterations.
     """
     cost = 1 - (similarity / temperature).softmax(-2)
     return sinkhorn(cost, importance(similarity, temperature), weight, steps)

@@ -27,7 +27,32 @@ FROZEN_LR_SCALE = 0.1  # of training.lr, for the alignment of models with frozen
 
 @dataclass
 class AlignmentParts(Algorithm):
-    """Fields of the parts. A method derives from it and calls the parts' hooks (`parts.Part`)."""
+    """Fields of the parts. A method derives from it and calls the parts' hooks (`parts.Part`).
+
+    Args:
+        peer_selection: how peers are chosen (peer_selection.py).
+        redraw: how often peers are drawn anew.
+        self_peers: how many of the peers are the client itself.
+        robust: whether peers whose public rows agree with nobody's are left out (agreement.py).
+        projection_init: start of the projections; "shared": fitted to one subspace of all clients
+            (shared_subspace.py).
+        average_heads: averaging of heads among clients with the same task and labels
+            (group_averaging.py).
+        mask_absent_classes: leave classes that only clients with the same averaged head have out of
+            the local loss (absent_classes.py).
+        distill_public: distillation of public logits after the alignment (distillation.py);
+            "multilabel": only among multi-label clients.
+        backbone_lr_scale: learning rate of encoder and projection in local epochs, relative to the
+            head's (slow_backbone.py).
+        optimizers: optimizer of the alignment: shared with local epochs ("one") or of its own
+            ("two").
+        align_lr: learning rate of the alignment; None: training.lr, a tenth of it with frozen
+            weights.
+        distill_lr: learning rate of the distillation; None: that of the alignment.
+        decay: both learning rates go to 0 over the rounds, along a cosine.
+        final_model: the model that clients end with: after the last local epochs ("local"), or
+            after the alignment that follows them ("aligned") (final_model.py).
+    """
 
     RENAMED: ClassVar[dict[str, str]] = {
         "choice": "peer_selection",
@@ -42,34 +67,19 @@ class AlignmentParts(Algorithm):
         "keep": "final_model",
     }
 
-    # Peers (peer_selection.py): how they are chosen, and how often; how many are the client itself.
     peer_selection: Literal["random", "relevance"] = "random"
     redraw: Literal["batch", "pass"] = "batch"
     self_peers: Annotated[int, Field(ge=0)] = 0
-    # Whether peers whose public rows agree with nobody's are left out (agreement.py).
     robust: PeerRule = "never"
-    # Start of the projections (shared_subspace.py); shared: fitted to one subspace of all clients.
     projection_init: Literal["random", "shared"] = "random"
-    # Averaging of heads among clients with the same task and labels (group_averaging.py).
     average_heads: Literal["never", "round", "epoch"] = "never"
-    # Leave classes that only clients with the same averaged head have out of the local loss
-    # (absent_classes.py).
     mask_absent_classes: bool = False
-    # Distillation of public logits after the alignment (distillation.py); multilabel: only among
-    # multi-label clients.
     distill_public: Literal["never", "all", "multilabel"] = "never"
-    # Learning rate of encoder and projection in local epochs, relative to the head's
-    # (slow_backbone.py).
     backbone_lr_scale: Annotated[float, Field(ge=0, le=1)] = 1.0
-    # Optimizer of the alignment: shared with local epochs (one) or of its own (two), its learning
-    # rate (None: training.lr, a tenth of it with frozen weights), and the distillation's (None: the
-    # same). With decay both go to 0 over the rounds, along a cosine.
     optimizers: Literal["one", "two"] = "two"
     align_lr: LearningRate | None = None
     distill_lr: LearningRate | None = None
     decay: bool = False
-    # The model that clients end with (final_model.py): after the last local epochs, or after the
-    # alignment that follows them.
     final_model: Literal["local", "aligned"] = "local"
 
     def parts(self, width: int) -> list[Part]:

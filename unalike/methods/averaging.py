@@ -169,6 +169,16 @@ class Averaging(Algorithm):
     Hooks: `shares` (which parameters are exchanged), `client_weights` and `average` (how they are
     averaged), `build_messages` and `update_messages` (what is sent), `aggregate` (what
     becomes of the replies).
+
+    Args:
+        mean: weight of a client in the mean: its number of "samples", or the same for all
+            ("uniform").
+        robust: how updates are merged, so that some false ones do little; see
+            `unalike.methods.robust`.
+        max_weight: largest weight of a client, as a multiple of the median weight; None: any, as in
+            the papers.
+        central: noise that the server adds to the sum of clipped updates, `{clip: 1.0, noise:
+            2.0}`; None: no noise.
     """
 
     personalised: ClassVar[bool] = False
@@ -178,13 +188,9 @@ class Averaging(Algorithm):
     needs_head: ClassVar[bool] = False
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
-    # Weight of a client in the mean: its number of samples, or the same for all.
     mean: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
-    # How updates are merged, so that some false ones do little (robust.py).
     robust: Rule = field(default="never", kw_only=True)
-    # Largest weight of a client, as a multiple of the median weight; None: any, as in the papers.
     max_weight: Annotated[float, Field(ge=1)] | None = field(default=None, kw_only=True)
-    # Noise on the sum of clipped updates, {clip: 1.0, noise: 2.0} (central_privacy.py).
     central: CentralPrivacy | None = field(default=None, kw_only=True)
 
     @classmethod

@@ -178,7 +178,11 @@ class FineTuningProgram(AveragingProgram):
 
 @dataclass
 class FineTuning(Averaging):
-    """One model is averaged; each client ends with it after fine-tuning on its own samples."""
+    """One model is averaged; each client ends with it after fine-tuning on its own samples.
+
+    Args:
+        fine_tuning_epochs: local epochs after the last round.
+    """
 
     personalised: ClassVar[bool] = True
     Program: ClassVar[type[ClientProgram]] = FineTuningProgram

@@ -139,9 +139,13 @@ class LabelExchange(Algorithm):
 
 @dataclass
 class PrototypeMethod(LabelExchange):
-    """Clients of any architecture exchange prototypes of a common width."""
+    """Clients of any architecture exchange prototypes of a common width.
 
-    width: Positive = 512  # of the features, the same for all clients
+    Args:
+        width: of the features, the same for all clients.
+    """
+
+    width: Positive = 512
 
     def sharing(self, fed: Federation) -> Sharing | None:
         """Clients with any label of the same name and task work together."""

@@ -44,6 +44,7 @@ def public_batch(program: ClientProgram, rows: Tensor, raw: bool = False) -> Any
     """Inputs of some public rows on the client's device.
 
     Args:
+        program: the client's half of the method.
         rows: row numbers, (n,).
         raw: the samples themselves, not what a frozen trunk makes of them; for methods that
             augment samples.
@@ -77,6 +78,7 @@ def predict_public(
     """Results of `transform` on the model's outputs for all public rows, without gradients.
 
     Args:
+        program: the client's half of the method.
         transform: output of a batch to tensors whose first axis is the row.
         forward: what to call on inputs instead of the whole model.
     """
@@ -101,6 +103,7 @@ def train_on_public(
     """This round's `passes` over the public set, with the method's `public_optimizer`.
 
     Args:
+        program: the client's half of the method.
         loss: called with what `inputs` returns.
         inputs: arguments of the loss for some row numbers, (n,).
         rows: train on these rows only.
@@ -142,15 +145,21 @@ class PublicTraining(Algorithm):
 
     The last round has no public part, so that every client ends with a head that has seen its own
     labels last.
+
+    Args:
+        batch: public rows per batch.
+        passes: passes over the public set per round.
+        public_lr: learning rate on public rows; None: that of the local epochs.
+        robust: whether predictions that agree with nobody's are left out of means; see
+            `unalike.methods.agreement`.
     """
 
     needs_public: ClassVar[bool] = True
     RENAMED: ClassVar[dict[str, str]] = {"public_rate": "public_lr"}
 
-    batch: int = 32  # public rows per batch
-    passes: Positive = 1  # passes over the public set per round
-    public_lr: LearningRate | None = None  # None: training.lr
-    # Whether predictions that agree with nobody's are left out of means (agreement.py).
+    batch: int = 32
+    passes: Positive = 1
+    public_lr: LearningRate | None = None
     robust: PeerRule = field(default="never", kw_only=True)
 
     def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:

@@ -55,13 +55,21 @@ class ServerOptimizer(Averaging):
 
 @dataclass
 class AdaptiveServer(ServerOptimizer):
-    """Algorithm 2: m = beta1 m + (1 - beta1) Delta; x = x + eta m / (sqrt(v) + tau)."""
+    """Algorithm 2: m = beta1 m + (1 - beta1) Delta; x = x + eta m / (sqrt(v) + tau).
+
+    Args:
+        mean: weight of a client: the same for all ("uniform"), or its number of "samples".
+        server_lr: eta, the server's learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        tau: degree of adaptivity.
+    """
 
     mean: Literal["samples", "uniform"] = "uniform"
-    server_lr: PositiveFloat = 0.01  # eta
+    server_lr: PositiveFloat = 0.01
     beta1: Decay = 0.9
     beta2: Decay = 0.99
-    tau: PositiveFloat = 1e-3  # degree of adaptivity
+    tau: PositiveFloat = 1e-3
 
     def step(self, slot: dict[str, Tensor], delta: Tensor) -> Tensor:
         momentum = slot.get("momentum", torch.zeros_like(delta)).to(delta)

@@ -359,15 +359,20 @@ class SubmodelMethod(Averaging):
     With `masked`, logits of labels that a client has no samples of are 0 (but on the common test
     set), and the rows of the last layer are averaged over clients that have their label. Clients
     then tell the server which labels they have.
+
+    Args:
+        budget: what of the full model a client's capacity is a share of: "width", "memory" or
+            "flops".
+        fixed: names of layers that keep their full width, e.g. "encoder.first".
+        masked: mask labels that a client lacks, where clients classify.
     """
 
     personalised: ClassVar[bool] = True
     Program: ClassVar[type[ClientProgram]] = SubmodelProgram
 
-    # What of the full model a client's capacity is a share of.
     budget: Literal["width", "memory", "flops"] = "width"
-    fixed: tuple[str, ...] = ()  # names of layers that keep their full width, e.g. encoder.first
-    masked: bool = False  # mask labels that a client lacks, where clients classify
+    fixed: tuple[str, ...] = ()
+    masked: bool = False
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

@@ -15,6 +15,12 @@ class Model(nn.Module):
     `features` are the head's input; `represent` is one vector per sample, to compare models by. A
     dense task keeps the feature map: its features are (n, width, h, w), or (n, width, steps) of a
     sequence, and the representation is their mean.
+
+    Args:
+        encoder: from inputs to (n, width); for a dense task it also has `grid(x)`.
+        projection: between encoder and head; `nn.Identity()` where there is none.
+        head: from features to the task's output.
+        dense: whether the task answers for every pixel or step.
     """
 
     def __init__(

@@ -37,6 +37,27 @@ class Training(Settings):
     """How much each client trains, and with which optimizer.
 
     All algorithms run on a scenario share it, so that comparisons do equal work.
+
+    Args:
+        rounds: number of rounds.
+        epochs: local epochs per round.
+        batch_size: rows per gradient step.
+        optimizer: "adamw", "adam" or "sgd"; or a function of `(parameters, lr=, weight_decay=,
+            **optimizer_options)` that returns an optimizer, in a file as `module:name`, such as
+            `torch.optim:RMSprop`.
+        optimizer_options: further arguments of an optimizer of your own.
+        lr: learning rate.
+        weight_decay: of the optimizer.
+        momentum: of SGD.
+        max_grad_norm: gradients are clipped to this norm; None: not at all.
+        precision: of forward and backward passes; weights and their updates are float32. Anything
+            but float32 also lays images out channels last on a GPU.
+        accumulate: batches whose gradients make one step, in local training.
+        schedule: how the learning rate of every optimizer changes from round to round: see
+            `lr_factor`.
+        warmup: rounds in which the learning rate rises to its value.
+        step_every: rounds between two steps of the schedule "step".
+        step_factor: of one such step.
     """
 
     RENAMED: ClassVar[dict[str, str]] = {
@@ -47,25 +68,20 @@ class Training(Settings):
     }
 
     rounds: Positive = 20
-    epochs: Positive = 1  # local epochs per round
+    epochs: Positive = 1
     batch_size: Positive = 32
-    # adamw, adam, sgd; or a function of (parameters, lr=, weight_decay=, **optimizer_options) that
-    # returns an optimizer, in a file as module:name, such as torch.optim:RMSprop.
     optimizer: OptimizerName = "adamw"
-    optimizer_options: dict[str, Any] = {}  # of an optimizer of your own
+    optimizer_options: dict[str, Any] = {}
     lr: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # SGD only
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # gradients are clipped to this norm
-    # Of forward and backward passes; weights and their updates are float32. Anything but float32
-    # also lays images out channels last on a GPU.
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     precision: Precision = "float32"
-    accumulate: Positive = 1  # batches whose gradients make one step, in local training
-    # How the learning rate of every optimizer changes from round to round: `lr_factor`.
+    accumulate: Positive = 1
     schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
-    warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which the learning rate rises to its value
-    step_every: Positive = 10  # rounds between two steps of the schedule "step"
-    step_factor: Annotated[float, Field(gt=0, le=1)] = 0.1  # of one step
+    warmup: Annotated[int, Field(ge=0)] = 0
+    step_every: Positive = 10
+    step_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
 
     @property
     def has_schedule(self) -> bool:
