@@ -1,5 +1,7 @@
 """What the documentation promises: docstrings with arguments, whole links, pages within reach."""
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -31,3 +33,14 @@ def test_a_missing_argument_is_found():
 
     assert docstrings.undocumented("half", half) == ["half(b)"]
     assert docstrings.undocumented("Bare", Bare) == ["Bare"]
+
+
+def test_results_have_a_verdict_a_command_and_the_date_of_their_measurement():
+    rows = re.findall(r"^\| (?!what |---)(.*) \|$", (ROOT / "docs/results.md").read_text(), re.M)
+    assert len(rows) > 20
+    for row in rows:
+        what, number, _, verdict, made, command = row.split(" | ")
+        assert what and number and "`" in command, row
+        assert set(re.split("[;,] ", verdict)) <= {"met", "missed", "no target"}, row
+        date, path = re.fullmatch(r"\[([-\d]+)\]\(\.\./(results/.*\.json)\)", made).groups()
+        assert json.loads((ROOT / path).read_text()).get("date", date) == date, row
