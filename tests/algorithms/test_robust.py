@@ -275,6 +275,19 @@ def test_rows_of_the_opposite_sign_are_left_out_where_all_are_in_one_space(toys,
     assert weights["f"] == 0 and min(weights[c] for c in "abcde") > 0.5
 
 
+@pytest.mark.parametrize("factor", [1e6, 1e-3])
+def test_rows_of_another_length_are_left_out_where_all_are_in_one_space(toys, tmp_path, factor):
+    """Directions are all that a loss sees of them, so that nothing else would."""
+    draw = torch.Generator().manual_seed(0)
+    common = torch.randn(64, 16, generator=draw)
+    views = {c: common + torch.randn(64, 16, generator=draw) for c in "abcdef"}
+    views["f"] = factor * views["f"]
+    fed = toys.federation(tmp_path, toys.method("fedmuscle"), alike(toys))
+    weights = agreement_weights(fed, views, one_space=True)
+    assert weights["f"] == 0 and min(weights[c] for c in "abcde") > 0.5
+    assert min(agreement_weights(fed, views).values()) > 0.5, "predictions may have any length"
+
+
 def test_false_representations_are_no_ones_peers(toys, monkeypatch, tmp_path):
     handle = Host.handle
     draw = torch.Generator().manual_seed(0)

@@ -525,37 +525,60 @@ def explain(
 
 @app.command()
 def deploy(
-    engine: Annotated[str, typer.Argument(help="flower")],
+    engine: Annotated[str, typer.Argument(help="flower or flare")],
     scenario: Annotated[
         str | None,
-        typer.Argument(
-            help="A shipped scenario or a YAML file; each of its clients gets a SuperNode."
-        ),
+        typer.Argument(help="A shipped scenario or a YAML file; each of its clients is a site."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients reach the SuperLink.")
-    ] = "127.0.0.1:9092",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where clients reach the server. Default: a port of this machine, for them alone.",
+        ),
+    ] = None,
+    clients: Annotated[
+        str | None,
+        typer.Option(metavar="ID,ID", help="FLARE: sites that get a startup kit."),
+    ] = None,
     settings: Settings = None,
     renew: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Only give the server of this deployment a new certificate."
+            metavar="FOLDER", help="Only renew certificates of this deployment, or add clients."
         ),
     ] = None,
 ) -> None:
-    """Write the app, certificates, keys and commands of a Flower federation."""
-    from unalike.base.errors import UserError
+    """Write what a federation of organisations starts from: certificates, keys and commands."""
+    from unalike.base.errors import UserError, unknown_name
     from unalike.cross_silo import flower_deploy
 
+    if engine not in ("flower", "flare"):
+        raise UserError(unknown_name("engine to deploy", engine, ["flower", "flare"]))
+    if engine == "flower" and clients is not None:
+        raise UserError(
+            "--clients is FLARE's: with Flower each client makes its own key, and the README that "
+            "deploy writes says how it is registered"
+        )
+    sites = [id.strip() for id in (clients or "").split(",") if id.strip()]
     if renew is not None:
         if scenario is not None or out is not None:
             raise UserError("--renew FOLDER goes alone: leave the scenario and --out out")
-        typer.echo(flower_deploy.renew(engine, renew))
+        from unalike.cross_silo import flare_deploy
+
+        done = flower_deploy.renew(renew) if engine == "flower" else flare_deploy.renew(renew, sites)
+        typer.echo(done)
         return
     if scenario is None or out is None:
         raise UserError("deploy needs a scenario and --out FOLDER; or --renew FOLDER")
-    for line in flower_deploy.prepare(engine, scenario, out, address, settings):
+    if engine == "flower":
+        written = flower_deploy.prepare(scenario, out, address or "127.0.0.1:9092", settings)
+    else:
+        from unalike.cross_silo import flare_deploy
+
+        written = flare_deploy.prepare(scenario, out, address or "localhost:8002", sites, settings)
+    for line in written:
         typer.echo(line)
 
 

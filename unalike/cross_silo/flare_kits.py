@@ -226,40 +226,61 @@ def start_process(command: list[str], log: Path, **environment: str) -> subproce
         )
 
 
-def provision(folder: Path, ids: list[str]) -> None:
-    """Make certificates, keys and startup kits of a server on loopback, sites and an administrator.
+def provision(
+    folder: Path,
+    ids: list[str],
+    server: str = SERVER,
+    port: int | None = None,
+    root_days: int = 360,
+    root: dict[str, str] | None = None,
+) -> dict[str, str]:
+    """Make certificates, keys and startup kits of a server, sites and an administrator.
 
-    The certificate authority's key is deleted at once: nobody can issue another certificate.
+    Args:
+        folder: where they go, in `unalike/prod_00`.
+        ids: the sites.
+        server: host name of the server, as sites reach it.
+        port: of the server; a free one if not said.
+        root_days: days that a new certificate authority holds.
+        root: an authority to sign with, as this function returned it; None: a new one.
+    Returns: the authority's certificate and key. It is not in the folder any more: without it
+        nobody can issue another certificate.
     """
     from nvflare.lighter.provision import prepare_builders, prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
-    server: dict[str, Any] = {
-        "name": SERVER,
+    host: dict[str, Any] = {
+        "name": server,
         "type": "server",
         "org": "unalike",
-        "host_names": ["127.0.0.1"],
+        "fed_learn_port": port or free_port(),
     }
-    server["fed_learn_port"] = free_port()
+    if server == SERVER:
+        host["host_names"] = ["127.0.0.1"]
     sites = [{"name": id, "type": "client", "org": "unalike"} for id in ids]
-    admin = {"name": ADMIN, "type": "admin", "org": "unalike", "role": "project_admin"}
+    person = {"name": ADMIN, "type": "admin", "org": "unalike", "role": "project_admin"}
     project = {
         "api_version": 3,
         "name": "unalike",
-        "description": "unalike on this machine",
-        "participants": [server, *sites, admin],
+        "description": "unalike",
+        "participants": [host, *sites, person],
         "builders": [
             _builder("workspace.WorkspaceBuilder", template_file=["master_template.yml"]),
             _builder("static_file.StaticFileBuilder", config_folder="config", scheme="grpc"),
-            _builder("cert.CertBuilder"),
+            _builder("cert.CertBuilder", root_valid_days=root_days),
             _builder("signature.SignatureBuilder"),
         ],
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    state = folder / "unalike" / "state"
+    state.mkdir(parents=True, mode=0o700)
+    if root is not None:
+        (state / "cert.json").write_text(json.dumps(root))
     with redirect_stdout(io.StringIO()):
         Provisioner(str(folder), prepare_builders(project)).provision(prepare_project(project))
+    issued = json.loads((state / "cert.json").read_text())
     # the authority's key, and a copy of all others
-    shutil.rmtree(folder / "unalike" / "state")
+    shutil.rmtree(state)
+    return {name: issued[name] for name in ("root_cert", "root_pri_key")}
 
 
 def _builder(name: str, **args: Any) -> dict[str, Any]:

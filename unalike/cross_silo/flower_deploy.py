@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from unalike.base.errors import UserError, unknown_name
+from unalike.base.errors import UserError
 from unalike.base.integrity import write_whole
 from unalike.cross_silo.certificates import check_certificate, format_day, read_certificate
 from unalike.scenarios.schema import client_ids
@@ -55,12 +55,11 @@ __all__ = ["client", "server"]
 
 
 def prepare(
-    engine: str, scenario: str, out: Path, address: str, settings: list[str] | None = None
+    scenario: str, out: Path, address: str, settings: list[str] | None = None
 ) -> list[str]:
     """Deploy a scenario's federation, with a copy of the scenario for clients that are built here.
 
     Args:
-        engine: must be "flower".
         scenario: a shipped scenario or a file.
         out: the folder to write.
         address: HOST:PORT at which clients reach the server.
@@ -69,8 +68,7 @@ def prepare(
     """
     from unalike.scenarios import load
 
-    check_engine(engine)
-    loaded, method = load(scenario, None, settings, engine=engine)
+    loaded, method = load(scenario, None, settings, engine="flower")
     config = loaded.model_dump(mode="json") | {
         "algorithm": {"name": loaded.algorithm.name, **vars(method)}
     }
@@ -79,15 +77,6 @@ def prepare(
     )
     (out / "scenario.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return written
-
-
-def check_engine(engine: str) -> None:
-    """Raise UserError for any engine but Flower."""
-    if engine != "flower":
-        raise UserError(
-            unknown_name("engine to deploy", engine, ["flower"])
-            + " For FLARE, its administrator provisions startup kits."
-        )
 
 
 def deploy(
@@ -343,13 +332,12 @@ def certify(to: Path, host: str, keep_authority: bool) -> None:
     _certify_server(to, host, authority, SERVER_DAYS)
 
 
-def renew(engine: str, place: Path) -> str:
+def renew(place: Path) -> str:
     """Give a deployment's server a new key and certificate, signed by the same authority.
 
     Clients keep their ca.pem. The gate reads both files when it is started.
 
     Args:
-        engine: must be "flower".
         place: the deployment's folder.
     Returns: a sentence that says until when they hold.
     Raises: UserError where there is no deployment, no authority's key, or its certificate ended.
@@ -357,7 +345,6 @@ def renew(engine: str, place: Path) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    check_engine(engine)
     certificates = place / "certificates"
     if not (certificates / "server.pem").exists():
         raise UserError(f"{place} is no deployment: it has no certificates/server.pem")

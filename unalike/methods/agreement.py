@@ -8,6 +8,9 @@ where their models, tasks and labels differ:
               alike a row and the same row of another client are than a row and other rows. A
               client whose median is negative, while that of most clients is positive, is left out;
               rows with the opposite sign have the same kernel, and pull everyone apart.
+    length    also there: a client whose rows are on average more than 10 times as long, or as
+              short, as those of the median client is left out. Losses look at directions only, so
+              it would pass for a peer, but its own gradients vanish and it learns nothing.
 A client's weight is its relative score, at most 1, or 0 where it is left out. Weights are in the
 report (`peer_weight`). Those who are not left out count as without the defence, so that it costs
 nothing while all are honest.
@@ -28,6 +31,7 @@ from unalike.losses.kernels import debiased_cka
 
 PeerRule = Literal["never", "agreement"]
 CUT = 0.25  # of the median score: a client below it is left out
+LENGTH_RATIO = 10.0  # to the median length of rows: beyond it, either way, a client is left out
 OLD_WEIGHT = 0.9  # in the running mean of alignments over the batches of a run
 MAX_ROWS = 512  # public rows that are compared
 
@@ -49,6 +53,10 @@ def agreement_weights(
     values = {c: z[:MAX_ROWS].flatten(1).double().cpu() for c, z in rows.items()}
     weights = kernel_weights(fed, {c: z @ z.mT for c, z in values.items()})
     if one_space and len(values) >= 4:
+        lengths = {c: float(z.norm(dim=1).mean()) for c, z in values.items()}
+        middle = median(lengths.values())
+        odd = [c for c, length in lengths.items() if not _is_near(length, middle)]
+        weights |= dict.fromkeys(odd, 0.0)
         units = {c: normalize(z, dim=1) for c, z in values.items()}
         margins = {(a, b): _margin(units[a], units[b]) for a, b in combinations(units, 2)}
         scores = _median_scores(fed, "margins", margins, list(units))
@@ -69,6 +77,10 @@ def kernel_weights(fed: Federation, kernels: Mapping[str, Tensor]) -> dict[str, 
         return dict.fromkeys(kernels, 1.0)
     weights = {c: min(1.0, score / middle) for c, score in scores.items()}
     return {c: weight if weight >= CUT else 0.0 for c, weight in weights.items()}
+
+
+def _is_near(length: float, middle: float) -> bool:
+    return middle / LENGTH_RATIO <= length <= middle * LENGTH_RATIO
 
 
 def _margin(z: Tensor, other: Tensor) -> float:
