@@ -6,6 +6,7 @@ All of it happens in one program, on_flare.py, which ends with the processes it 
 import json
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -130,6 +131,37 @@ def test_a_site_that_is_gone_has_failed_and_one_that_takes_long_has_not():
         "it is not waited for again"
     )
     assert answers[0].result(5) == b"answered" and "ping" in long.calls
+
+
+def test_that_there_is_no_sign_of_a_site_is_said_long_before_it_is_left_out():
+    from unalike.cross_silo.flare import FlareTransport
+
+    class Silent(Proxy):
+        def call_func(self, option, name, args, kwargs):
+            if self.gone.is_set() or name == "answer":
+                time.sleep(min(option.timeout, 0.05))
+                raise TimeoutError
+            return True
+
+    silent = Silent("a")
+    transport = FlareTransport([silent], lambda: False, reach=2.0)
+    said = []
+    transport.say = said.append
+    transport.in_flight["a"] = None  # a request that is being answered
+    transport.last_sign["a"] = time.monotonic()
+    silent.gone.set()
+    wait_until(lambda: said)
+    assert re.fullmatch(r"no sign of a for \S+ s; without one it is left out after 2 s", said[0])
+    silent.gone.clear()
+    wait_until(lambda: len(said) > 1)
+    assert said[1] == "a is there again" and "a" not in transport.unreachable
+
+
+def wait_until(true, seconds=20.0):
+    start = time.monotonic()
+    while not true():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.01)
 
 
 def test_an_answer_is_freed_once_it_was_taken():

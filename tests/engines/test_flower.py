@@ -68,7 +68,7 @@ def test_an_intruder_can_run_nothing_and_join_nothing_and_the_honest_run_ends(tm
 def test_a_deployment_has_commands_keys_and_a_readme(tmp_path):
     from unalike.cross_silo.flower_deploy import commands, prepare
 
-    prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
+    prepare("digits", tmp_path / "made", "127.0.0.1:9092")
     known = commands(tmp_path / "made")
     assert list(known) == ["superlink", "ada", "ben", "cleo", "dora", "emil", "fay"]
     assert "--enable-supernode-auth" in known["superlink"] and not any(
@@ -87,11 +87,9 @@ def test_a_deployment_has_commands_keys_and_a_readme(tmp_path):
         == "ada"
     )
     with pytest.raises(UserError, match="is not empty"):
-        prepare("flower", "digits", tmp_path / "made", "127.0.0.1:9092")
+        prepare("digits", tmp_path / "made", "127.0.0.1:9092")
     with pytest.raises(UserError, match="HOST:PORT"):
-        prepare("flower", "digits", tmp_path / "other", "9092")
-    with pytest.raises(UserError, match="no engine to deploy"):
-        prepare("flare", "digits", tmp_path / "other", "127.0.0.1:9092")
+        prepare("digits", tmp_path / "other", "9092")
 
 
 def shake_hands(certificates, ca, host):
@@ -128,7 +126,7 @@ def test_a_servers_certificate_is_renewed_under_the_same_authority(tmp_path):
     ca = (certificates / "ca.pem").read_text()
     old, old_key = ((certificates / name).read_bytes() for name in ("server.pem", "server.key"))
     before = set(place.rglob("*"))
-    assert "by the ca.pem that clients have" in flower_deploy.renew("flower", place)
+    assert "by the ca.pem that clients have" in flower_deploy.renew(place)
     new = x509.load_pem_x509_certificate((certificates / "server.pem").read_bytes())
     new.verify_directly_issued_by(x509.load_pem_x509_certificate(ca.encode()))
     before_renewal = x509.load_pem_x509_certificate(old)
@@ -152,18 +150,16 @@ def test_what_cannot_be_renewed_is_said(tmp_path):
     from unalike.cross_silo import flower_deploy
 
     with pytest.raises(UserError, match="is no deployment"):
-        flower_deploy.renew("flower", tmp_path)
-    with pytest.raises(UserError, match="no engine to deploy"):
-        flower_deploy.renew("flare", tmp_path)
+        flower_deploy.renew(tmp_path)
     flower_deploy.deploy(tmp_path / "run", [], None, "127.0.0.1:9092")
     assert not (tmp_path / "run" / "certificates" / "ca.key").exists(), "it ends with its run"
     with pytest.raises(UserError, match="without the authority's key"):
-        flower_deploy.renew("flower", tmp_path / "run")
+        flower_deploy.renew(tmp_path / "run")
     flower_deploy.deploy(tmp_path / "other", [], None, "127.0.0.1:9092", keep_authority=True)
     other = tmp_path / "other" / "certificates" / "ca.key"
     other.rename(tmp_path / "run" / "certificates" / "ca.key")
     with pytest.raises(UserError, match="is not the key of"):
-        flower_deploy.renew("flower", tmp_path / "run")
+        flower_deploy.renew(tmp_path / "run")
 
 
 def test_fedmuscle_exchanges_by_epoch_unless_sync_is_set():

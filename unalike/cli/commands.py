@@ -567,7 +567,9 @@ def deploy(
             raise UserError("--renew FOLDER goes alone: leave the scenario and --out out")
         from unalike.cross_silo import flare_deploy
 
-        done = flower_deploy.renew(renew) if engine == "flower" else flare_deploy.renew(renew, sites)
+        done = (
+            flower_deploy.renew(renew) if engine == "flower" else flare_deploy.renew(renew, sites)
+        )
         typer.echo(done)
         return
     if scenario is None or out is None:

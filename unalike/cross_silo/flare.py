@@ -37,6 +37,7 @@ START_TIMEOUT = 60.0  # seconds until a server that is starting must answer
 RETRY = 0.3  # seconds between attempts to reach it
 UNREACHABLE = "could not be reached"  # how the reason of a failure begins where a site is gone
 REACH = 30.0  # seconds without an answer until a site counts as gone
+QUIET = 0.2  # of these: after so long without a sign of a site, that is said
 RETURN = 60.0  # seconds that sites which were lost have to come back, before the run goes on
 SIGN = 25.0  # seconds since a site's last sign, by FLARE's server, within which it is connected
 WAITING_POLL = 3.0  # seconds between looks which sites are connected
@@ -364,10 +365,17 @@ class FlareServer:
     def main(self) -> None:
         """FLARE's entry point."""
         from unalike.cross_silo.remote_run import serve
+        from unalike.runs.run_folder import Folder
 
         transport = job_transport()
         for folder in self.folders:
-            serve(Path(folder), transport, self.timeout)
+            run = Folder(Path(folder))
+            transport.say = partial(_record_waiting, run)
+            serve(run.path, transport, self.timeout)
+
+
+def _record_waiting(run: Any, text: str) -> None:
+    run.record("waiting", text=text)
 
 
 class FlareClient:
@@ -448,6 +456,8 @@ class FlareTransport:
         self.in_flight: dict[str, Future[bytes]] = {}
         self.lock = threading.Lock()
         self.last_sign = dict.fromkeys(self.proxies, 0.0)  # when each site was last reached
+        self.quiet: set[str] = set()  # sites of which it was said that there is no sign
+        self.say: Callable[[str], None] = lambda text: None  # gets a sentence about who is awaited
         self.unreachable: dict[str, EngineError] = {}
         for name in self.proxies:
             threading.Thread(target=self._ping, args=(name,), daemon=True).start()
@@ -510,21 +520,32 @@ class FlareTransport:
 
     def _ping(self, client: str) -> None:
         """Find out whether a site with a request to answer can be reached; a thread of its own."""
-        option = CallOption(timeout=self.reach / 3)
+        option = CallOption(timeout=self.reach / 6)
         while not self.aborted():
-            time.sleep(self.reach / 6)
+            time.sleep(self.reach / 12)
             if client not in self.in_flight:
                 continue
             try:
                 self.proxies[client].call_func(option, "ping", (), {})
                 self.last_sign[client] = time.monotonic()
+                if client in self.quiet:
+                    self.quiet.discard(client)
+                    self.say(f"{client} is there again")
             except Exception:
-                if time.monotonic() - self.last_sign[client] > self.reach:
+                silence = time.monotonic() - self.last_sign[client]
+                if silence > self.reach:
                     self._give_up(client)
+                elif silence > QUIET * self.reach and client not in self.quiet:
+                    self.quiet.add(client)
+                    self.say(
+                        f"no sign of {client} for {silence:.2g} s; without one it is left out "
+                        f"after {self.reach:g} s"
+                    )
 
     def _give_up(self, client: str) -> None:
         answer = self.in_flight.get(client)
         if answer is not None:
+            self.quiet.discard(client)
             self.unreachable[client] = EngineError(
                 f"{UNREACHABLE} for {self.reach:g} s: it left, or its network is cut"
             )

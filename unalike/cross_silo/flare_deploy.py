@@ -158,9 +158,10 @@ def readme(place: Path, names: list[str], simulated: list[str], address: str) ->
         f"unalike run {place}/scenario.yaml --engine flare --set engine.kit={place}/admin "
         f"--set engine.clients={len(names)}"
     )
+    server = _block(f"unalike join {place}/server")
     return (
         f"# A FLARE federation at {address}\n\n"
-        f"On the server, which sites reach at {address}:\n{_block(f'unalike join {place}/server')}\n"
+        f"On the server, which sites reach at {address}:\n{server}\n"
         f"Each site gets its own folder of {place}/sites, by a way on which nobody else can read "
         "it: it has the site's private key. Its name is the `id` in the site's client.yaml "
         "(`unalike new client NAME` writes a template). At each site:\n"

@@ -54,9 +54,7 @@ __all__ = ["client", "server"]
 '''
 
 
-def prepare(
-    scenario: str, out: Path, address: str, settings: list[str] | None = None
-) -> list[str]:
+def prepare(scenario: str, out: Path, address: str, settings: list[str] | None = None) -> list[str]:
     """Deploy a scenario's federation, with a copy of the scenario for clients that are built here.
 
     Args:
