@@ -20,6 +20,7 @@ MODULES = (
     "fedmuscle",
     "fednca",
     "hetlora",
+    "leaderboard",
     "people",
     "speed",
     "subflot",

@@ -1,0 +1,198 @@
+"""The leaderboard: every method that fits a setting, tuned alike, on the same clients and budget.
+
+Settings are the scenario files of `leaderboard_settings`; what is tuned is in
+`leaderboard_grid.yaml`. For each method and setting the learning rate is chosen first, then one
+field of the method's own, by the mean over two seeds that are not reported. What is reported is the
+last round of three other seeds.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import yaml
+
+from benchmarks.leaderboard_tables import setting_table, summarize_ranks
+from benchmarks.study import Study, benchmark
+from unalike.algorithms import ALGORITHMS
+from unalike.base.errors import UserError
+from unalike.core.federation import QuorumError
+from unalike.runs.api import create_folder, prepare
+from unalike.scenarios import load
+from unalike.scenarios import rows as scenario_rows
+
+FOLDER = Path(__file__).parent / "leaderboard_settings"
+GRID = yaml.safe_load((Path(__file__).parent / "leaderboard_grid.yaml").read_text())
+SEEDS = (0, 1, 2)
+CHOOSING_SEEDS = (100, 101)
+QUICK = ("rounds=1", "epochs=1")
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a setting.
+
+    Attributes:
+        device, data_dir: as for `unalike run`.
+        keep: folder of finished runs.
+        extra: settings of every run.
+    """
+
+    setting: str
+    method: str
+    device: str
+    data_dir: str | None
+    keep: str
+    extra: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        return FOLDER / f"{self.setting}.yaml"
+
+    def run(self, settings: Sequence[str], seed: int) -> Figures:
+        """A run's figures, measured or read; `problem` tells what does not fit, or failed."""
+        text = self.file.read_text()
+        names = (text, self.method, tuple(settings), self.extra, seed)
+        key = sha256(repr(names).encode()).hexdigest()[:16]
+        if key not in kept_runs(self.keep):
+            figures = self._measure(settings, seed)
+            about = {"setting": self.setting, "method": self.method, "settings": list(settings)}
+            line = {"key": key, **about, "seed": seed, "device": self.device, **figures}
+            kept_runs(self.keep)[key] = line
+            with (Path(self.keep) / f"{os.getpid()}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        return kept_runs(self.keep)[key]
+
+    def _measure(self, settings: Sequence[str], seed: int) -> Figures:
+        settings = [f"algorithm={{name: {self.method}}}", *self.extra, *settings]
+        source = str(self.file)
+        try:
+            scenario, algorithm = load(source, settings=settings, seed=seed, device=self.device)
+            execution = prepare(scenario, algorithm, None, self.data_dir, source)
+        except UserError as error:
+            reason = str(error).partition("\n")[2] or str(error)
+            return {"problem": "misfit", "reason": " ".join(reason.split())[:300]}
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                create_folder(execution, Path(folder) / "run", scenario.model_dump(mode="json"))
+                results = execution.execute()
+        except (QuorumError, UserError, RuntimeError) as error:
+            return {"problem": "failed", "reason": str(error)[:300]}
+        values = {id: entry["value"] for id, entry in results["clients"].items()}
+        if any(value is None for value in values.values()):
+            return {"problem": "failed", "reason": "a client was not measured"}
+        return {
+            "values": values,
+            "score": mean(values.values()),
+            "seconds": results["seconds"],
+            "megabytes": sum(results["bytes"].values()) / results["rounds"] / len(values) / 1e6,
+            "works_alone": results.get("sharing") == {},
+        }
+
+
+@cache
+def kept_runs(folder: str) -> dict[str, Figures]:
+    """The finished runs in a folder, by key."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    runs = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        for text in path.read_text().splitlines():
+            if text.endswith("}"):  # the last line of a process that was stopped may be cut
+                line = json.loads(text)
+                runs[line["key"]] = line
+    return runs
+
+
+def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
+    """Choose the learning rate, then the method's own field, and run the reported seeds.
+
+    Returns: `chosen` settings and `runs`; or why the method does not fit, as `misfit`.
+    """
+    torch.set_num_threads(1)
+    cache_tables()
+    base_lr = load(str(cell.file))[0].training.lr
+    first = cell.run([f"training.lr={base_lr * GRID['rates'][0]:.6g}"], CHOOSING_SEEDS[0])
+    if first.get("problem") == "misfit":
+        return {"misfit": first["reason"]}
+    best, best_score = [], float("-inf")
+    for field, values in [("rate", GRID["rates"]), *GRID["own"].get(cell.method, {}).items()]:
+        rate = best
+        for value in values:
+            if field == "rate":
+                settings = [f"training.lr={base_lr * value:.6g}"]
+            else:
+                settings = [*rate[:1], f"algorithm.{field}={json.dumps(value)}"]
+            score = mean_score([cell.run(settings, seed) for seed in CHOOSING_SEEDS])
+            if score > best_score:
+                best, best_score = settings, score
+    return {"chosen": best, "runs": [cell.run(best, seed) for seed in seeds]}
+
+
+def mean_score(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Mean score; that of a failed run is 0."""
+    return mean(run.get("score", 0.0) for run in runs)
+
+
+def cache_tables() -> None:
+    """Read each dataset once in this process instead of once for every run."""
+    if not hasattr(scenario_rows.load_dataset, "cache_info"):
+        scenario_rows.load_dataset = cache(scenario_rows.load_dataset)  # type: ignore[assignment]
+
+
+def cells_of(study: Study, keep: str) -> Iterator[Cell]:
+    """The cells that `--only` selects, the methods that everyone asks for first."""
+    settings = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    order = {name: 0 for name in GRID["first"]} | {name: 2 for name in GRID["last"]}
+    methods = sorted(ALGORITHMS, key=lambda name: order.get(name, 1))
+    some_settings = [name for name in settings if name in study.only] or settings
+    some_methods = [name for name in methods if name in study.only] or methods
+    extra = (*(QUICK if study.quick else ()), *study.settings)
+    for method in some_methods:
+        for setting in some_settings:
+            if skip_reason(setting, method) is None:
+                yield Cell(setting, method, study.device, study.data_dir, keep, extra)
+
+
+def skip_reason(setting: str, method: str) -> str | None:
+    """Why a method that would fit a setting is not run on it; None: it is."""
+    for entry in GRID["skip"]:
+        if setting in entry["settings"] and method in entry["methods"]:
+            return entry["reason"]
+    return None
+
+
+@benchmark("leaderboard")
+def bench_leaderboard(study: Study) -> dict:
+    """Every method that fits, on six settings, its learning rate and one field chosen on other seeds.
+
+    `--only NAME` selects settings or methods, `--keep FOLDER` goes on with finished runs.
+    """
+    seeds = study.seeds or (SEEDS[:1] if study.quick else SEEDS)
+    measured: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        cells = list(cells_of(study, study.keep or folder))
+        context = get_context("spawn")  # CUDA does not survive a fork
+        with ProcessPoolExecutor(study.jobs, mp_context=context) as pool:
+            futures = {pool.submit(choose_and_report, cell, seeds): cell for cell in cells}
+            for count, future in enumerate(as_completed(futures), 1):
+                cell, found = futures[future], future.result()
+                measured.setdefault(cell.setting, {})[cell.method] = found
+                outcome = found.get("misfit") or f"{mean_score(found['runs']):.2f}"
+                sys.stderr.write(
+                    f"{count} of {len(cells)}: {cell.setting}, {cell.method}: {outcome}\n"
+                )
+    settings = {name: setting_table(measured[name]) for name in sorted(measured)}
+    return {"settings": settings, "ranks": summarize_ranks(settings)}
