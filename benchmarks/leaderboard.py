@@ -27,7 +27,6 @@ from benchmarks.leaderboard_tables import setting_table, summarize_ranks
 from benchmarks.study import Study, benchmark
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.core.federation import QuorumError
 from unalike.runs.api import create_folder, prepare
 from unalike.scenarios import load
 from unalike.scenarios import rows as scenario_rows
@@ -89,8 +88,8 @@ class Cell:
             with tempfile.TemporaryDirectory() as folder:
                 create_folder(execution, Path(folder) / "run", scenario.model_dump(mode="json"))
                 results = execution.execute()
-        except (QuorumError, UserError, RuntimeError) as error:
-            return {"problem": "failed", "reason": str(error)[:300]}
+        except Exception as error:  # of one method; the others go on
+            return {"problem": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
         values = {id: entry["value"] for id, entry in results["clients"].items()}
         if any(value is None for value in values.values()):
             return {"problem": "failed", "reason": "a client was not measured"}

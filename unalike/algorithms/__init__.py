@@ -9,6 +9,7 @@ from unalike.algorithms.afmcc import AFMCC
 from unalike.algorithms.apfl import APFL
 from unalike.algorithms.cofed import CoFED
 from unalike.algorithms.creamfl import CreamFL
+from unalike.algorithms.depthfl import DepthFL
 from unalike.algorithms.ditto import Ditto
 from unalike.algorithms.fccl import FCCL
 from unalike.algorithms.fd import FD
@@ -19,6 +20,7 @@ from unalike.algorithms.fedamp import FedAMP
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedavgft import FedAvgFT
 from unalike.algorithms.fedavgm import FedAvgM
+from unalike.algorithms.fedawa import FedAWA
 from unalike.algorithms.fedbabu import FedBABU
 from unalike.algorithms.fedbn import FedBN
 from unalike.algorithms.feddf import FedDF
@@ -32,7 +34,9 @@ from unalike.algorithms.fedgh import FedGH
 from unalike.algorithms.fedhenn import FedHeNN
 from unalike.algorithms.fedkd import FedKD
 from unalike.algorithms.fedl2g import FedL2G
+from unalike.algorithms.fedlgt import FedLGT
 from unalike.algorithms.fedmd import FedMD
+from unalike.algorithms.fedmlp import FedMLP
 from unalike.algorithms.fedmp import FedMP
 from unalike.algorithms.fedmpt import FedMPT
 from unalike.algorithms.fedmrl import FedMRL
@@ -41,6 +45,7 @@ from unalike.algorithms.fedmvp import FedMVP
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fednova import FedNova
 from unalike.algorithms.fedper import FedPer
+from unalike.algorithms.fedpgp import FedPGP
 from unalike.algorithms.fedproto import FedProto
 from unalike.algorithms.fedprox import FedProx
 from unalike.algorithms.fedram import FedRAM
@@ -63,10 +68,12 @@ from unalike.algorithms.local import Local
 from unalike.algorithms.moon import MOON
 from unalike.algorithms.perfedavg import PerFedAvg
 from unalike.algorithms.pfedme import PFedMe
+from unalike.algorithms.poscoop import PosCoOp
 from unalike.algorithms.promptfl import PromptFL
 from unalike.algorithms.pseudolabel import PseudoLabel
 from unalike.algorithms.sage import SAGE
 from unalike.algorithms.scaffold import Scaffold
+from unalike.algorithms.scalefl import ScaleFL
 from unalike.algorithms.simclr import SimCLR
 from unalike.algorithms.subflot import SubFLOT
 from unalike.algorithms.zeroshot import ZeroShot
@@ -98,6 +105,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
+    "fedawa": FedAWA,
     "fedproto": FedProto,
     "fedtgp": FedTGP,
     "fedgh": FedGH,
@@ -109,6 +117,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedl2g": FedL2G,
     "fedmp": FedMP,
     "adaptivefl": AdaptiveFL,
+    "depthfl": DepthFL,
+    "scalefl": ScaleFL,
     "fedmd": FedMD,
     "ktpfl": KTpFL,
     "fccl": FCCL,
@@ -131,12 +141,16 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "afmcc": AFMCC,
     "fmcsc": FMCSC,
     "fednca": FedNCA,
+    "fedmlp": FedMLP,
     "fedmpt": FedMPT,
     "promptfl": PromptFL,
     "feddualcoop": FedDualCoOp,
+    "poscoop": PosCoOp,
     "fedtpg": FedTPG,
     "fedmvp": FedMVP,
     "fedram": FedRAM,
+    "fedpgp": FedPGP,
+    "fedlgt": FedLGT,
     "linearprobe": LinearProbe,
     "zeroshot": ZeroShot,
 }
