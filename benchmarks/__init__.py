@@ -15,6 +15,7 @@ MODULES = (
     "creamfl",
     "digits",
     "engines",
+    "evidence",
     "faults",
     "fedmpt",
     "fedmuscle",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from unalike.runs import ClientResult, Result, resume, run
     from unalike.runs.export import export, rebuild, trained
     from unalike.runs.python_scenario import LoadedScenario, scenario
+    from unalike.runs.suggest import Advice, suggest
     from unalike.tasks import *  # noqa: F403
     from unalike.training.loop import Training
 
@@ -91,6 +92,8 @@ _MODULES = {
     "run": "unalike.runs",
     "LoadedScenario": "unalike.runs.python_scenario",
     "scenario": "unalike.runs.python_scenario",
+    "Advice": "unalike.runs.suggest",
+    "suggest": "unalike.runs.suggest",
     "export": "unalike.runs.export",
     "rebuild": "unalike.runs.export",
     "trained": "unalike.runs.export",
@@ -98,6 +101,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Advice",
     "Algorithm",
     "Averaging",
     "AveragingProgram",
@@ -148,6 +152,7 @@ __all__ = [
     "sends",
     "show",
     "stream",
+    "suggest",
     "train_on_public",
     "trained",
 ]

@@ -396,6 +396,7 @@ def test_test_data_are_never_trained_on(name, toys, tmp_path):
 ONE_BY_ONE = {
     "afmcc": "it has an operation of its own for many clients at once",
     "apfl": "its loss is that of a mixture of two models' parameters",
+    "fedlgt": "its loss draws which labels are hidden",
     "fedmpt": "it has dropout, which must repeat by its seed",
     "pfedme": "its loss moves the personal model",
     "perfedavg": "its loss takes a gradient of its own",

@@ -5,7 +5,7 @@ Vectors", CVPR 2025, https://arxiv.org/abs/2503.15842.
 
 With client vectors tau_k = w_k - w, the server takes some steps of Adam on logits whose softmax is
 the weights lambda, to minimise sum_k lambda_k (||tau_k - sum_j lambda_j tau_j|| + 1 - cos(w_k, w)),
-and averages with these. A client keeps its logit from round to round, at first its weight by `mean`.
+and averages with these. A client's logit is kept between rounds; it starts as its weight by `mean`.
 Left out: the variant with weights for each layer (FedAWA-L).
 """
 

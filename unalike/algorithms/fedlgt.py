@@ -22,7 +22,6 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from unalike.base.randomness import stream
 from unalike.methods.prompt_tuning import (
     PromptTuning,
     PromptTuningProgram,
@@ -50,7 +49,6 @@ class FedLGT(PromptTuning):
 
         def train_round(self) -> float:
             self.sent: Any = copy.deepcopy(self.model.head).requires_grad_(False)
-            self.draws = stream(self.seed, "masks", self.client.id, self.round)
             return super().train_round()
 
         def loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
@@ -59,8 +57,8 @@ class FedLGT(PromptTuning):
             x = x if isinstance(x, dict) else self.model.look(x)
             with torch.no_grad():
                 sure = (self.sent(self.model.encoder, **x).sigmoid() - 0.5).abs()
-            share = torch.rand(len(y), 1, generator=self.draws)
-            drawn = torch.rand(y.shape, generator=self.draws) < share
+            share = torch.rand(len(y), 1)
+            drawn = torch.rand(y.shape) < share
             hidden = (sure < self.algorithm.unsure) | drawn.to(y.device) | ~(y >= 0)
             states = torch.where(hidden, UNKNOWN, torch.where(y > 0, PRESENT, ABSENT))
             output = head(self.model.encoder, **x, states=states)

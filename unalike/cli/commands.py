@@ -448,6 +448,19 @@ def cite(
     typer.echo("\n".join(bibtex(method) for method in methods), nl=False)
 
 
+@app.command(name="suggest")
+def suggest_method(
+    file: ScenarioName,
+    data_dir: DataDir = None,
+    methods: Annotated[int, typer.Option(help="How many methods to show.")] = 5,
+) -> None:
+    """Say which methods suit a scenario, judged by our own tables, and which do not fit it."""
+    from unalike.cli.suggest import print_advice
+    from unalike.runs.suggest import suggest
+
+    print_advice(suggest(file, data_dir), methods)
+
+
 @app.command()
 def report(path: RunFolder) -> None:
     """Write a run's report.html again."""

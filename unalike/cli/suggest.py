@@ -1,0 +1,61 @@
+"""Prints which methods suit a scenario."""
+
+from rich.console import Console
+from rich.table import Table
+
+from unalike.runs.suggest import Advice, Candidate
+
+console = Console(highlight=False)
+
+
+def print_advice(advice: Advice, count: int) -> None:
+    """Print the first methods, where that is from, and what does not fit."""
+    first = advice.first
+    if first is None:
+        print_no_table(advice)
+        return
+    console.print(f"{advice.scenario}: [bold]{describe(first)}[/bold]")
+    if advice.exact:
+        console.print(f"measured on this scenario ({advice.metric}): {advice.source}")
+    else:
+        console.print(f"first in a like situation ({advice.metric}): {advice.source}")
+    if advice.unchecked is not None:
+        console.print(f"not checked what fits: {advice.unchecked}")
+    if first.name == "local":
+        console.print("Training alone came first there: expect no gain from federating.")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "method", "score", "MB", ""):
+        table.add_column(heading, justify="right" if heading in ("", "score", "MB") else "left")
+    for place, candidate in enumerate(advice.candidates[:count], 1):
+        spread = "" if candidate.spread is None else f" ±{candidate.spread:.1f}"
+        megabytes = "" if candidate.megabytes is None else f"{candidate.megabytes:.2f}"
+        note = "within noise of the first" if candidate.close else ""
+        score = f"{candidate.score:.1f}{spread}"
+        table.add_row(str(place), describe(candidate), score, megabytes, note)
+    console.print(table)
+    for name, method in advice.others.items():
+        console.print(f"first in {name}: {method}")
+    for candidate in advice.misfits:
+        console.print(f"does not fit: {candidate.name}: {candidate.problem}")
+
+
+def print_no_table(advice: Advice) -> None:
+    """Say that nothing was measured in such a situation."""
+    if advice.misfits:
+        console.print(f"{advice.scenario}: no method of our table ({advice.source}) fits it.")
+        for candidate in advice.misfits:
+            console.print(f"does not fit: {candidate.name}: {candidate.problem}")
+        return
+    console.print(f"{advice.scenario}: none of our tables is about such a situation.")
+    if advice.unchecked is not None:
+        console.print(f"its clients could not be built: {advice.unchecked}")
+
+
+def describe(candidate: Candidate) -> str:
+    """A method with its fields.
+
+    >>> describe(Candidate({"name": "fedprox", "mu": 0.1}, 1.0, None, None))
+    'fedprox (mu: 0.1)'
+    """
+    fields = [f"{key}: {value}" for key, value in candidate.algorithm.items() if key != "name"]
+    return f"{candidate.name} ({', '.join(fields)})" if fields else candidate.name
