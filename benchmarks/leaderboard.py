@@ -126,7 +126,8 @@ def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
     first = cell.run([f"training.lr={base_lr * GRID['rates'][0]:.6g}"], CHOOSING_SEEDS[0])
     if first.get("problem") == "misfit":
         return {"misfit": first["reason"]}
-    best, best_score = [], float("-inf")
+    best: list[str] = []
+    best_score = float("-inf")
     for field, values in [("rate", GRID["rates"]), *GRID["own"].get(cell.method, {}).items()]:
         rate = best
         for value in values:
