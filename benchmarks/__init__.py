@@ -19,6 +19,8 @@ MODULES = (
     "faults",
     "fedmpt",
     "fedmuscle",
+    "muscle_dependence",
+    "muscle_printed",
     "fednca",
     "hetlora",
     "leaderboard",

@@ -31,12 +31,12 @@ ALIKE = [
     for id in CLIENTS
 ]
 SCENARIOS: dict[str, list[str]] = {
-    "fedmuscle": ["public.size=256"],
+    "fedmuscleplus": ["public.size=256"],
     "fedavg": ["algorithm={name: fedavg}", f"clients={ALIKE}"],
     "heterofl": ["algorithm={name: heterofl}", f"clients={ALIKE}"],
 }
 DEFENCES = {
-    "fedmuscle": ("agreement",),
+    "fedmuscleplus": ("agreement",),
     "fedavg": ("median", "trimmed", "clip", "krum"),
     "heterofl": ("median", "trimmed", "clip", "krum"),
 }

@@ -15,11 +15,11 @@ from unalike.scenarios import build_clients, load
 # rivals
 
 METHODS: dict[str, str] = {
-    "fedmuscle": "{name: fedmuscle, width: 32, align_lr: 0.003}",
-    "fedmuscle, pairwise": "{name: fedmuscle, width: 32, align_lr: 0.003, loss: pairwise}",
-    "fedmuscle, gramian": "{name: fedmuscle, width: 32, align_lr: 0.003, loss: gramian}",
-    "fedmuscle, opinions": "{name: fedmuscle, width: 32, align_lr: 0.003, distill_public: all}",  # chosen on seeds 100 to 104 (LOG.md)
-    "fedmuscle, no company": "{name: fedmuscle, width: 32, align_lr: 0.003, self_peers: 3}",
+    "fedmuscleplus": "{name: fedmuscleplus, width: 32, align_lr: 0.003}",
+    "fedmuscleplus, pairwise": "{name: fedmuscleplus, width: 32, align_lr: 0.003, loss: pairwise}",
+    "fedmuscleplus, gramian": "{name: fedmuscleplus, width: 32, align_lr: 0.003, loss: gramian}",
+    "fedmuscleplus, opinions": "{name: fedmuscleplus, width: 32, align_lr: 0.003, distill_public: all}",  # chosen on seeds 100 to 104 (LOG.md)
+    "fedmuscleplus, no company": "{name: benchmarks.variants:SelfOnly, width: 32, align_lr: 0.003}",
     "sage": "{name: sage, flips: false, public_lr: 0.0003}",
     "fedhenn": "{name: fedhenn, eta: 0.1}",
     "cofed": "{name: cofed, public_lr: 0.0003}",
@@ -152,7 +152,7 @@ TRIED: dict[str, tuple[str, tuple[float, ...]]] = {
 def bench_rivals_rates(study: Study) -> dict:
     """Which learning rate on the public set, or weight of an added loss, suits each rival on `digits`: seeds 100 and 101, none of the reported.
 
-    FedMuscle's rate was chosen in the same way, on seeds 100 to 104 (docs/fedmuscle.md).
+    FedMuscle's rate was chosen in the same way, on seeds 100 to 104 (docs/fedmuscleplus.md).
 
         Delta of each try, and for each method the best field and value.
     """

@@ -94,7 +94,9 @@ def bench_digits(quick: bool = False) -> dict:
 
 SETTINGS = {
     "as shipped": [],
-    "one optimizer for task and alignment": ["optimizers=one", "align_lr=null"],
+    "one optimizer for task and alignment": [
+        "algorithm={name: benchmarks.variants:OneOptimizer, width: 32}"
+    ],
     "rates three times too high": ["lr=0.003", "align_lr=0.01"],
 }
 

@@ -294,7 +294,7 @@ def ledger(peers: int, rows: int) -> tuple[int, int]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         results = run_clients(
-            FedMuscle(peers=peers, width=WIDTH, batch=BATCH, final_model="aligned"),
+            FedMuscle(peers=peers, width=WIDTH, batch=BATCH),
             clients,
             public=public,
             training=Training(rounds=1),

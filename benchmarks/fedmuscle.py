@@ -48,11 +48,11 @@ METHODS: dict[str, list[str]] = {
     "own opinions": ["algorithm.distill_public=never"],
     "absent wrong": ["algorithm.mask_absent_classes=false"],
     # Every client contrasts with itself only.
-    "no company": ["algorithm.self_peers=3"],
+    "no company": ["algorithm.name=benchmarks.variants:SelfOnly"],
     "heads shared": [
-        "algorithm={name: fedmuscle, average_heads: round, align_lr: 0.0003, decay: true}"
+        "algorithm={name: fedmuscleplus, average_heads: round, align_lr: 0.0003, decay: true}"
     ],
-    "own heads": ["algorithm={name: fedmuscle, align_lr: 0.0003, decay: true}"],
+    "own heads": ["algorithm={name: fedmuscleplus, align_lr: 0.0003, decay: true}"],
     "as printed": ["algorithm={name: fedmuscle}"],
     **{name: [f"algorithm={{name: {name}}}"] for name in BASELINES if name in ALGORITHMS},
 }
@@ -512,7 +512,7 @@ ALIGNED = {  # stronger and weaker alignment than shipped
     "local epochs teach heads": ["backbone_lr_scale=0.0"],
     "left as aligned": ["final_model=aligned"],
     "heads shared, one optimizer": [
-        "algorithm={name: fedmuscle, average_heads: round, optimizers: one}"
+        "algorithm={name: benchmarks.variants:OneOptimizer, average_heads: round}"
     ],
 }
 
@@ -760,7 +760,7 @@ def bench_muscle_speed(study: Study) -> dict:
             continue
         whole, _, graphs = time_round(study, mode)
         whole_with_waits, parts, graphs_with_waits = time_round(study, mode, parts_apart=True)
-        contrast = anchored_contrast.stacked("muscle", 0, temperature=0.2, lower_temperature=0.15)
+        contrast = anchored_contrast.stacked("muscle", temperature=0.2, lower_temperature=0.15)
         rows[mode] = {
             "seconds_a_round": whole,
             "seconds_waited": whole_with_waits,
@@ -782,7 +782,7 @@ def time_round(
     """
     skipped, rounds = (1, 2) if study.quick else (SKIPPED, SKIPPED + 3)
     clients = random_clients(study)
-    algorithm = ALGORITHMS["fedmuscle"]()
+    algorithm = ALGORITHMS["fedmuscleplus"]()
     training = Training(rounds=rounds, epochs=6)
     gradients = AnchoredContrast.gradients
     parts: dict[str, float] = defaultdict(float)

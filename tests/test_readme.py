@@ -76,5 +76,5 @@ def test_named_benches_exist():
     from unalike.cli.benchmarks import benchmark_summaries
 
     for page in PAGES:
-        for name in re.findall(r"unalike bench ([a-z-]+)", page.read_text()):
+        for name in re.findall(r"unalike bench ([a-z0-9-]+)", page.read_text()):
             assert name in benchmark_summaries(), (page.name, name)

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMusclePlus
 from unalike.base.randomness import stream
 
 
 @pytest.fixture
 def outcome(toys, tmp_path):
-    """Everyone's parameters after some rounds of FedMuscle with these fields."""
+    """Everyone's parameters after some rounds of FedMusclePlus with these fields."""
 
     def run_fedmuscle(clients=None, rounds=2, training=None, federation=None, **fields):
         run_fedmuscle.number += 1
-        algorithm = toys.method("fedmuscle", **fields)
+        algorithm = toys.method("fedmuscleplus", **fields)
         clients = clients or [
             toys.client("a"),
             toys.client("b", model=toys.noisy),
@@ -46,7 +46,7 @@ def breaks(monkeypatch):
     """Makes an operation fail at one client in the second round."""
 
     def make(operation, client):
-        usual = getattr(FedMuscle.Program, operation)
+        usual = getattr(FedMusclePlus.Program, operation)
 
         @wraps(usual)
         def fails(self, **arguments):
@@ -54,7 +54,7 @@ def breaks(monkeypatch):
                 raise RuntimeError("gone")
             return usual(self, **arguments)
 
-        monkeypatch.setattr(FedMuscle.Program, operation, fails)
+        monkeypatch.setattr(FedMusclePlus.Program, operation, fails)
 
     return make
 

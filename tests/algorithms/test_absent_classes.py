@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unalike import Classification, MultiLabel
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMusclePlus
 from unalike.core.privacy import Privacy
 from unalike.core.runtime import ClientRuntime
 from unalike.methods.absent_classes import MASK, classes_in_groups
@@ -25,7 +25,7 @@ def parted(toys, tmp_path):
     )
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", average_heads="round", mask_absent_classes=True),
+        toys.method("fedmuscleplus", average_heads="round", mask_absent_classes=True),
         [
             client_with("a", y % 2),
             client_with("b", 1 + y % 2, model=toys.noisy),
@@ -89,7 +89,7 @@ def test_classes_of_clients_that_left_stay_masked(parted):
 def test_clients_send_their_classes_only_with_masking(toys, tmp_path, parted):
     """And never with privacy, whatever the server asks for."""
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients(2)
+        tmp_path / "run", toys.method("fedmuscleplus", average_heads="round"), toys.clients(2)
     )
     fed.start_round(1)
     assert "only with mask_absent_classes" in str(
@@ -109,6 +109,6 @@ def test_clients_send_their_classes_only_with_masking(toys, tmp_path, parted):
         other.take(other.averaged_parameters(), had=torch.ones(4))
     assert (
         "set algorithm.mask_absent_classes to false"
-        in (FedMuscle(average_heads="round", mask_absent_classes=True).privacy_problem() or "")
-        and FedMuscle().privacy_problem() is None
+        in (FedMusclePlus(average_heads="round", mask_absent_classes=True).privacy_problem() or "")
+        and FedMusclePlus().privacy_problem() is None
     )

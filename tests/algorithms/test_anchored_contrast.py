@@ -101,7 +101,7 @@ def test_cuda_graphs_change_nothing(fields, toys, outcome, monkeypatch):
     )
     if not fields.keys() & {"exchange", "sync"}:
         contrast = anchored_contrast.stacked(
-            fields.get("loss", "muscle"), 0, temperature=0.2, lower_temperature=0.15
+            fields.get("loss", "muscle"), temperature=0.2, lower_temperature=0.15
         )
         assert contrast.graphs and all(contrast.graphs.values()), (
             "the server's losses are recorded, too"

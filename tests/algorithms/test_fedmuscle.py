@@ -1,13 +1,15 @@
-"""FedMuscle: three exchanges of one update, what is sent, temperatures and refused fields."""
+"""The alignment of FedMuscle and FedMusclePlus: three exchanges of one update, what is sent, temperatures
+and refused fields."""
 
 import pytest
 import torch
 
 from unalike import Client, FederationConfig
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMuscle, FedMusclePlus
 from unalike.base.errors import Problems, UserError
 from unalike.core.federation import Failure
 from unalike.data import load_dataset
+from unalike.methods.public_alignment import PublicAlignmentProgram
 from unalike.models import CNN, MLP
 from unalike.scenarios import load
 from unalike.scenarios.validate import validate_algorithm
@@ -34,7 +36,7 @@ def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypa
     """Without the graph kept between two calls the batch is computed again, batch statistics and
     dropout included."""
     cached = outcome(exchange=exchange, final_model="aligned")
-    represent = FedMuscle.Program.represent
+    represent = PublicAlignmentProgram.represent
 
     def forgetful(self, epoch, batch):
         z = represent(self, epoch, batch)
@@ -42,7 +44,7 @@ def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypa
         return z
 
     forgetful.operation = "changes"
-    monkeypatch.setattr(FedMuscle.Program, "represent", forgetful)
+    monkeypatch.setattr(PublicAlignmentProgram, "represent", forgetful)
     assert toys.apart(cached, outcome(exchange=exchange, final_model="aligned")) == 0
 
 
@@ -53,7 +55,7 @@ def test_losing_the_kept_graph_changes_nothing(exchange, outcome, toys, monkeypa
 def test_a_graph_is_freed_before_the_next_forward_pass(fields, outcome, monkeypatch):
     """While the graph of a batch lives, a GPU cannot capture the backward pass of the next one."""
     alive = []
-    forward = FedMuscle.Program.compute_representation
+    forward = PublicAlignmentProgram.compute_representation
 
     def end(program):
         first = next(program.model.encoder.parameters())
@@ -68,7 +70,7 @@ def test_a_graph_is_freed_before_the_next_forward_pass(fields, outcome, monkeypa
         assert end(self)["seen"], "z has it"
         return z
 
-    monkeypatch.setattr(FedMuscle.Program, "compute_representation", watched)
+    monkeypatch.setattr(PublicAlignmentProgram, "compute_representation", watched)
     outcome(**fields)
     assert len(alive) > 8 and not any(alive)
 
@@ -123,7 +125,7 @@ def test_the_next_batch_is_represented_by_the_updated_model(outcome, toys, monke
     """`align` answers what `represent` would have answered in a call of its own."""
     together = outcome(rounds=1, final_model="aligned", exchange="peers")
     noted = outcome.noted
-    program, calls = FedMuscle.Program, []
+    program, calls = PublicAlignmentProgram, []
 
     def represent_next(self, epoch, batch):
         return torch.zeros(0, 8, dtype=torch.float64)
@@ -229,40 +231,64 @@ def test_consistent_lower_temperature_solves_eq_22(temperature, outcome, toys):
         )
 
 
-def test_a_projection_is_added_where_widths_differ_or_always_or_never(toys, tmp_path):
+def test_a_projection_is_added_where_widths_differ(toys, tmp_path):
     wide = toys.client("a", model=toys.partial(MLP, (6,), (8,), 12))
     fits = toys.client("b")
-    program = lambda client, how: FedMuscle.Program(
-        client, toys.method("fedmuscle", projection=how), toys.training(), 0
+    program = lambda client, name, **fields: toys.method(name).Program(
+        client, toys.method(name, **fields), toys.training(), 0
     )
-    assert isinstance(program(wide, "auto").model.projection, torch.nn.Linear)
-    assert isinstance(program(fits, "auto").model.projection, torch.nn.Identity)
-    assert isinstance(program(fits, "always").model.projection, torch.nn.Linear)
-    assert isinstance(program(fits, "never").model.projection, torch.nn.Identity)
-    with pytest.raises(ValueError, match="12 features, the federation compares 8"):
-        program(wide, "never")
+    for name in ("fedmuscle", "fedmuscleplus"):
+        assert isinstance(program(wide, name).model.projection, torch.nn.Linear)
+        assert isinstance(program(fits, name).model.projection, torch.nn.Identity)
+    shared = program(fits, "fedmuscleplus", projection_init="shared")
+    assert isinstance(shared.model.projection, torch.nn.Linear)
     results = toys.execute(
-        tmp_path / "run",
-        toys.method("fedmuscle", projection="auto"),
-        [wide, fits, toys.client("c")],
+        tmp_path / "run", toys.method("fedmuscle"), [wide, fits, toys.client("c")]
     )
     assert not results["failures"]
 
 
-def test_a_width_that_does_not_fit_is_refused_before_anything_runs(toys, tmp_path):
-    clients = [
-        toys.client("a", model=toys.partial(MLP, (6,), (8,), 12)),
-        toys.client("b"),
-        toys.client("c"),
-    ]
-    with pytest.raises(
-        Problems,
-        match=r"clients\.a +its encoder gives 12 features.*set algorithm\.projection to auto",
-    ):
-        toys.execute(tmp_path / "run", toys.method("fedmuscle", projection="never"), clients)
+def test_heads_of_fedmuscle_get_unit_vectors_and_those_of_fedmuscleplus_what_is_set(toys):
+    client = toys.client("a")
+    x = client.to_device(client.train.rows(torch.arange(5))[0])
+    lengths = {}
+    for name, fields in {
+        "fedmuscle": {},
+        "fedmuscleplus": {},
+        "fedmuscleplus, unit": {"head_input": "unit"},
+    }.items():
+        method = toys.method(name.split(",")[0], **fields)
+        model = method.Program(client, method, toys.training(), 0).model.double()
+        features = model.features(x.double())
+        assert torch.equal(model(x.double()), model.head(features))
+        lengths[name] = features.norm(dim=1)
+    one = torch.ones(5, dtype=torch.float64)
+    assert torch.allclose(lengths["fedmuscle"], one)
+    assert torch.allclose(lengths["fedmuscleplus, unit"], one)
+    assert (lengths["fedmuscleplus"] - one).abs().min() > 1e-3
 
 
-def test_segmentation_multilabel_and_classification_together(toys, tmp_path):
+def test_fedmuscle_ends_with_the_aligned_model(toys, tmp_path):
+    """Fields of FedMusclePlus that make it FedMuscle, but for the optimizer: with plain SGD, which
+    has no memory, one optimizer is as good as two."""
+    sgd = {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0}
+    plus = {"head_input": "unit", "peers": 2, "batch": 24}
+    ends = []
+    for name, fields in {
+        "fedmuscle": {"peers": 2, "batch": 24},
+        "fedmuscleplus": {**plus, "final_model": "aligned"},
+        "fedmuscleplus, left early": {**plus, "final_model": "local"},
+    }.items():
+        method = toys.method(name.split(",")[0], **fields)
+        clients = [toys.client(id) for id in "abcd"]
+        fed = toys.federation(tmp_path / name, method, clients, rounds=2, **sgd)
+        ends.append(toys.serve(fed, method))
+    printed, plus, early = ends
+    assert toys.apart(printed, plus) < 1e-9 < 1e-4 < toys.apart(printed, early)
+
+
+@pytest.mark.parametrize("name, overlap", [("fedmuscle", 25), ("fedmuscleplus", 40)])
+def test_segmentation_multilabel_and_classification_together(name, overlap, toys, tmp_path):
     table = load_dataset("digits")
     rows, public = table.train[:90].split(30), (table.x[table.train[200:224]], None)
 
@@ -283,13 +309,11 @@ def test_segmentation_multilabel_and_classification_together(toys, tmp_path):
         digits("ink", rows[1], "ink", cnn),
         digits("attributes", rows[2], "attributes", cnn),
     ]
-    results = toys.execute(
-        tmp_path / "run", toys.method("fedmuscle"), clients, rounds=3, alone=True
-    )
+    results = toys.execute(tmp_path / "run", toys.method(name), clients, rounds=3, alone=True)
     assert not results["failures"]
     metrics = {id: entry["metric"] for id, entry in results["clients"].items()}
     assert metrics == {"digit": "accuracy", "ink": "miou", "attributes": "micro_f1"}
-    assert results["clients"]["ink"]["value"] > 40
+    assert results["clients"]["ink"]["value"] > overlap
     rows = [line.split(",") for line in (tmp_path / "run" / "ledger.csv").read_text().splitlines()]
     assert {row[3] for row in rows if row[1] == "ink"} >= {"train", "represent", "align"}
 
@@ -307,9 +331,6 @@ def test_a_client_that_fails_in_align_is_no_peer_from_then_on(outcome, breaks):
     [
         ({"peers": 3}, "3 peers need 4 clients, the federation has 3"),
         ({"peers": 0}, "must be at least 1, got 0"),
-        ({"peers": 1, "self_peers": 2}, "must be from 0 to algorithm.peers, 1, got 2"),
-        ({"peers": 2, "self_peers": 1, "loss": "gramian"}, "set self_peers to 0"),
-        ({"peers": 1, "decay": True, "optimizers": "one"}, "needs a learning rate of its own"),
         ({"batch": 25}, "the public set has 24 rows, fewer than a batch of 25"),
         ({"batch": 1}, "at least 2"),
         ({"temperature": 0.0}, "must be at least 0.006"),
@@ -322,7 +343,7 @@ def test_a_client_that_fails_in_align_is_no_peer_from_then_on(outcome, breaks):
 )
 def test_fields_that_do_not_fit_are_refused_before_anything_runs(fields, sentence, toys, tmp_path):
     with pytest.raises(Problems, match=sentence):
-        method = validate_algorithm(toys.method("fedmuscle", **fields))
+        method = validate_algorithm(toys.method("fedmuscleplus", **fields))
         toys.execute(tmp_path / "run", method, toys.clients())
 
 
@@ -335,11 +356,13 @@ def test_dropout_leaves_fewer_peers(outcome):
 
 def test_an_old_field_name_ends_in_an_error_that_says_the_new_one():
     with pytest.raises(TypeError, match='"heads" is called "average_heads" now'):
-        FedMuscle(heads="shared")
+        FedMusclePlus(heads="shared")
+    with pytest.raises(TypeError, match='"align_lr" is called "align_lr of fedmuscleplus" now'):
+        FedMuscle(align_lr=0.001)
     with pytest.raises(Problems, match='"start" is called "projection_init" now'):
         load("digits", settings=["algorithm.start=joint"])
-    with pytest.raises(UserError, match=r"algorithm.own is called self_peers now"):
-        load("digits", settings=["own=1"])
+    with pytest.raises(UserError, match=r"algorithm.keep is called final_model now"):
+        load("digits", settings=["keep=aligned"])
 
 
 def test_flower_exchanges_once_per_pass_unless_the_scenario_says_otherwise():

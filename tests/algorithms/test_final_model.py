@@ -1,13 +1,13 @@
 """The model that clients end with."""
 
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMusclePlus
 
 
 def test_final_model_local_is_before_the_last_alignment_and_aligned_after_it(
     outcome, toys, monkeypatch
 ):
     after = {}
-    train = FedMuscle.Program.train
+    train = FedMusclePlus.Program.train
 
     def spy(self):
         loss = train(self)
@@ -17,7 +17,7 @@ def test_final_model_local_is_before_the_last_alignment_and_aligned_after_it(
         return loss
 
     spy.operation = "changes"
-    monkeypatch.setattr(FedMuscle.Program, "train", spy)
+    monkeypatch.setattr(FedMusclePlus.Program, "train", spy)
     local = outcome(final_model="local")
     assert toys.apart(local, after) == 0
     aligned = outcome(final_model="aligned")

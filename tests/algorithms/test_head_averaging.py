@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from unalike import Classification, FederationConfig
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMusclePlus
 from unalike.core.operations import query, sends
 from unalike.methods.group_averaging import HeadAveraging, average_groups
 from unalike.methods.parts import train_locally
@@ -14,7 +14,7 @@ def test_heads_are_averaged_among_clients_with_the_same_task_and_labels(toys, tm
     """Weighted by samples, whatever their encoders are; no other head moves, and no encoder
     does."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
-    method = toys.method("fedmuscle", average_heads="round")
+    method = toys.method("fedmuscleplus", average_heads="round")
     fed = toys.federation(
         tmp_path / "run",
         method,
@@ -57,7 +57,7 @@ def test_heads_may_be_averaged_after_every_local_epoch(outcome, toys, tmp_path):
         )
         > 1e-3
     )
-    method = toys.method("fedmuscle", average_heads="epoch")
+    method = toys.method("fedmuscleplus", average_heads="epoch")
     clients = lambda: [*toys.clients(2), toys.client("d", task=Classification(tuple("wxyz")))]
     fed, plain = (
         toys.federation(tmp_path / name, method, clients(), epochs=3)
@@ -89,7 +89,7 @@ def test_the_local_final_model_has_a_head_of_its_own(keep, outcome):
 
 def test_a_client_takes_only_parameters_that_are_averaged(toys, tmp_path):
     fed = toys.federation(
-        tmp_path / "run", toys.method("fedmuscle", average_heads="round"), toys.clients()
+        tmp_path / "run", toys.method("fedmuscleplus", average_heads="round"), toys.clients()
     )
     fed.start_round(1)
     fed.call("train")
@@ -106,7 +106,7 @@ def test_a_client_takes_only_parameters_that_are_averaged(toys, tmp_path):
 def test_a_client_whose_only_partner_fails_keeps_its_head(toys, tmp_path, monkeypatch):
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", average_heads="round"),
+        toys.method("fedmuscleplus", average_heads="round"),
         toys.clients(2),
         federation=FederationConfig(quorum=0.5),
     )
@@ -122,6 +122,6 @@ def test_a_client_whose_only_partner_fails_keeps_its_head(toys, tmp_path, monkey
             raise ValueError("no disk")
         return self.averaged_parameters()
 
-    monkeypatch.setattr(FedMuscle.Program, "give", give)
+    monkeypatch.setattr(FedMusclePlus.Program, "give", give)
     average_groups(fed)
     assert calls == ["kind_of", "give"] and fed.active == ["a"]

@@ -1,4 +1,4 @@
-"""Parts of FedMuscle in whole runs: resume, safeguard and privacy."""
+"""Parts of FedMusclePlus in whole runs: resume, safeguard and privacy."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unalike import Classification, FederationConfig
-from unalike.algorithms import FedMuscle
+from unalike.algorithms import FedMusclePlus
 from unalike.core.privacy import Privacy
 from unalike.core.program import ClientProgram
 from unalike.methods.group_averaging import GroupAveragingProgram
@@ -40,9 +40,9 @@ def test_parts_change_the_result_and_an_interrupted_run_ends_at_the_same_bits(
         few("b", torch.tensor([1, 2, 3]), model=toys.noisy),
         toys.client("c"),
     ]
-    shared = lambda: toys.method("fedmuscle", **fields)
+    shared = lambda: toys.method("fedmuscleplus", **fields)
     whole = toys.execute(tmp_path / "whole", shared(), make())
-    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make())
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscleplus"), make())
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), watch=interrupted)
     cut = toys.execute(tmp_path / "cut", shared(), make(), workers=2)
@@ -78,7 +78,7 @@ def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels
         toys.client("b", model=toys.noisy),
         toys.client("c", task=Classification(tuple("wxyz"))),
     ]
-    shared = lambda: toys.method("fedmuscle", **{what: how})
+    shared = lambda: toys.method("fedmuscleplus", **{what: how})
     monkeypatch.setattr(GroupAveragingProgram, "learn", counted)
     results = toys.execute(tmp_path / "whole", shared(), make(), safeguard=True)
     whole, rows = results["clients"], len(make()[0].train)
@@ -100,7 +100,7 @@ def test_the_safeguard_evaluates_only_clients_without_feedback_from_their_labels
     with pytest.raises(KeyboardInterrupt):
         toys.execute(tmp_path / "cut", shared(), make(), safeguard=True, watch=interrupted)
     assert toys.execute(tmp_path / "cut", shared(), make(), safeguard=True)["clients"] == whole
-    own = toys.execute(tmp_path / "own", toys.method("fedmuscle"), make(), safeguard=True)
+    own = toys.execute(tmp_path / "own", toys.method("fedmuscleplus"), make(), safeguard=True)
     assert all(entry["judged"] for entry in own["clients"].values()) and describe_judged(own) == ""
 
 
@@ -116,7 +116,7 @@ def test_clients_evaluated_by_the_safeguard_are_no_peers_if_enough_others_remain
         clients = [*toys.clients(3), replace(unlike, train=(x, (y + labels) % 4))]
         results = toys.execute(
             tmp_path / name,
-            toys.method("fedmuscle", average_heads="round", sync=sync, **fields),
+            toys.method("fedmuscleplus", average_heads="round", sync=sync, **fields),
             clients,
             safeguard=True,
         )
@@ -139,7 +139,7 @@ def test_an_evaluated_client_that_fails_leaves_the_others(toys, tmp_path, breaks
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     results = toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", average_heads="round", peers=2),
+        toys.method("fedmuscleplus", average_heads="round", peers=2),
         clients,
         safeguard=True,
     )
@@ -154,14 +154,14 @@ def test_an_evaluated_client_that_fails_leaves_the_others(toys, tmp_path, breaks
 def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp_path, monkeypatch):
     """It has no fold replicas any more, whichever clients are sampled with it."""
     messages = Counter()
-    message = FedMuscle.peer_message
+    message = FedMusclePlus.peer_message
 
     def counted(self, fed, views, client, peers):
         messages[client] += 1
         assert "d" not in peers
         return message(self, fed, views, client, peers)
 
-    monkeypatch.setattr(FedMuscle, "peer_message", counted)
+    monkeypatch.setattr(FedMusclePlus, "peer_message", counted)
     clients = [*toys.clients(3), toys.client("d", task=Classification(tuple("wxyz")))]
     sampled = {1: list("abcd"), 2: list("ad"), 3: list("bd")}
     monkeypatch.setattr(
@@ -169,7 +169,7 @@ def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp
     )
     toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", average_heads="round", peers=2),
+        toys.method("fedmuscleplus", average_heads="round", peers=2),
         clients,
         safeguard=True,
     )
@@ -177,7 +177,7 @@ def test_a_client_that_averaged_its_head_is_a_peer_in_later_rounds_too(toys, tmp
 
 
 def test_clients_without_fold_replicas_get_gradients_with_the_safeguard_too(toys, tmp_path):
-    shared = lambda: toys.method("fedmuscle", average_heads="round")
+    shared = lambda: toys.method("fedmuscleplus", average_heads="round")
     plain, guarded = (
         toys.execute(tmp_path / str(it), shared(), toys.clients(), safeguard=it)
         for it in (False, True)
@@ -194,7 +194,7 @@ def test_what_does_not_enter_the_final_model_does_not_prevent_the_safeguard(
     """With one round the local final model is from before anything was averaged or distilled."""
     results = toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", **what, final_model=keep),
+        toys.method("fedmuscleplus", **what, final_model=keep),
         toys.clients(),
         safeguard=True,
         rounds=1,
@@ -210,7 +210,7 @@ def test_an_averaged_head_is_one_privacy_release_a_round_and_logits_one_a_row(
 ):
     results = toys.execute(
         tmp_path / "run",
-        toys.method("fedmuscle", **what),
+        toys.method("fedmuscleplus", **what),
         toys.clients(),
         privacy=Privacy(noise=1.0),
     )
@@ -218,5 +218,5 @@ def test_an_averaged_head_is_one_privacy_release_a_round_and_logits_one_a_row(
 
 
 def test_the_client_halves_of_parts_derive_from_client_program_alone():
-    for part in FedMuscle.Program.__bases__:
+    for part in FedMusclePlus.Program.__bases__:
         assert part.__bases__ == (ClientProgram,)

@@ -103,7 +103,10 @@ def program_of(method, client, toys, **changed):
 
 @pytest.mark.parametrize(
     "name, fields",
-    [*((name, {}) for name in (*BASELINES, "fedmuscle")), ("fedmuscle", {"distill_public": "all"})],
+    [
+        *((name, {}) for name in (*BASELINES, "fedmuscle")),
+        ("fedmuscleplus", {"distill_public": "all"}),
+    ],
 )
 def test_baselines_run_with_different_tasks_labels_models_and_modalities(
     name, fields, toys, tmp_path

@@ -13,7 +13,7 @@ from unalike.methods.distillation import distill_public
 def test_distillation_brings_predictions_of_clients_with_common_labels_together(toys, tmp_path):
     """At the learning rate of the alignment. Other clients are neither called nor changed."""
     other = toys.client("d", task=Classification(["p", "q", "r", "s"]))
-    method = toys.method("fedmuscle", distill_public="all", align_lr=0.01, decay=True)
+    method = toys.method("fedmuscleplus", distill_public="all", align_lr=0.01, decay=True)
     fed = toys.federation(
         tmp_path / "run",
         method,
@@ -50,7 +50,7 @@ def test_distillation_among_multilabel_clients_only(toys, tmp_path):
     ]
     fed = toys.federation(
         tmp_path / "run",
-        toys.method("fedmuscle", distill_public="multilabel"),
+        toys.method("fedmuscleplus", distill_public="multilabel"),
         [*toys.clients(2), *tagged],
     )
     fed.start_round(1)

@@ -51,6 +51,10 @@ STUDIES = [
     "muscle-cross-temperature",
     "muscle-noniid",
     "muscle-peers",
+    "muscle-r1",
+    "muscle-printed",
+    "muscle-headroom",
+    "muscle-rates",
     "creamfl",
 ]
 

@@ -184,7 +184,7 @@ def problems(message):
         (
             {"algorithm.peer": 2},
             "algorithm.peer",
-            'FedMuscle has no field "peer". Did you mean "peers"? It has: peer_selection',
+            'FedMuscle has no field "peer". Did you mean "peers"? It has: peers',
         ),
         ({"algorithm.peers": "two"}, "algorithm.peers", "must be a whole number, got 'two'."),
         (
@@ -564,7 +564,7 @@ def test_the_version_is_shown_by_python_dash_m_too():
 
 def test_check_of_a_valid_scenario(command, scenario):
     code, out, _ = command("check", "digits")
-    assert code == 0 and out.startswith("digits is fine: 6 clients, FedMuscle, ")
+    assert code == 0 and out.startswith("digits is fine: 6 clients, FedMusclePlus, ")
     assert command("check", scenario()) == (
         0,
         "tiny.yaml is fine: 3 clients, FedMuscle, 2 rounds.\n",

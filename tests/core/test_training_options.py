@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unalike
-from unalike import Classification, Client, FedAvg, FedMuscle, MultiLabel, Training
+from unalike import Classification, Client, FedAvg, FedMuscle, FedMusclePlus, MultiLabel, Training
 from unalike.base.randomness import stream
 from unalike.training.loop import accumulate_gradients, build_optimizer, set_learning_rate, train
 
@@ -65,7 +65,7 @@ def test_a_schedule_reaches_every_optimizer_and_a_slow_backbone():
     """Rates at round 3 of 4 are half of those given, for the task, the alignment and the backbone."""
     training = Training(rounds=4, lr=0.1, schedule="linear")
     client = clients(public=torch.zeros(8, 4))[0]
-    method = FedMuscle(backbone_lr_scale=0.5)
+    method = FedMusclePlus(backbone_lr_scale=0.5)
     program = method.Program(client, method, training, 0)
     for program.round in (1, 3):
         rates = [program.optimizer(name).param_groups[-1]["lr"] for name in ("task", "gently")]

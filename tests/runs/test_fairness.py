@@ -12,6 +12,7 @@ from unalike import (
     FedAvg,
     FederationConfig,
     FedMuscle,
+    FedMusclePlus,
     Local,
     MultiLabel,
 )
@@ -80,12 +81,12 @@ def test_final_model_local_keeps_the_model_after_local_epochs(toys, tmp_path):
     for keep in ("local", "aligned"):
         fed = toys.federation(
             tmp_path / keep,
-            FedMuscle(peers=1, width=8, batch=8, final_model=keep),
+            FedMusclePlus(peers=1, width=8, batch=8, final_model=keep),
             toys.clients(4),
             federation=FederationConfig(participation=0.5),
             rounds=4,
         )
-        for finished in FedMuscle(peers=1, width=8, batch=8, final_model=keep).serve(fed):
+        for finished in FedMusclePlus(peers=1, width=8, batch=8, final_model=keep).serve(fed):
             fed.finished = finished
         settled = {
             c for c, program in fed.engine.host.programs.items() if "settled" in program.memory

@@ -5,7 +5,18 @@ from functools import partial
 import pytest
 import torch
 
-from unalike import Classification, Client, FedAvg, FedDF, FedMuscle, FedProto, Local, Training, run
+from unalike import (
+    Classification,
+    Client,
+    FedAvg,
+    FedDF,
+    FedMuscle,
+    FedMusclePlus,
+    FedProto,
+    Local,
+    Training,
+    run,
+)
 from unalike.models import build_encoder
 from unalike.report import outcome
 from unalike.report.page import write
@@ -70,7 +81,7 @@ def test_groups_and_clients_that_work_alone_are_named(tmp_path, capsys):
     [
         (FedMuscle(peers=2, width=4, batch=8), {"public set": [["a", "b", "c"]]}),
         (
-            FedMuscle(peers=2, width=4, batch=8, average_heads="round"),
+            FedMusclePlus(peers=2, width=4, batch=8, average_heads="round"),
             {"public set": [["a", "b", "c"]], "heads": [["a", "b"]]},
         ),
         (FedDF(batch=8), {"public predictions": [["a", "b"]]}),

@@ -41,6 +41,7 @@ from unalike.algorithms.fedmp import FedMP
 from unalike.algorithms.fedmpt import FedMPT
 from unalike.algorithms.fedmrl import FedMRL
 from unalike.algorithms.fedmuscle import FedMuscle
+from unalike.algorithms.fedmuscleplus import FedMusclePlus
 from unalike.algorithms.fedmvp import FedMVP
 from unalike.algorithms.fednca import FedNCA
 from unalike.algorithms.fednova import FedNova
@@ -130,6 +131,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "flexfl": FlexFL,
     "subflot": SubFLOT,
     "fedmuscle": FedMuscle,
+    "fedmuscleplus": FedMusclePlus,
     "fedhenn": FedHeNN,
     "feddf": FedDF,
     "cofed": CoFED,

@@ -37,14 +37,12 @@ class AnchoredContrast:
         temperature: tau^(N), a number or a (clients, clients) matrix.
         lower_temperature: tau^(N-1), likewise; "consistent" solves eq. 22.
         samples: index tuples drawn per row to estimate the Muscle loss; None: all, if feasible.
-        self_peers: how many times the anchor itself, detached, is added to its peers.
     """
 
     loss: LossName
     temperature: Temperature
     lower_temperature: Temperature | Literal["consistent"]
     samples: int | None = None
-    self_peers: int = 0
 
     def check(self, clients: int) -> list[tuple[str, str]]:
         """Problems with the temperatures, as (field, sentence)."""
@@ -63,13 +61,13 @@ class AnchoredContrast:
     def temperatures(
         self, clients: Sequence[str], anchor: str, peers: Sequence[str]
     ) -> Temperatures:
-        """Both temperatures for an anchor and its peers, itself as a peer last: numbers, or
-        matrices whose row 0 is the anchor's.
+        """Both temperatures for an anchor and its peers: numbers, or matrices whose row 0 is the
+        anchor's.
 
         Args:
             clients: all clients, in the order of the matrices' rows.
         """
-        order = [clients.index(c) for c in (anchor, *peers, *[anchor] * self.self_peers)]
+        order = [clients.index(c) for c in (anchor, *peers)]
         upper = _submatrix(self.temperature, order)
         if self.lower_temperature != "consistent":
             lower = _submatrix(self.lower_temperature, order)
@@ -81,8 +79,7 @@ class AnchoredContrast:
         return {"temperature": upper, "lower_temperature": lower}
 
     def count_samples(self, peers: int, rows: int) -> int:
-        """How many index tuples are drawn with so many peers (the anchor counted as one); 0: all
-        are summed."""
+        """How many index tuples are drawn with so many peers; 0: all are summed."""
         if self.loss != "muscle" or (self.samples is None and rows**peers <= SUMMED_TUPLES):
             return 0
         return self.samples or DEFAULT_SAMPLES
@@ -91,8 +88,7 @@ class AnchoredContrast:
         self, peers: int, rows: int, generator: torch.Generator | None = None
     ) -> Tensor | None:
         """Uniform numbers (peers, rows, samples) that decide which index tuples are drawn for an
-        anchor with so many other peers; None: all are summed."""
-        peers += self.self_peers
+        anchor with so many peers; None: all are summed."""
         count = self.count_samples(peers, rows)
         return torch.rand(peers, rows, count, generator=generator) if count else None
 
@@ -107,7 +103,7 @@ class AnchoredContrast:
         return anchored_loss(
             self.loss,
             z,
-            [*peers, *[z.detach()] * self.self_peers],
+            peers,
             _beside(z, temperatures["temperature"]),
             _beside(z, temperatures["lower_temperature"]),
             draws,
@@ -148,7 +144,7 @@ class AnchoredContrast:
         if per_pair or len(counts) != 1:
             return False
         sampled = any(draw is not None for draw in draws.values())
-        return sampled or max(counts) + self.self_peers <= STACKED_PEERS
+        return sampled or max(counts) <= STACKED_PEERS
 
     def _stacked_gradients(
         self,
@@ -163,7 +159,7 @@ class AnchoredContrast:
         drawn_tuples = [draw for draw in draws.values() if draw is not None]
         more = [torch.stack(drawn_tuples).to(anchors)] if drawn_tuples else []
         temperatures: dict[str, Any] = self.temperatures(clients, next(iter(peers)), [])
-        function = stacked(self.loss, self.self_peers, **temperatures)
+        function = stacked(self.loss, **temperatures)
         losses, gradients = function(anchors, peer_views, *more)
         # A copy: the next replay of a CUDA graph overwrites its outputs.
         losses = losses.to(torch.float64, copy=True)
@@ -175,7 +171,7 @@ class AnchoredContrast:
     ) -> tuple[Tensor, Tensor]:
         """The paper's S (B^M, d) and log alpha (B^M,) of eq. 5 for an anchor z (B, d)."""
         return aggregate(
-            [*peers, *[z] * self.self_peers],
+            peers,
             _beside(z, temperatures["temperature"]),
             _beside(z, temperatures["lower_temperature"]),
         )
@@ -189,11 +185,9 @@ class AnchoredContrast:
 
 
 @cache
-def stacked(
-    loss: LossName, self_peers: int, temperature: float, lower_temperature: float
-) -> GraphedFunction:
+def stacked(loss: LossName, temperature: float, lower_temperature: float) -> GraphedFunction:
     """Losses and gradients of several anchors (clients, B, d) at once, with equally many peers."""
-    contrast = AnchoredContrast(loss, temperature, lower_temperature, self_peers=self_peers)
+    contrast = AnchoredContrast(loss, temperature, lower_temperature)
     temperatures: Temperatures = {
         "temperature": temperature,
         "lower_temperature": lower_temperature,

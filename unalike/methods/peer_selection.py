@@ -1,4 +1,4 @@
-"""Which clients a client is aligned with: random ones, or those with the most similar views."""
+"""Which clients a client is aligned with."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,42 +8,32 @@ from torch import Tensor
 from unalike.base.randomness import stream
 from unalike.core.federation import Federation
 from unalike.core.safeguard import NOT_CROSS_VALIDATED
-from unalike.losses.kernels import pairwise_cka
-
-OLD_WEIGHT = 0.9  # in the running mean of relevance
-NEW_WEIGHT = 0.1
 
 
 def select_peers(
     fed: Federation,
     views: dict[str, Tensor],
     count: int,
-    by_relevance: bool = False,
     moment: tuple[int, ...] = (),
     weights: Mapping[str, float] | None = None,
 ) -> dict[str, list[str]]:
-    """Up to `count` peers for each client; clients without any are left out, unless count is 0.
+    """Up to `count` random peers for each client; clients without any are left out.
 
     Args:
         views: representations (B, d) of the same rows, by client. Peers are chosen among these.
-        by_relevance: the most similar ones (`update_relevance`) instead of random ones.
         moment: numbers that name the random draw, e.g. round, epoch, batch.
         weights: by client (agreement.py); nobody of weight 0 is a peer. None: all may be.
     """
     candidates = eligible_peers(fed, views, count)
     if weights is not None:
         candidates = [c for c in candidates if weights[c] > 0]
-    relevance = update_relevance(fed, views) if by_relevance else {}
     peers = {}
     for client in views:
-        ranked = [c for c in candidates if c != client]
-        if by_relevance:
-            ranked.sort(key=lambda c: -relevance[client][c])
-        else:
-            generator = stream(fed.seed, "peers", *moment, client)
-            ranked = [ranked[i] for i in torch.randperm(len(ranked), generator=generator)]
-        if ranked[:count] or count == 0:
-            peers[client] = ranked[:count]
+        others = [c for c in candidates if c != client]
+        generator = stream(fed.seed, "peers", *moment, client)
+        drawn = [others[i] for i in torch.randperm(len(others), generator=generator)]
+        if drawn:
+            peers[client] = drawn[:count]
     return peers
 
 
@@ -72,13 +62,3 @@ def cross_validated_clients(fed: Federation) -> set[str]:
     """With the safeguard: clients with fold replicas, since they have received nothing that was
     derived from their own labels."""
     return set(fed.infos) - set(fed.state.get(NOT_CROSS_VALIDATED, [])) if fed.guarded else set()
-
-
-def update_relevance(fed: Federation, views: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Running mean of linear CKA between all pairs of clients, brought up to date by a batch."""
-    relevance: dict[str, dict[str, float]]
-    relevance = fed.state.setdefault("relevance", {c: {} for c in fed.infos})
-    for (a, b), similarity in pairwise_cka(views).items():
-        before = relevance[a].get(b, similarity)
-        relevance[a][b] = OLD_WEIGHT * before + NEW_WEIGHT * similarity
-    return relevance

@@ -1,7 +1,7 @@
 """Representations of public batches that a client sends in one call and aligns in a later one."""
 
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,37 +20,47 @@ from unalike.methods.public_data import (
 from unalike.models.model import Model
 from unalike.training.batch_norm import is_stochastic
 from unalike.training.cuda_graphs import GraphedForward
-from unalike.training.loop import step
+from unalike.training.loop import apply_gradients, step
 
 USE_CUDA_GRAPHS = True
 
 Views = Annotated[Tensor, Shape("rows", "width")]  # representations of a public batch, (B, d)
 
 
+class Aligned(TypedDict):
+    """The loss on a batch before the step, and representations of the next batch after it."""
+
+    loss: float
+    views: Views
+
+
 class PublicAlignmentProgram(ClientProgram):
     """Sends representations, keeps the autograd graph of the last ones, and aligns them.
 
-    The method has `width` (d), `batch`, `projection` (to d: auto, always or never), `contrast` and
-    the fields of `AlignmentParts`.
+    The method is an `Alignment`.
     """
 
     algorithm: Any
+    unit_head: ClassVar[bool] = False  # whether the head gets unit vectors, as the loss does
     # Of the batch computed last: (round, epoch, batch), and representations (B, d). Only a cache.
     graph: tuple[tuple[int, int, int], Tensor] | None = None
 
     def build(self, encoder: nn.Module) -> Model:
         """The encoder, a projection to d if needed, and the task's head."""
-        method = self.algorithm
-        width = self.encoder_width(encoder)
-        if method.projection == "never" and width != method.width:
-            raise ValueError(
-                f"its encoder gives {width} features, the federation compares {method.width}; "
-                f"set algorithm.projection to auto or algorithm.width to {width}"
-            )
-        required = method.projection == "always" or method.projection_init == "shared"
-        linear = required or width != method.width
-        projection = nn.Linear(width, method.width) if linear else nn.Identity()
-        return Model(encoder, projection, self.head(method.width), self.client.task.dense)
+        width = self.algorithm.width
+        before = self.encoder_width(encoder)
+        linear = self.always_projects() or before != width
+        projection = nn.Linear(before, width) if linear else nn.Identity()
+        dense = self.client.task.dense
+        return Model(encoder, projection, self.head(width), dense, unit=self.unit_head)
+
+    def always_projects(self) -> bool:
+        """Whether an encoder gets a projection even where it has the width d already."""
+        return False
+
+    def alignment_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the alignment: that of the local epochs."""
+        return self.optimizer()
 
     @operation
     @sends("rows")
@@ -86,6 +96,45 @@ class PublicAlignmentProgram(ClientProgram):
             del z  # while its graph lives, a GPU cannot capture the next backward pass
         return sum(losses) / len(losses)
 
+    @operation
+    @sends("rows")
+    def align(self, epoch: int, batch: int, gradient: Tensor) -> Views:
+        """Line 11 from dL/dZ, (B, d): backward and one step. Returns Z of the next batch."""
+        optimizer = self.alignment_optimizer()
+        optimizer.zero_grad(set_to_none=True)
+        z = self.recall(epoch, batch)
+        self.work += len(z)
+        z.backward(gradient.to(z.device, z.dtype))
+        apply_gradients(optimizer, self.training.max_grad_norm)
+        del z  # while its graph lives, a GPU cannot capture the next backward pass
+        return self.represent_next(epoch, batch)
+
+    @operation
+    @sends(views="rows")
+    def align_to_peers(
+        self, epoch: int, batch: int, peers: list[Tensor], temperatures: dict
+    ) -> Aligned:
+        """Line 11 from the peers' representations, (B, d) each."""
+        loss = self.step_towards(self.recall(epoch, batch), peers, temperatures)
+        return {"loss": loss, "views": self.represent_next(epoch, batch)}
+
+    @operation
+    @sends(views="rows")
+    def align_to_aggregate(self, epoch: int, batch: int, s: Tensor, log_alpha: Tensor) -> Aligned:
+        """Line 11 as printed: from S (B^M, d) and log alpha (B^M,), eq. 5."""
+        z = self.recall(epoch, batch)
+        loss = self.step(self.algorithm.contrast.aggregate_value(z, s, log_alpha), len(z))
+        del z
+        return {"loss": loss, "views": self.represent_next(epoch, batch)}
+
+    def blank_align(self, epoch: int, batch: int, **arguments: Any) -> Tensor:
+        return self.blank_represent(epoch, batch + 1)
+
+    def blank_align_to_peers(self, epoch: int, batch: int, **arguments: Any) -> dict[str, Any]:
+        return {"loss": None, "views": self.blank_represent(epoch, batch + 1)}
+
+    blank_align_to_aggregate = blank_align_to_peers
+
     def step_towards(self, z: Tensor, peers: list[Tensor], temperatures: dict) -> float:
         """One step on the loss of z (B, d) against peers, (B, d) each. Returns the loss."""
         contrast = self.algorithm.contrast
@@ -96,7 +145,7 @@ class PublicAlignmentProgram(ClientProgram):
     def step(self, loss: Tensor, rows: int) -> float:
         """One step of the alignment's optimizer. Returns the loss."""
         self.work += rows
-        optimizer = self.algorithm.public_optimizer(self, "align")
+        optimizer = self.alignment_optimizer()
         step(loss, optimizer, self.training.max_grad_norm)
         return float(loss.detach())
 

@@ -22,6 +22,7 @@ from unalike.data.public_order import PublicOrder
 from unalike.data.samples import Samples
 from unalike.methods.agreement import PeerRule
 from unalike.methods.group_averaging import averaged_groups
+from unalike.methods.parts import Part, train_locally
 from unalike.methods.sharing import clients_by_label
 from unalike.training.loop import Positive, train
 
@@ -173,11 +174,22 @@ class PublicTraining(Algorithm):
             groups = {"public predictions": by_label} if by_label else {}
         return groups | averaged_groups(self, fed)
 
+    def parts(self) -> list[Part]:
+        """Parts that are added to the rounds, in the order in which they act."""
+        return []
+
     def serve(self, fed: Federation) -> Iterator[int]:
+        parts = self.parts()
         for round in fed.rounds():
-            fed.log_metrics("train_loss", dict(fed.call("train")))
+            for part in parts:
+                part.before_local(fed)
+            fed.log_metrics("train_loss", train_locally(fed, "train", parts))
+            for part in parts:
+                part.after_local(fed)
             if round < fed.training.rounds:
                 fed.log_metrics("public_loss", self.learn_from_public(fed, round))
+                for part in parts:
+                    part.after_alignment(fed)
             yield round
 
     def public_optimizer(self, program: ClientProgram, name: str) -> torch.optim.Optimizer:

@@ -21,16 +21,23 @@ class Model(nn.Module):
         projection: between encoder and head; `nn.Identity()` where there is none.
         head: from features to the task's output.
         dense: whether the task answers for every pixel or step.
+        unit: whether features are unit vectors, at each position of a map.
     """
 
     def __init__(
-        self, encoder: nn.Module, projection: nn.Module, head: nn.Module, dense: bool = False
+        self,
+        encoder: nn.Module,
+        projection: nn.Module,
+        head: nn.Module,
+        dense: bool = False,
+        unit: bool = False,
     ):
         super().__init__()
         self.encoder = encoder
         self.projection = projection
         self.head = head
         self.dense = dense
+        self.unit = unit
 
     def encode(self, x: Tensor | dict) -> Tensor:
         """The projection's input: a vector per sample (n, width), or a map (n, width, ...)."""
@@ -50,8 +57,10 @@ class Model(nn.Module):
         """The head's input: (n, width), or (n, width, ...) for a dense task."""
         encoded = self.encode(x)
         if self.dense:  # the projection works on the last axis
-            return self.projection(encoded.movedim(1, -1)).movedim(-1, 1)
-        return self.projection(encoded)
+            features = self.projection(encoded.movedim(1, -1)).movedim(-1, 1)
+        else:
+            features = self.projection(encoded)
+        return nn.functional.normalize(features, dim=1) if self.unit else features
 
     def represent(self, x: Tensor | dict) -> Tensor:
         """Unit vectors (n, width)."""

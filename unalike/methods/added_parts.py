@@ -1,7 +1,7 @@
-"""What may be added to a method that aligns representations on a public set, and the fields for it.
+"""Parts that may be added to the rounds of a method with a public set, and the fields for them.
 
-Everything is off by default. Each part is a file of its own in this folder; docs/fedmuscle.md has a
-section for each with what it is worth.
+Everything is off by default. Each part is a file of its own in this folder; docs/fedmuscleplus.md
+has a section for each with what it is worth.
 """
 
 import math
@@ -14,7 +14,6 @@ from pydantic import Field
 from unalike.core.algorithm import Algorithm, Sharing
 from unalike.core.federation import Federation
 from unalike.core.program import ClientProgram
-from unalike.methods.agreement import PeerRule
 from unalike.methods.distillation import PublicDistillation
 from unalike.methods.final_model import LocalFinalModel
 from unalike.methods.group_averaging import HeadAveraging, averaged_groups
@@ -22,18 +21,12 @@ from unalike.methods.parts import Part, train_locally
 from unalike.methods.public_data import LearningRate
 from unalike.methods.shared_subspace import SharedProjectionInit
 
-FROZEN_LR_SCALE = 0.1  # of training.lr, for the alignment of models with frozen weights
-
 
 @dataclass
-class AlignmentParts(Algorithm):
+class AddedParts(Algorithm):
     """Fields of the parts. A method derives from it and calls the parts' hooks (`parts.Part`).
 
     Args:
-        peer_selection: how peers are chosen (peer_selection.py).
-        redraw: how often peers are drawn anew.
-        self_peers: how many of the peers are the client itself.
-        robust: whether peers whose public rows agree with nobody's are left out (agreement.py).
         projection_init: start of the projections; "shared": fitted to one subspace of all clients
             (shared_subspace.py).
         average_heads: averaging of heads among clients with the same task and labels
@@ -44,10 +37,7 @@ class AlignmentParts(Algorithm):
             "multilabel": only among multi-label clients.
         backbone_lr_scale: learning rate of encoder and projection in local epochs, relative to the
             head's (slow_backbone.py).
-        optimizers: optimizer of the alignment: shared with local epochs ("one") or of its own
-            ("two").
-        align_lr: learning rate of the alignment; None: training.lr, a tenth of it with frozen
-            weights.
+        align_lr: learning rate of the alignment; None: training.lr.
         distill_lr: learning rate of the distillation; None: that of the alignment.
         decay: both learning rates go to 0 over the rounds, along a cosine.
         final_model: the model that clients end with: after the last local epochs ("local"), or
@@ -55,8 +45,6 @@ class AlignmentParts(Algorithm):
     """
 
     RENAMED: ClassVar[dict[str, str]] = {
-        "choice": "peer_selection",
-        "own": "self_peers",
         "heads": "average_heads",
         "absent": "mask_absent_classes",
         "opinions": "distill_public",
@@ -67,16 +55,11 @@ class AlignmentParts(Algorithm):
         "keep": "final_model",
     }
 
-    peer_selection: Literal["random", "relevance"] = "random"
-    redraw: Literal["batch", "pass"] = "batch"
-    self_peers: Annotated[int, Field(ge=0)] = 0
-    robust: PeerRule = "never"
     projection_init: Literal["random", "shared"] = "random"
     average_heads: Literal["never", "round", "epoch"] = "never"
     mask_absent_classes: bool = False
     distill_public: Literal["never", "all", "multilabel"] = "never"
     backbone_lr_scale: Annotated[float, Field(ge=0, le=1)] = 1.0
-    optimizers: Literal["one", "two"] = "two"
     align_lr: LearningRate | None = None
     distill_lr: LearningRate | None = None
     decay: bool = False
@@ -103,30 +86,12 @@ class AlignmentParts(Algorithm):
         """All clients share the public set; some average their heads, too."""
         return {**(super().sharing(fed) or {}), **averaged_groups(self, fed)}
 
-    def check_parts(self, peers: int, loss: str, projection: str) -> list[tuple[str, str]]:
+    def check_parts(self) -> list[tuple[str, str]]:
         """Fields that do not go together, as (field, sentence)."""
-        problems = []
-        if self.self_peers > max(peers, 1):
-            sentence = f"must be from 0 to algorithm.peers, {peers}, got {self.self_peers}."
-            problems.append(("self_peers", sentence))
-        if self.self_peers and loss == "gramian":
-            sentence = "the Gramian loss is undefined for a client and itself: set self_peers to 0."
-            problems.append(("self_peers", sentence))
         if self.mask_absent_classes and self.average_heads == "never":
             sentence = "is for averaged heads: set algorithm.average_heads to round or epoch."
-            problems.append(("mask_absent_classes", sentence))
-        if self.projection_init == "shared" and projection == "never":
-            sentence = "shared needs projections: leave algorithm.projection at auto."
-            problems.append(("projection_init", sentence))
-        if self.backbone_lr_scale != 1 and self.optimizers == "one":
-            sentence = f"must be 1 with one optimizer, got {self.backbone_lr_scale}."
-            problems.append(("backbone_lr_scale", sentence))
-        if self.decay and self.optimizers == "one" and self.align_lr is None:
-            sentence = (
-                "needs a learning rate of its own: set algorithm.align_lr, or optimizers two."
-            )
-            problems.append(("decay", sentence))
-        return problems
+            return [("mask_absent_classes", sentence)]
+        return []
 
     def privacy_problem(self) -> str | None:
         if self.mask_absent_classes:
@@ -142,12 +107,8 @@ class AlignmentParts(Algorithm):
         Args:
             name: "align" for the alignment, "public" for the distillation.
         """
-        lr = (self.distill_lr if name == "public" else None) or self.align_lr
-        if lr is None:
-            if self.optimizers == "one":
-                return program.optimizer()
-            frozen = not all(p.requires_grad for p in program.model.parameters())
-            lr = program.training.lr * (FROZEN_LR_SCALE if frozen else 1)
+        own = self.distill_lr if name == "public" else None
+        lr = own or self.align_lr or program.training.lr
         optimizer = program.optimizer(name, lr)
         if self.decay:
             progress = (program.round - 1) / program.training.rounds

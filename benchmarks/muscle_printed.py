@@ -1,0 +1,149 @@
+"""FedMuscle as printed on its Setup1, and how much of its gain is the baseline's weakness."""
+
+from benchmarks.fedmuscle import curves, rows_of, table
+from benchmarks.study import Study, benchmark
+
+SETUP = "muscle-setup1"
+# As many local epochs as the paper's 150 rounds of one, and a row of its Table 8.
+ROUNDS = ("rounds=25", "epochs=6")
+
+# muscle-r1: one round
+
+PASSES = (1, 3, 5)
+
+
+@benchmark("muscle-r1")
+def bench_muscle_r1(study: Study) -> dict:
+    """FedMuscle as printed with one round of 150 local epochs and T passes (Table 8, R = 1).
+
+    `raw head` has the same with heads on raw features; its own local baseline has them, too.
+    """
+    one_round = ["rounds=1", "epochs=150"]
+    settings = {f"T={passes}": [*one_round, f"passes={passes}"] for passes in PASSES}
+    raw = f"algorithm={PRINTED_WITH.format('head_input: raw')}"
+    settings["raw head, T=5"] = [*one_round, raw, "passes=5", "alone=true"]
+    result = table(study, rows_of(study, settings, SETUP))
+    lines = {"as printed": {passes: f"T={passes}" for passes in PASSES}}
+    bars = {"delta_bars": {"T=1": 5.71, "T=3": 10.18, "T=5": 12.81}}
+    return curves(result, "T", lines) | bars
+
+
+# muscle-printed: one thing changed at a time, and clients alone
+
+# The fields of fedmuscleplus that make it FedMuscle as printed, but for the alignment's optimizer,
+# which is one of its own, and peers, which are drawn for each batch.
+PRINTED_WITH = "{{name: fedmuscleplus, final_model: aligned, {}}}"
+PRINTED: dict[str, list[str]] = {
+    "as printed": [],
+    "raw head": [f"algorithm={PRINTED_WITH.format('head_input: raw')}", "alone=true"],
+    "own optimizer": [f"algorithm={PRINTED_WITH.format('head_input: unit')}"],
+    "own optimizer at 1e-4": [
+        f"algorithm={PRINTED_WITH.format('head_input: unit, align_lr: 0.0001')}"
+    ],
+    "own optimizer, left as local": [
+        "algorithm={name: fedmuscleplus, head_input: unit, final_model: local}"
+    ],
+    "adapters in the last layers": [
+        *(
+            f"clients.{index}.model.adapted={stage}"
+            for index, stage in enumerate((8, 7, 8, 8, 7, 6))
+        ),
+        "alone=true",
+    ],
+    "pairwise": ["algorithm.loss=pairwise"],
+    "gramian": ["algorithm.loss=gramian"],
+}
+VARIANT = "benchmarks.variants"
+ALONE: dict[str, list[str]] = {
+    "alone, unit head": [f"algorithm={{name: {VARIANT}:Alone, head_input: unit}}"],
+    "alone, raw head": [f"algorithm={{name: {VARIANT}:Alone}}"],
+    "alone, head on the encoder": ["algorithm={name: local}"],
+    "alone, probe": [f"algorithm={{name: {VARIANT}:Alone, backbone_lr_scale: 0}}"],
+    "alone, raw head at 3e-4": [f"algorithm={{name: {VARIANT}:Alone}}", "lr=0.0003"],
+}
+
+
+@benchmark("muscle-printed")
+def bench_muscle_printed(study: Study) -> dict:
+    """What of FedMuscle's gain is the baseline: unit or raw heads, rate, optimizers, adapters, loss.
+
+    FedMuscle as printed on `muscle-setup1`, then one thing changed at a time, and clients alone in
+    several forms, all against clients alone with the printed model (unit vectors to the head).
+    """
+    settings = {name: [*ROUNDS, *values] for name, values in (PRINTED | ALONE).items()}
+    return table(study, rows_of(study, settings, SETUP))
+
+
+# muscle-headroom: what we ship, its parts, its loss, and rivals with rates of their own
+
+HEADROOM = "muscle-headroom"
+PARTS: dict[str, list[str]] = {
+    "as shipped": [],
+    "pairwise": ["algorithm.loss=pairwise"],
+    "gramian": ["algorithm.loss=gramian"],
+    "nobody aligned": ["algorithm.align_lr=1e-12"],
+    "own start": ["algorithm.projection_init=random"],
+    "own heads": ["algorithm.average_heads=never", "algorithm.mask_absent_classes=false"],
+    "own opinions": ["algorithm.distill_public=never"],
+    "one exchange a pass": ["sync=epoch"],
+    "as printed": ["algorithm={name: fedmuscle}"],
+}
+# Each with the better of two rates (`muscle-rates`).
+RIVALS: dict[str, str] = {
+    "feddf": "{name: feddf}",
+    "cofed": "{name: cofed}",
+    "pseudolabel": "{name: pseudolabel}",
+    "sage": "{name: sage}",
+    "simclr": "{name: simclr}",
+    "fedhenn": "{name: fedhenn}",
+    "fedrcl": "{name: fedrcl}",
+    "feddf, shared start": f"{{name: {VARIANT}:FedDFJointStart}}",
+    "cofed, shared start": f"{{name: {VARIANT}:CoFEDJointStart}}",
+}
+
+
+@benchmark("muscle-headroom")
+def bench_muscle_headroom(study: Study) -> dict:
+    """FedMusclePlus and its parts on `muscle-headroom`, and rivals with rates of their own."""
+    settings = dict(PARTS)
+    for name, fields in RIVALS.items():
+        settings[name] = [f"algorithm={fields}"]
+    return table(study, rows_of(study, settings, HEADROOM))
+
+
+# muscle-rates: the same small search for every method
+
+RATES = {
+    "public_lr": ("0.001", "0.0001"),
+    "eta": ("0.01", "0.1"),
+    "weight": ("1.0", "0.03"),
+    "align_lr": ("0.001", "0.0001"),
+}
+SEARCHED = {
+    **dict.fromkeys(("feddf", "cofed", "pseudolabel", "sage", "simclr"), "public_lr"),
+    f"{VARIANT}:FedDFJointStart": "public_lr",
+    f"{VARIANT}:CoFEDJointStart": "public_lr",
+    "fedhenn": "eta",
+    "fedrcl": "weight",
+}
+HELD_OUT = [
+    "data.options.choosing=true",
+    *(f"clients.{i}.data.options.choosing=true" for i in (3, 4, 5)),
+]
+
+
+@benchmark("muscle-rates")
+def bench_muscle_rates(study: Study) -> dict:
+    """Two values of one rate for every method on `muscle-headroom`, with seeds set aside (100, 101).
+
+    Tests are on photographs held out of the training set.
+    """
+    held_out = [] if study.quick else HELD_OUT
+    settings: dict[str, list[str]] = {}
+    for value in RATES["align_lr"]:
+        settings[f"as shipped, {value}"] = [f"algorithm.align_lr={value}", *held_out]
+    for name, field in SEARCHED.items():
+        for value in RATES[field]:
+            fields = f"{{name: {name}, {field}: {value}}}"
+            settings[f"{name}, {value}"] = [f"algorithm={fields}", *held_out]
+    return table(study, rows_of(study, settings, HEADROOM))

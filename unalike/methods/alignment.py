@@ -1,0 +1,173 @@
+"""Alignment of representations on a public set: the server's half. It knows public rows and losses,
+no labels. The client's half is `public_alignment.py`.
+
+Lines are those of Algorithm 1 of FedMuscle, https://arxiv.org/abs/2602.01626. What the server
+sends in line 10 is `exchange`; the update is the same:
+    gradient   dL/dZ, (B, d), computed by the server: as small as Z whatever M is (ours)
+    peers      the representations of the M peers, (B, d) each
+    paper      S (B^M, d) and alpha (B^M,), as printed
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from unalike.base.message import Value
+from unalike.base.randomness import stream
+from unalike.core.algorithm import Algorithm
+from unalike.core.federation import Federation
+from unalike.methods.agreement import PeerRule, agreement_weights
+from unalike.methods.anchored_contrast import AnchoredContrast, LossName, Temperature
+from unalike.methods.peer_selection import (
+    check_peer_count,
+    cross_validated_clients,
+    select_peers,
+)
+from unalike.methods.public_data import check_batch
+from unalike.training.loop import Positive
+
+OPERATIONS = {"gradient": "align", "peers": "align_to_peers", "paper": "align_to_aggregate"}
+
+
+@dataclass
+class Alignment(Algorithm):
+    """Fields of the alignment, with the defaults of FedMuscle's paper, and one pass of it.
+
+    A method derives from it and calls `align` for each pass over the public set; its `Program`
+    derives from `PublicAlignmentProgram`.
+
+    Args:
+        peers: M, clients that each client is aligned with at a time.
+        width: d, of the representations; a projection is added where an encoder has another width.
+        batch: B, public rows per batch.
+        passes: T, passes over the public set per round.
+        temperature: tau^(N); a (clients, clients) matrix has one per pair.
+        lower_temperature: tau^(N-1); "consistent" solves eq. 22.
+        loss: eq. 3, or one that the paper compares it with.
+        samples: index tuples j drawn to estimate eq. 3; None: all if feasible.
+        exchange: what the server sends in line 10, see the top of this file.
+        sync: "epoch": one exchange per pass, implies "peers"; "batch": with every batch.
+        robust: whether peers whose public rows agree with nobody's are left out (agreement.py).
+    """
+
+    needs_public: ClassVar[bool] = True
+    draws_peers_each_batch: ClassVar[bool] = False  # if not, once a pass, as in section 5
+
+    peers: Positive = 3
+    width: Positive = 256
+    batch: int = 32
+    passes: Positive = 1
+    temperature: Temperature = 0.2
+    lower_temperature: Temperature | Literal["consistent"] = 0.15
+    loss: LossName = "muscle"
+    samples: Positive | None = None
+    exchange: Literal["gradient", "peers", "paper"] = "gradient"
+    sync: Literal["batch", "epoch"] = "batch"
+    robust: PeerRule = "never"
+
+    @classmethod
+    def for_engine(cls, fields: dict[str, Any], slow_messages: bool) -> dict[str, Any]:
+        """Where a message takes seconds: one exchange per pass, unless `sync` is given."""
+        return {"sync": "epoch", **fields} if slow_messages else fields
+
+    @property
+    def contrast(self) -> AnchoredContrast:
+        """The loss with its settings."""
+        return AnchoredContrast(self.loss, self.temperature, self.lower_temperature, self.samples)
+
+    def check(self, clients: int, public_rows: int) -> list[tuple[str, str]]:
+        problems = check_batch(self.batch, public_rows) + self.contrast.check(clients)
+        available = f", the federation has {clients}. Lower algorithm.peers or add clients."
+        problems += check_peer_count(self.peers, clients, available)
+        if self.exchange == "paper" and (self.loss != "muscle" or self.sync == "epoch"):
+            problems.append(("exchange", 'paper is for loss "muscle", sync "batch" only.'))
+        if self.exchange == "paper" and self.contrast.count_samples(self.peers, self.batch):
+            size = f"the paper's aggregate has {self.batch}^{self.peers} rows"
+            problems.append(("exchange", f"{size}. Lower algorithm.peers, or use gradient."))
+        return problems
+
+    def check_round(self, clients: int) -> list[tuple[str, str]]:
+        remedy = "Lower algorithm.peers or raise federation.participation."
+        available = f" a round, {clients} {'is' if clients == 1 else 'are'} sampled. {remedy}"
+        return check_peer_count(self.peers, clients, available)
+
+    def align(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        """Lines 8 to 13: one pass over the public set. Returns each client's mean loss."""
+        if self.sync == "epoch":
+            return self.align_once(fed, round, epoch)
+        return self.align_by_batch(fed, round, epoch)
+
+    def align_by_batch(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        """A pass over the public set with one exchange per batch; returns each client's mean loss.
+
+        Clients answer an update with their representations of the next batch.
+        """
+        losses = defaultdict(list)  # tensors: reading them at each batch would stall a GPU
+        views: dict[str, Tensor] = {}
+        sizes = [len(rows) for rows in fed.public(self.batch).batches(round, epoch)]
+        for batch, (rows, next_rows) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True)):
+            where: dict[str, Any] = {"epoch": epoch, "batch": batch}
+            if not views:  # line 9
+                views = dict(fed.call("represent", **where, sizes={"rows": rows}))
+            draw = batch if self.draws_peers_each_batch else 0
+            peers = self.draw_peers(fed, views, round, epoch, draw)
+            # The safeguard's fold replicas need peers, to compute a gradient each.
+            by_peers = cross_validated_clients(fed) if self.exchange == "gradient" else set(peers)
+            by_gradient = {c: names for c, names in peers.items() if c not in by_peers}
+            generator = stream(fed.seed, "combinations", round, epoch, batch)
+            gradients, batch_losses = self.contrast.gradients(
+                list(fed.infos), views, by_gradient, generator
+            )
+            messages: dict[str, dict[str, Value]] = {}
+            for client, names in peers.items():  # line 10
+                if client in by_peers:
+                    messages[client] = self.peer_message(fed, views, client, names)
+                else:
+                    messages[client] = {"gradient": gradients[client]}
+            replies = fed.call(
+                OPERATIONS[self.exchange],
+                per_client_operation={c: "align_to_peers" for c in peers if "peers" in messages[c]},
+                per_client=messages,
+                sizes={"rows": next_rows},
+                **where,
+            )
+            views = {}
+            for client, reply in replies.items():
+                views[client] = reply if client in gradients else reply["views"]
+                if client not in gradients and reply["loss"] is not None:  # None with privacy
+                    batch_losses[client] = reply["loss"]
+            for client, loss in batch_losses.items():
+                losses[client].append(torch.as_tensor(loss, dtype=torch.float64))
+        return {client: float(torch.stack(values).mean()) for client, values in losses.items()}
+
+    def align_once(self, fed: Federation, round: int, epoch: int) -> dict[str, float]:
+        """A pass over the public set with a single exchange of all representations."""
+        views = dict(fed.call("represent_all"))
+        peers = self.draw_peers(fed, views, round, epoch, 0)
+        messages = {c: self.peer_message(fed, views, c, names) for c, names in peers.items()}
+        return dict(fed.call("align_all", epoch=epoch, per_client=messages))
+
+    def draw_peers(
+        self, fed: Federation, views: dict[str, Tensor], round: int, epoch: int, batch: int
+    ) -> dict[str, list[str]]:
+        """Line 10: M peers for each client; fewer where fewer take part."""
+        weights = None
+        if self.robust == "agreement":
+            weights = agreement_weights(fed, views, one_space=True)
+            if batch == 0:
+                fed.log_metrics("peer_weight", weights)
+        return select_peers(fed, views, self.peers, (round, epoch, batch), weights)
+
+    def peer_message(
+        self, fed: Federation, views: dict[str, Tensor], client: str, peers: list[str]
+    ) -> dict[str, Any]:
+        """What a client computes its gradient from: peers' representations, or S and alpha."""
+        temperatures = self.contrast.temperatures(list(fed.infos), client, peers)
+        peer_views = [views[name] for name in peers]
+        if self.exchange != "paper":
+            return {"peers": peer_views, "temperatures": temperatures}
+        s, log_alpha = self.contrast.aggregate(views[client], peer_views, temperatures)
+        return {"s": s, "log_alpha": log_alpha}
