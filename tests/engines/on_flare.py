@@ -3,10 +3,14 @@
 Usage: python on_flare.py FOLDER STEP...
 """
 
+import datetime
 import json
 import os
 import random
+import shutil
 import signal
+import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -14,11 +18,13 @@ from pathlib import Path
 
 import conftest as toys
 import organisations
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from real import REAL, steps
 
 from unalike.algorithms import ALGORITHMS
 from unalike.core.privacy import Privacy
-from unalike.cross_silo import flare, supervisor
+from unalike.cross_silo import flare, flare_deploy, supervisor
 from unalike.cross_silo import flare_kits as kits
 from unalike.cross_silo.policy import ALLOWED_CLASSES
 from unalike.runs.run_folder import Folder
@@ -266,31 +272,137 @@ def administrator(folder):
     return {**report, **organisations.same(run.path, folder / "here", sites(here))}
 
 
-def stranger(folder):
-    """Start a site with certificates of another authority; lists the sites that are let in."""
-    here = federation(folder, ids="a")
-    other = kits.LocalFlareFederation(folder / "other", ["b"], folder)
-    session = flare.Session(here)
+def intruders(folder):
+    """Intruders at the server of an honest run: none of them becomes a site of the federation.
+
+    Each is a FLARE client's process, or bytes on a connection. `control` is a member with its own
+    kit, to see that a log shows who was let in.
+    """
+    place = folder / "federation"
+    (folder / "hospitals.yaml").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "hospitals.yaml").write_text(
+        json.dumps({"name": "toy", "algorithm": {"name": "fedavg"}, "training": {"rounds": 1}})
+    )
+    port = kits.free_port()
+    address = f"localhost:{port}"
+    flare_deploy.prepare(str(folder / "hospitals.yaml"), place, address, ["a", "b", "c"])
+    flare_deploy.prepare(str(folder / "hospitals.yaml"), folder / "other", address, ["c"])
+    members = {name: place / "sites" / name for name in "abc"}
+    proxy = organisations.Recorder(port)
+    started = {
+        "server": kits.start_process(kits.site_command(place / "server", True), folder / "0")
+    }
+    session = flare.Session(place / "admin")
+    report = {}
     try:
-        here.start()
-        session._connect()
-        address = json.loads((here.kits / "a" / "startup" / "fed_client.json").read_text())
-        forged = other.kits / "b" / "startup" / "fed_client.json"
-        report = json.loads(forged.read_text())
-        report["servers"] = address["servers"]
-        forged.write_text(json.dumps(report))
-        process = kits.start_process(
-            kits.site_command(other.kits / "b", False), other.kits / "b" / "log.out"
-        )
-        start = time.monotonic()
-        names = set()
-        while time.monotonic() - start < 15.0:
-            names |= {client.name for client in session._connect().get_connected_client_list()}
-            time.sleep(1.0)
-        supervisor.stop([process])
+        for name in "ab":
+            organisations.describe(members[name] / "local", name)
+            if name == "b":
+                change_server(members[name], proxy.port)
+            started[name] = start_site(members[name], folder / name)
+        await_sites(session, {"a", "b"})
+        forged = forge_kits(folder, place, members)
+        for name, kit in forged.items():
+            organisations.describe(kit / "local", name)
+            started[name] = start_site(kit, folder / name)
+        run = organisations.prepared(folder / "away", "fedavg")
+        job = flare.Job(PROGRAM, {"folders": [str(run.path)], "timeout": 60.0}, 2)
+        wait(session.submit(job))
+        report["no certificate"] = is_answered(port, members["a"], with_key=False)
+        report["with a certificate"] = is_answered(port, members["a"], with_key=True)
+        recorded = bytes(max(proxy.sent, key=len))
+        report["replay"] = organisations.is_replay_answered(port, recorded)
+        report["recorded"] = len(recorded)
+        started["c"] = start_site(members["c"], folder / "c")
+        sites = await_sites(session, {"a", "b", "c"})
+        report["sites"] = sorted(sites)
+        for name in ("c", *forged):
+            report[name] = "Successfully registered client" in text(folder / name)
     finally:
         session.close()
-    return {"names": sorted(names)}
+        supervisor.stop(started.values())
+        proxy.close()
+    organisations.here(folder / "here", "fedavg", count=2)
+    kept = [members[name] / "local" for name in "ab"]
+    return {**report, **organisations.same(run.path, folder / "here", kept)}
+
+
+def start_site(kit, log):
+    return kits.start_process(kits.site_command(kit, False), log)
+
+
+def await_sites(session, names, seconds=90.0):
+    """The sites that are connected, once these are; or after so long."""
+    start = time.monotonic()
+    sites = set()
+    while not names <= sites and time.monotonic() - start < seconds:
+        sites = {client.name for client in session._connect().get_connected_client_list()}
+        time.sleep(0.5)
+    return sites
+
+
+def forge_kits(folder, place, members):
+    """Startup kits by which nobody may be let in, by what is wrong with them."""
+    forged = {}
+    for name in ("another's name", "old certificate", "other authority"):
+        source = folder / "other" / "sites" / "c" if name == "other authority" else members["c"]
+        forged[name] = folder / "forged" / name.replace("'", "").replace(" ", "-")
+        shutil.copytree(source, forged[name])
+    script = forged["another's name"] / "startup" / "sub_start.sh"
+    script.write_text(script.read_text().replace("uid=c", "uid=a"))
+    config = forged["another's name"] / "startup" / "fed_client.json"
+    config.write_text(config.read_text().replace('"fqsn": "c"', '"fqsn": "a"'))
+    expire(forged["old certificate"] / "startup" / "client.crt", place / "authority" / "cert.json")
+    return forged
+
+
+def expire(path, authority):
+    """Put a certificate in place of one that is the same, but ended yesterday."""
+    known = x509.load_pem_x509_certificate(path.read_bytes())
+    root = json.loads(authority.read_text())["root_pri_key"].encode()
+    key = serialization.load_pem_private_key(root, None)
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(known.subject)
+        .issuer_name(known.issuer)
+        .public_key(known.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=300))
+        .not_valid_after(now - datetime.timedelta(days=1))
+    )
+    for extension in known.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    expired = builder.sign(key, hashes.SHA256())
+    path.write_bytes(expired.public_bytes(serialization.Encoding.PEM))
+
+
+def change_server(kit, port):
+    """Let a site reach the server at another port."""
+    path = kit / "startup" / "fed_client.json"
+    config = json.loads(path.read_text())
+    config["servers"][0]["service"]["target"] = f"localhost:{port}"
+    path.write_text(json.dumps(config))
+
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # how a gRPC client begins
+
+
+def is_answered(port, kit, with_key):
+    """Whether the server speaks gRPC with a client that has a member's certificate, or none."""
+    context = ssl.create_default_context(cafile=str(kit / "startup" / "rootCA.pem"))
+    context.set_alpn_protocols(["h2"])
+    if with_key:
+        context.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
+    try:
+        with (
+            socket.create_connection(("localhost", port), timeout=5) as line,
+            context.wrap_socket(line, server_hostname="localhost") as secure,
+        ):
+            secure.sendall(HELLO)
+            return bool(secure.recv(1))
+    except OSError:
+        return False
 
 
 def leftover_processes(folder, here):

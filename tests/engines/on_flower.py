@@ -5,6 +5,7 @@ Usage: python on_flower.py FOLDER STEP...
 
 import http.client
 import json
+import shutil
 import ssl
 import subprocess
 import threading
@@ -238,9 +239,8 @@ def intruder(folder):
     """
 
     def outside(here, home, report):
-        known = deploy.commands(here.place)["a"]
-        address, ca = known[known.index("--superlink") + 1], here.place / "certificates" / "ca.pem"
-        here.address = address.rpartition(":")[::2]
+        ca = here.place / "certificates" / "ca.pem"
+        address = ":".join(here.address)
         (home / "flwr").mkdir(parents=True)
         (home / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "unalike"\n\n[superlink.unalike]\naddress = "{address}"\n'
@@ -278,33 +278,44 @@ def intruder(folder):
         )
         report["joined_as_a"] = joined(here, home)
 
-    def joined(here, home):
-        """Whether her SuperNode was let in; it ends by itself where not, and says why."""
-        port = deploy.free_ports(1)[0]
-        known = deploy.commands(here.place)["a"]
-        address = known[known.index("--superlink") + 1]
-        command = deploy.supernode(
-            address,
-            [
-                str(here.place / "certificates" / "ca.pem"),
-                str(here.place / "certificates" / "trusted.yaml"),
-                str(home / "mallory"),
-            ],
-            "none.yaml",
-            port,
+    def old(here, home, report):
+        """A member's key, until it is taken out of the folder; and a member's bytes again."""
+        deploy.make_key(home / "old")
+        shutil.copy(home / "old.pub", here.place / "keys")
+        flower.run_flwr(
+            here.place, "supernode", "register", str(home / "old.pub"), "unalike", "--name", "old"
         )
-        with (home / "supernode.log").open("w") as log:
-            subprocess.run(
+        report["joined_with_key"] = joined(here, home, "old")
+        (here.place / "keys" / "old.pub").unlink()
+        report["joined_with_old_key"] = joined(here, home, "old")
+        recorded = bytes(max(here.recorder.sent, key=len))
+        report["recorded"] = len(recorded)
+        report["replay"] = organisations.is_replay_answered(int(here.address[1]), recorded)
+
+    def joined(here, home, key="mallory"):
+        """Whether a SuperNode with her key, or another one, is let in."""
+        port = deploy.free_ports(1)[0]
+        address = ":".join(here.address)
+        certificates = here.place / "certificates"
+        files = [str(certificates / "ca.pem"), str(certificates / "trusted.yaml"), str(home / key)]
+        command = deploy.supernode(address, files, "none.yaml", port)
+        log = home / f"{key}.log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
                 [flower.executable(command[0]), *command[1:]],
-                stdout=log,
-                stderr=log,
-                timeout=60,
+                stdout=output,
+                stderr=output,
                 env=flower.environment(home),
             )
-        return (
-            "key is none of those that were let into the federation"
-            not in (home / "supernode.log").read_text()
-        )
+        start = time.monotonic()
+        while process.poll() is None and "SuperNode ID" not in log.read_text():
+            assert time.monotonic() - start < 120, log.read_text()
+            time.sleep(0.3)
+        process.terminate()
+        process.wait()
+        refused = "key is none of those that were let into the federation" in log.read_text()
+        assert refused != ("SuperNode ID" in log.read_text()), log.read_text()
+        return not refused
 
     def tried(home, *command):
         try:
@@ -318,6 +329,7 @@ def intruder(folder):
         thread.start()
         report |= carried(folder, here, "fedavg")
         thread.join()
+        old(here, folder / "mallory", report)
         report["owned"] = [path.name for path in folder.glob("owned-*")]
         flower.run_flwr(here.place, "run", str(folder / "mallory" / "app"), "unalike")
         start = time.monotonic()
@@ -330,7 +342,19 @@ def intruder(folder):
             "at_clients": len(list(folder.glob("owned-client-*"))),
         }
 
-    return within(folder, do)
+    here = federation(folder)
+    known = deploy.commands(here.place)
+    at = known["a"].index("--superlink") + 1
+    here.address = known["a"][at].split(":")
+    here.recorder = organisations.Recorder(int(here.address[1]))
+    known["a"][at] = f"127.0.0.1:{here.recorder.port}"
+    (here.place / "commands.json").write_text(json.dumps(known))
+    try:
+        here.start()
+        return do(here)
+    finally:
+        here.stop()
+        here.recorder.close()
 
 
 if __name__ == "__main__":

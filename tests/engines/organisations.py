@@ -4,9 +4,12 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,3 +180,56 @@ def run_steps(folder, *steps, program="on_flare.py", seconds=400):
     report = json.loads((folder / "report.json").read_text())
     note_faults(program.removeprefix("on_").removesuffix(".py"), report)
     return report
+
+
+def is_replay_answered(port, sent):
+    """Whether the server keeps a connection on which it gets what a member sent before.
+
+    The handshake is not the member's any more, so it ends the connection by an alert.
+    """
+    with socket.create_connection(("localhost", port), timeout=5) as line:
+        try:
+            line.sendall(sent)
+            while line.recv(1 << 16):
+                pass
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+class Recorder:
+    """Passes connections on to a port of this machine and keeps what clients send on them."""
+
+    def __init__(self, port):
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.sent = []  # bytes of each connection
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(("localhost", self.target))
+                self.sent.append(bytearray())
+                for source, target, kept in (
+                    (client, server, self.sent[-1]),
+                    (server, client, bytearray()),
+                ):
+                    arguments = (source, target, kept)
+                    threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+
+    def _pass_on(self, source, target, kept):
+        with suppress(OSError):
+            for data in iter(lambda: source.recv(1 << 16), b""):
+                kept += data
+                target.sendall(data)
+        for line in (source, target):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self.listener.close()

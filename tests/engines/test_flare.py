@@ -95,8 +95,17 @@ def test_an_administrator_cannot_run_code_or_read_logs_at_a_site(tmp_path):
 
 
 @faults
-def test_a_stranger_is_not_let_in(tmp_path):
-    assert run_steps(tmp_path, "stranger")["stranger"]["names"] in ([], ["a"])
+def test_intruders_are_not_let_in_and_the_honest_run_ends(tmp_path):
+    """No key, another's name, an old certificate, another authority's, bytes of a member again."""
+    outcome = run_steps(tmp_path, "intruders")["intruders"]
+    assert outcome["c"] and outcome["with a certificate"], "a member is let in by the same means"
+    assert not outcome["no certificate"]
+    assert not outcome["another's name"]
+    assert not outcome["old certificate"]
+    assert not outcome["other authority"]
+    assert outcome["recorded"] > 1000 and not outcome["replay"]
+    assert outcome["sites"] == ["a", "b", "c"]
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 class Proxy:

@@ -6,6 +6,7 @@ import os
 import shlex
 import ssl
 import stat
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,8 @@ def test_an_intruder_can_run_nothing_and_join_nothing_and_the_honest_run_ends(tm
     assert outcome["run"] == outcome["register"] == "[code: 404] only SuperNodes are served here"
     assert outcome["statuses"] == [404] and outcome["without_key"] == 400
     assert outcome["joined"] is outcome["joined_as_a"] is False
+    assert outcome["joined_with_key"] and not outcome["joined_with_old_key"]
+    assert outcome["recorded"] > 1000 and not outcome["replay"]
     assert outcome["owned"] == [] and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
     assert outcome["replies"] == "7 7" and outcome["at_clients"] == 0, (
         "sent from the server's machine, her app is not signed: code 7"
@@ -229,7 +232,7 @@ def key(name):
 
 
 @pytest.fixture
-def open_transport(monkeypatch):
+def open_transport(monkeypatch, tmp_path):
     """Opens a transport to SuperNodes, {id: name}; keys of ada, ben and eve are in the folder."""
     from unalike.cross_silo import flower
 
@@ -241,14 +244,12 @@ def open_transport(monkeypatch):
         )
         grid = Grid(names)
         grid.keys |= {int(node.removeprefix("node")): own for node, own in keys.items()}
-        return grid, flower.FlowerTransport(grid, least or len(names), None)
+        return grid, flower.FlowerTransport(grid, least or len(names), tmp_path / "keys")
 
     return begin
 
 
 def until(true, seconds=10.0):
-    import time
-
     start = time.monotonic()
     while not true():
         assert time.monotonic() - start < seconds
@@ -343,6 +344,34 @@ def test_a_supernode_that_stays_offline_has_failed(open_transport, monkeypatch):
         "its SuperNode is not there any more" in str(answers[0].exception(15))
         and not answers[1].done()
     )
+    transport.close()
+
+
+def test_that_there_is_no_sign_of_a_supernode_is_said_before_flower_notices(
+    open_transport, monkeypatch, tmp_path
+):
+    from unalike.cross_silo import flower
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )
+    monkeypatch.setattr(flower, "NODE_POLL", 0.1)
+    seen = tmp_path / "seen" / "ada"  # the gate touches it at each request
+    seen.parent.mkdir()
+    seen.touch()
+    grid, transport = open_transport({1: "ada", 2: "ben"})
+    said = []
+    transport.say = said.append
+    for node, name in grid.names.items():
+        transport.admit(str(node), name)
+        transport.request(name, "call", b"x", "r", "clients", 60.0)
+    until(lambda: len(grid.pushed) == 2)
+    os.utime(seen, (1.0, time.time() - flower.QUIET - 1))
+    until(lambda: said)
+    assert said[0].startswith("no sign of ada for 1")
+    seen.touch()
+    until(lambda: len(said) == 2)
+    assert said[1] == "ada is there again", "ben has no gate, and nothing is said of it"
     transport.close()
 
 

@@ -89,6 +89,14 @@ def test_a_member_gets_through_to_the_fleet_api(gate, federation):
         )
 
 
+def test_when_a_member_was_last_heard_of_is_kept(gate, federation):
+    outside = TestClient(gate)
+    outside.post(PULL, content=b"", headers=signed(federation.parent / "mallory"))
+    assert list((federation / "seen").iterdir()) == []
+    outside.post(PULL, content=b"", headers=signed(federation / "keys" / "ada"))
+    assert [path.name for path in (federation / "seen").iterdir()] == ["ada"]
+
+
 def test_no_other_api_is_reachable(gate, federation):
     outside = TestClient(gate)
     for path in (

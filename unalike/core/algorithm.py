@@ -92,6 +92,10 @@ class Algorithm:
         """Epsilon, delta and releases of noise that the server adds; None where it adds none."""
         return None
 
+    def sample_results(self, fed: "Federation") -> dict[str, dict[str, Any]]:
+        """By client, what differential privacy in its training cost: epsilon, delta, releases."""
+        return {}
+
     def sharing(self, fed: "Federation") -> Sharing | None:
         """Which clients work with each other: groups by what their members share.
 

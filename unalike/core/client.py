@@ -203,7 +203,10 @@ class Client:
                 self._convert_data(name)
             except ValueError as error:
                 raise UserError(f"client {self.id}, {name}: {error}") from None
-        self.task = self.task.fit_to_labels(self._read_labels)
+        task = self.task.fit_to_labels(self._read_labels)
+        if task is not self.task:
+            object.__setattr__(task, "fitted_to_labels", True)
+            self.task = task
 
     def _read_labels(self) -> Tensor:
         """All training labels, read in blocks of 1,024 rows."""

@@ -33,7 +33,7 @@ from unalike.core.engine import Watch
 from unalike.cross_silo import supervisor
 from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.gate import REFUSALS, public_keys
+from unalike.cross_silo.gate import REFUSALS, SEEN, public_keys
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
 
@@ -42,6 +42,7 @@ MAX_TRIES = 3  # of a message whose process died
 POLL = 0.2  # seconds between looks for replies
 NODE_POLL = 2.0  # seconds between looks which SuperNodes are online
 REACH = 120.0  # seconds a SuperNode may be offline until its client has failed
+QUIET = 10.0  # seconds without a sign of a SuperNode, which looks for messages every 3 s
 STATUS_POLL = 15.0  # seconds between `flwr ls`, which takes seconds itself
 COMMAND_TIMEOUT = 120  # seconds a command of Flower's may take
 Positive = Annotated[float, Field(gt=0)]
@@ -298,6 +299,7 @@ class FlowerTransport:
         self.new_requests: queue.Queue[Request] = queue.Queue()
         self.unsent: list[Request] = []  # to SuperNodes that are offline at the moment
         self.in_flight: dict[str, Request] = {}  # by the id of Flower's message
+        self.quiet: set[str] = set()  # clients of which it was said that there is no sign
         self.broken: Exception | None = None
         self.open = True
         threading.Thread(target=self._carry_messages, daemon=True).start()
@@ -440,6 +442,7 @@ class FlowerTransport:
         online = self._online()
         now = time.monotonic()
         self.last_online |= dict.fromkeys(online, now)
+        self._look_for_silence()
         in_flight = list(self.in_flight.items())
         unsent = self.unsent
         self.unsent = []
@@ -458,6 +461,25 @@ class FlowerTransport:
             elif online.get(request.node, request.sent_to) != request.sent_to:
                 del self.in_flight[message_id]
                 self._push(request)
+
+    def _look_for_silence(self) -> None:
+        """Say of which awaited clients there is no sign: the SuperLink takes a minute to notice."""
+        awaited = {request.node for request in [*self.in_flight.values(), *self.unsent]}
+        for node in sorted(awaited):
+            name = self.names_by_node[node]
+            try:
+                silence = time.time() - (self.keys.parent / SEEN / name).stat().st_mtime
+            except FileNotFoundError:
+                continue  # there is no gate
+            if silence > QUIET and name not in self.quiet:
+                self.quiet.add(name)
+                self.say(
+                    f"no sign of {name} for {silence:.0f} s; it is left out {REACH:g} s after "
+                    "Flower has noticed"
+                )
+            elif silence <= QUIET and name in self.quiet:
+                self.quiet.discard(name)
+                self.say(f"{name} is there again")
 
     def _is_lost(self, request: Request, now: float) -> bool:
         return now > request.deadline or now - self.last_online[request.node] > REACH

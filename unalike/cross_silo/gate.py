@@ -62,6 +62,7 @@ PATHS = frozenset(
     )
 )
 REFUSALS = "refused.jsonl"  # who was not let in, in the folder of a deployment
+SEEN = "seen"  # folder there, with a file for each member, touched when it sends a request
 NOTE_INTERVAL = 60.0  # seconds between two notes of the same refusal
 MAX_REFUSALS_BYTES = 10 << 20
 MAX_LIST_BYTES = 4 << 20  # of a list of replies; what is in them is sent as objects
@@ -119,6 +120,8 @@ class Gate:
         trust = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.pem"))
         limits = httpx.Limits(max_connections=None)
         self.refusals = folder / REFUSALS
+        self.seen = folder / SEEN
+        self.seen.mkdir(exist_ok=True)
         self.noted: dict[tuple[str, str], float] = {}  # when each refusal was last written down
         self.client = httpx.AsyncClient(
             verify=trust, timeout=SUPERLINK_TIMEOUT, limits=limits, trust_env=False
@@ -134,13 +137,15 @@ class Gate:
         path = request.scope["path"]
         if request.method != "POST" or path not in PATHS:
             return refuse(404, "only SuperNodes are served here")
-        if identify(request.headers, public_keys(self.keys)) is None:
+        member = identify(request.headers, public_keys(self.keys))
+        if member is None:
             reason = (
                 "this SuperNode's key is none of those that were let into the federation "
                 "under a name, or its clock is wrong"
             )
             self.note(request.client.host if request.client else "", reason)
             return refuse(400, reason)
+        (self.seen / member).touch()
         headers = passed_headers(request.headers)
         try:
             content: Any = request.stream()

@@ -21,9 +21,10 @@ from torch import Tensor
 from unalike.base.message import Value
 from unalike.base.types import Parameters
 from unalike.core.algorithm import Algorithm, Sharing
+from unalike.core.client import Client
 from unalike.core.evaluation import score_federation
 from unalike.core.federation import Federation, Replies
-from unalike.core.operations import measurement, operation, query, sends
+from unalike.core.operations import list_operations, measurement, operation, query, sends
 from unalike.core.privacy import accounting_problem
 from unalike.core.program import ClientProgram, Embedding, State
 from unalike.core.signatures import Shape
@@ -42,6 +43,13 @@ from unalike.methods.robust import (
     merge_robustly,
     remember_merge,
     undo_merge,
+)
+from unalike.methods.sample_privacy import (
+    SamplePrivacy,
+    client_sample_problem,
+    count_updates,
+    sample_results,
+    train_privately,
 )
 from unalike.methods.sharing import connect_clients
 from unalike.models.frozen import hash_frozen
@@ -108,7 +116,10 @@ class AveragingProgram(ClientProgram):
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
 
     def train_round(self) -> float:
-        """The local training of a round; returns the mean loss."""
+        """The local training of a round; returns the mean loss, which is not told with `sample`."""
+        if self.algorithm.sample is not None:
+            train_privately(self, self.algorithm.sample, self.optimizer(fresh=True))
+            return 0.0
         return self.learn(optimizer=self.optimizer(fresh=True))
 
     def blank_update(self, **body: Any) -> dict[str, Value]:
@@ -179,6 +190,8 @@ class Averaging(Algorithm):
             the papers.
         central: noise that the server adds to the sum of clipped updates, `{clip: 1.0, noise:
             2.0}`; None: no noise.
+        sample: differential privacy of single samples in local training, `{clip: 1.0, noise: 1.0}`
+            (sample_privacy.py); None: none.
     """
 
     personalised: ClassVar[bool] = False
@@ -192,6 +205,7 @@ class Averaging(Algorithm):
     robust: Rule = field(default="never", kw_only=True)
     max_weight: Annotated[float, Field(ge=1)] | None = field(default=None, kw_only=True)
     central: CentralPrivacy | None = field(default=None, kw_only=True)
+    sample: SamplePrivacy | None = field(default=None, kw_only=True)
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -204,6 +218,8 @@ class Averaging(Algorithm):
             problems.append(("robust", sentence))
         if self.central is not None:
             problems += [("central", sentence) for sentence in self.central_problems()]
+        if self.sample is not None:
+            problems += [("sample", sentence) for sentence in self.sample_problems()]
         return problems
 
     def central_problems(self) -> list[str]:
@@ -220,13 +236,45 @@ class Averaging(Algorithm):
         reason = accounting_problem()
         return problems + ([f"{reason}."] if reason else [])
 
+    def sample_problems(self) -> list[str]:
+        """Why training by DP-SGD would not cover all that leaves a client."""
+        program = type(self).Program
+        own = [
+            name
+            for name in SAMPLE_STEPS
+            if getattr(program, name, None) is not getattr(AveragingProgram, name)
+        ]
+        own += sorted(set(list_operations(program)) - set(list_operations(AveragingProgram)))
+        if type(self).record_round is not Averaging.record_round:
+            own.append("record_round")
+        problems = []
+        if own:
+            sentence = f"is for methods that only average; clients of {type(self).__name__} have "
+            problems.append(f"{sentence}their own {' and '.join(own)}. Leave it out.")
+        reason = accounting_problem()
+        return problems + ([f"{reason}."] if reason else [])
+
+    def client_problem(self, client: Client) -> str | None:
+        problem = client_sample_problem(client) if self.sample is not None else None
+        return problem or super().client_problem(client)
+
+    def safeguard_problem(self) -> str | None:
+        if self.sample is not None:
+            return "what it decides would tell of the samples that `sample` protects"
+        return super().safeguard_problem()
+
     def privacy_problem(self) -> str | None:
         if self.central is not None:
             return "clients' noise and central noise are counted apart: leave out one of the two"
+        if self.sample is not None:
+            return "noise on updates and in training (sample) are counted apart: leave out one"
         return super().privacy_problem()
 
     def central_results(self, fed: Federation) -> dict[str, Any] | None:
         return None if self.central is None else central_results(self.central, fed)
+
+    def sample_results(self, fed: Federation) -> dict[str, dict[str, Any]]:
+        return {} if self.sample is None else sample_results(self.sample, fed)
 
     def shares(self, name: str) -> bool:
         """Whether the parameter of that name is exchanged."""
@@ -314,14 +362,21 @@ class Averaging(Algorithm):
         Where most of them diverge because of what was merged last, that is undone (robust.py).
         """
         messages = self.update_messages(fed, fed.active)
+        self.count_training(fed, messages)
         if "suspects" not in fed.state:
             return messages, fed.call("update", per_client=messages)
         replies = fed.call("update", per_client=messages, quorum=0)
         if undo_merge(fed, replies):
             messages = self.update_messages(fed, fed.active)
+            self.count_training(fed, messages)
             return messages, fed.call("update", per_client=messages)
         fed.check_quorum("update", len(replies), replies.failures, fed.config.quorum)
         return messages, replies
+
+    def count_training(self, fed: Federation, clients: Iterable[str]) -> None:
+        """With `sample`: count what is asked of clients."""
+        if self.sample is not None:
+            count_updates(fed, clients)
 
     def drop_false_counts(self, fed: Federation, replies: Replies) -> None:
         """Refuse replies whose number of samples, a weight, is not the one announced."""
@@ -334,6 +389,8 @@ class Averaging(Algorithm):
 
     def record_round(self, fed: Federation, replies: Replies) -> None:
         """Record the replies of a round; by default logs the training loss."""
+        if self.sample is not None:
+            return
         fed.log_metrics("train_loss", {client: reply["loss"] for client, reply in replies.items()})
 
     def register_clients(self, fed: Federation) -> None:
@@ -455,6 +512,9 @@ CENTRAL_STEPS = (
     "record_round",
     "finish",
 )
+
+# With `sample`, clients do these as AveragingProgram does: all else would read samples unprotected.
+SAMPLE_STEPS = ("update", "train_round", "shape", "begin", "training_batch")
 
 
 def _step(name: str) -> Any:

@@ -113,9 +113,10 @@ def _safeguarded(entry: dict) -> Text:
 
 
 def _privacy_lines(results: dict) -> list[tuple[str, Text]]:
-    """Return a line for the noise of clients, and one for that of the server."""
+    """Return a line for the noise of clients, of the server, and in training."""
+    kinds = {"privacy": "privacy", "central_privacy": "central", "sample_privacy": "samples"}
     lines = []
-    for key, name in (("privacy", "privacy"), ("central_privacy", "central")):
+    for key, name in kinds.items():
         spent = results.get(key)
         if isinstance(spent, dict):
             text = f"epsilon {format_epsilon(spent)} {describe_privacy(spent)}"

@@ -93,7 +93,9 @@ class RunPlan:
         """
         if self.lazy:
             return False
-        protected = self.noise_is_secret or any(client.privacy for client in self.clients)
+        sample = getattr(self.algorithm, "sample", None) or {}
+        secret = self.noise_is_secret or sample.get("entropy") == "secret"
+        protected = secret or any(client.privacy for client in self.clients)
         return self.local_baseline and len(self.clients) != 1 and not protected
 
 

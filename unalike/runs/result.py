@@ -358,8 +358,6 @@ def build_results(
             entry["safeguarded_gain"] = gain(safeguarded, baseline, info.higher_is_better)
             entry["kept"] = decisions.kept[id]["kept"]
             entry["judged"] = decisions.kept[id]["log_loss"]
-        if plan.privacy is not None:
-            entry["privacy"] = plan.privacy.spent(fed.released[id])
         clients[id] = entry
     results = {
         "scenario": plan.name,
@@ -388,15 +386,28 @@ def build_results(
         results["visits"] = fed.visits
     if decisions is not None:
         results["safeguard"] = summarize_gains(clients, "safeguarded_gain")
-    if plan.privacy is not None:
-        results["privacy"] = plan.privacy.spent(max(fed.released.values()))
-    central = plan.algorithm.central_results(fed)
-    if central is not None:
-        results["central_privacy"] = central
+    _add_privacy(results, plan, fed)
     server = plan.algorithm.server_results(fed, dict(metrics))
     if server is not None:
         results["server"] = server
     return results
+
+
+def _add_privacy(results: dict[str, Any], plan: RunPlan, fed: Federation) -> None:
+    """Add what the run cost in privacy: of each client, and at the top of the worst."""
+    entries = results["clients"]
+    if plan.privacy is not None:
+        for id, entry in entries.items():
+            entry["privacy"] = plan.privacy.spent(fed.released[id])
+        results["privacy"] = plan.privacy.spent(max(fed.released.values()))
+    central = plan.algorithm.central_results(fed)
+    if central is not None:
+        results["central_privacy"] = central
+    costs = plan.algorithm.sample_results(fed)
+    if costs:
+        results["sample_privacy"] = max(costs.values(), key=lambda cost: cost["epsilon"])
+        for id in entries:
+            entries[id]["sample_privacy"] = costs[id]
 
 
 def _client_entry(

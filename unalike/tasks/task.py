@@ -104,6 +104,8 @@ class Task:
     federation_metrics: ClassVar[tuple[str, ...]] = ()
 
     # Traits, which decide which methods can serve the task.
+    # Whether `fit_to_labels` took something from a client's labels; set by the client.
+    fitted_to_labels = False
     labelled: ClassVar[bool] = True  # False: labels are used for scoring only, never for training
     classifies: ClassVar[bool] = False  # `labels` are classes, with a score each on output axis 1
     single_label: ClassVar[bool] = False  # a sample has exactly one class
