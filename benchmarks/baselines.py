@@ -84,8 +84,10 @@ def bench_rivals_flops(quick: bool = False) -> dict:
     }
 
 
-def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) -> dict[str, float]:
-    """Of one round of a scenario with these settings."""
+def round_of(
+    scenario: str, settings: Sequence[str], folder: str | None = None, device: str = "cpu"
+) -> dict[str, float]:
+    """Megaflops of one round of a scenario with these settings, its clients one by one."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from unalike.core.federation import Federation
@@ -93,7 +95,9 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
     from unalike.engines.local import LocalEngine
     from unalike.training.cuda_graphs import GraphedFunction
 
-    told, algorithm = load(scenario, settings=[*settings, f"training.rounds={ROUNDS}"])
+    told, algorithm = load(
+        scenario, settings=[*settings, f"training.rounds={ROUNDS}"], device=device
+    )
     found: Counter[str] = Counter()
 
     def counted(client: str, perform: Callable) -> Callable:
@@ -114,7 +118,7 @@ def round_of(scenario: str, settings: Sequence[str], folder: str | None = None) 
 
     seen = GraphedFunction.CAPTURE_AT
     with tempfile.TemporaryDirectory() as place:
-        engine = LocalEngine(build_clients(told, folder), build_counted, Path(place))
+        engine = LocalEngine(build_clients(told, folder), build_counted, Path(place), stack="never")
         fed = Federation(engine, told.training, told.federation, told.seed)
         rounds = iter(algorithm.serve(fed))
         try:

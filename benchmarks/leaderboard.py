@@ -10,9 +10,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from multiprocessing import get_context
@@ -23,8 +23,10 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.baselines import round_of
+from benchmarks.leaderboard_page import write_page
 from benchmarks.leaderboard_tables import setting_table, summarize_ranks
-from benchmarks.study import Study, benchmark
+from benchmarks.study import ROOT, Study, benchmark
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
 from unalike.runs.api import create_folder, prepare
@@ -48,6 +50,7 @@ class Cell:
         device, data_dir: as for `unalike run`.
         keep: folder of finished runs.
         extra: settings of every run.
+        runs_missing: whether a run that is not kept is made; else it raises `NotMeasured`.
     """
 
     setting: str
@@ -56,6 +59,7 @@ class Cell:
     data_dir: str | None
     keep: str
     extra: tuple[str, ...] = ()
+    runs_missing: bool = True
 
     @property
     def file(self) -> Path:
@@ -63,17 +67,34 @@ class Cell:
 
     def run(self, settings: Sequence[str], seed: int) -> Figures:
         """A run's figures, measured or read; `problem` tells what does not fit, or failed."""
-        text = self.file.read_text()
-        names = (text, self.method, tuple(settings), self.extra, seed)
-        key = sha256(repr(names).encode()).hexdigest()[:16]
-        if key not in kept_runs(self.keep):
-            figures = self._measure(settings, seed)
-            about = {"setting": self.setting, "method": self.method, "settings": list(settings)}
-            line = {"key": key, **about, "seed": seed, "device": self.device, **figures}
-            kept_runs(self.keep)[key] = line
+        return self._recall((tuple(settings), self.extra, seed), self._measure, settings, seed)
+
+    def operations(self, settings: Sequence[str]) -> Figures:
+        """Floating-point operations of a round, in millions: a client's mean, and the server's."""
+        return self._recall((tuple(settings), self.extra, "operations"), self._count, settings)
+
+    def _recall(self, what: tuple, measure: Callable[..., Figures], *given: Any) -> Figures:
+        """What was kept under this name; else measure it, and keep it."""
+        key = sha256(repr((self.file.read_text(), self.method, *what)).encode()).hexdigest()[:16]
+        kept = kept_runs(self.keep)
+        if key not in kept:
+            if not self.runs_missing:
+                raise NotMeasured(f"{self.setting}, {self.method}")
+            about = {"setting": self.setting, "method": self.method, "settings": list(given[0])}
+            about |= {"seed": what[-1], "device": self.device}
+            kept[key] = {"key": key, **about, **measure(*given)}
             with (Path(self.keep) / f"{os.getpid()}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        return kept_runs(self.keep)[key]
+                file.write(json.dumps(kept[key]) + "\n")
+        return kept[key]
+
+    def _count(self, settings: Sequence[str]) -> Figures:
+        settings = [f"algorithm={{name: {self.method}}}", *self.extra, *settings]
+        try:
+            found = round_of(str(self.file), settings, self.data_dir, self.device)
+        except Exception as error:  # of one method; the others go on
+            return {"problem": "failed", "reason": f"{type(error).__name__}: {error}"[:300]}
+        clients = len(found) - 2  # beside "clients" and "server"
+        return {"client": round(found["clients"] / clients, 3), "server": found["server"]}
 
     def _measure(self, settings: Sequence[str], seed: int) -> Figures:
         settings = [f"algorithm={{name: {self.method}}}", *self.extra, *settings]
@@ -100,6 +121,10 @@ class Cell:
             "megabytes": sum(results["bytes"].values()) / results["rounds"] / len(values) / 1e6,
             "works_alone": results.get("sharing") == {},
         }
+
+
+class NotMeasured(Exception):
+    """A run that is not kept, where none is to be made."""
 
 
 @cache
@@ -138,7 +163,8 @@ def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
             score = mean_score([cell.run(settings, seed) for seed in CHOOSING_SEEDS])
             if score > best_score:
                 best, best_score = settings, score
-    return {"chosen": best, "runs": [cell.run(best, seed) for seed in seeds]}
+    runs = [cell.run(best, seed) for seed in seeds]
+    return {"chosen": best, "runs": runs, "operations": cell.operations(best)}
 
 
 def mean_score(runs: Sequence[Mapping[str, Any]]) -> float:
@@ -194,5 +220,31 @@ def bench_leaderboard(study: Study) -> dict:
                 sys.stderr.write(
                     f"{count} of {len(cells)}: {cell.setting}, {cell.method}: {outcome}\n"
                 )
+    return tables_of(measured)
+
+
+@benchmark("leaderboard-tables")
+def bench_leaderboard_tables(study: Study) -> dict:
+    """The leaderboard of the runs that `--keep FOLDER` holds, without making any, and docs/leaderboard.html.
+
+    Methods of which a run is missing are named under `missing`.
+    """
+    if not study.keep:
+        raise UserError("bench leaderboard-tables reads finished runs: --keep FOLDER")
+    measured: dict[str, dict[str, Any]] = {}
+    missing: dict[str, list[str]] = {}
+    for cell in cells_of(study, study.keep):
+        try:
+            found = choose_and_report(replace(cell, runs_missing=False), study.seeds or SEEDS)
+            measured.setdefault(cell.setting, {})[cell.method] = found
+        except NotMeasured:
+            missing.setdefault(cell.setting, []).append(cell.method)
+    result = tables_of(measured) | {"missing": missing}
+    write_page(result, ROOT / "docs" / "leaderboard.html")
+    return result
+
+
+def tables_of(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A table for each setting, and mean ranks over settings."""
     settings = {name: setting_table(measured[name]) for name in sorted(measured)}
     return {"settings": settings, "ranks": summarize_ranks(settings)}

@@ -43,6 +43,10 @@ def table_row(entry: Mapping[str, Any], local: Sequence[Mapping[str, Any]]) -> T
         row["megabytes"] = round(mean(run["megabytes"] for run in done), 4)
         row["seconds"] = round(mean(run["seconds"] for run in done), 2)
         row["works_alone"] = all(run["works_alone"] for run in done)
+    operations = entry.get("operations", {})
+    if "client" in operations:
+        row["megaflops"] = operations["client"]
+        row["server_megaflops"] = operations["server"]
     if len(local) == len(runs) == len(done) and all("values" in run for run in local):
         degraded = [
             sum(run["values"][client] < value for client, value in alone["values"].items())

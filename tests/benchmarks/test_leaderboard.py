@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import leaderboard
 from benchmarks.leaderboard import FOLDER, GRID, Cell, cells_of, choose_and_report, skip_reason
+from benchmarks.leaderboard_page import write_page
 from benchmarks.leaderboard_tables import critical_difference, rank_family, setting_table
 from benchmarks.study import Study
 from unalike.algorithms import ALGORITHMS
@@ -41,9 +42,14 @@ def measured(monkeypatch, tmp_path):
         asked.append((tuple(settings), seed))
         lr = float(settings[0].partition("=")[2])
         bonus = 5.0 if settings[1:] == ["algorithm.lam=10.0"] else 0.0
-        return {"score": 50.0 + 1000 * lr + bonus, "values": {"a": 1.0}}
+        return run(a=50.0 + 1000 * lr + bonus)
+
+    def count(self, settings):
+        asked.append((tuple(settings), "operations"))
+        return {"client": 1.0, "server": 0.0}
 
     monkeypatch.setattr(Cell, "_measure", measure)
+    monkeypatch.setattr(Cell, "_count", count)
     return Cell("digits", "fedproto", "cpu", None, str(tmp_path / "keep")), asked
 
 
@@ -51,8 +57,8 @@ def test_rate_then_field_are_chosen_on_other_seeds(measured):
     cell, asked = measured
     found = choose_and_report(cell, (0, 1, 2))
     assert found["chosen"] == ["training.lr=0.003", "algorithm.lam=10.0"]
-    assert [seed for _, seed in asked] == [100, 101] * 5 + [0, 1, 2]
-    assert {settings for settings, seed in asked if seed < 100} == {tuple(found["chosen"])}
+    assert [seed for _, seed in asked] == [100, 101] * 5 + [0, 1, 2, "operations"]
+    assert {settings for settings, _ in asked[-4:]} == {tuple(found["chosen"])}
 
 
 def test_a_finished_run_is_not_made_again(measured):
@@ -99,3 +105,31 @@ def test_ranks_are_means_over_blocks_with_nemenyis_difference():
     second = {"a": {"scores": [1.0, 1.0]}, "b": {"scores": [2.0, 2.0]}}
     family = rank_family([first, second])
     assert family["blocks"] == 4 and family["mean_rank"] == {"b": 1.38, "a": 1.62}
+
+
+def test_tables_are_made_of_kept_runs_alone_and_name_what_is_missing(
+    measured, monkeypatch, tmp_path
+):
+    cell, asked = measured
+    choose_and_report(cell, (0, 1, 2))
+    written = []
+    monkeypatch.setattr(leaderboard, "write_page", lambda result, path: written.append(path.name))
+    study = Study(keep=cell.keep, only=("digits", "fedproto", "fedtgp"))
+    count = len(asked)
+    result = leaderboard.bench_leaderboard_tables(study)
+    assert len(asked) == count and written == ["leaderboard.html"]
+    assert list(result["settings"]["digits"]["rows"]) == ["fedproto"]
+    assert result["missing"] == {"digits": ["fedtgp"]}
+
+
+def test_the_page_has_every_row_and_its_sorting_keys(tmp_path):
+    result = {
+        "settings": {
+            "digits": setting_table({"fedavg": {"chosen": ["lr=1"], "runs": [run(a=70.0)]}})
+        },
+        "ranks": {"one": {"blocks": 3, "critical_difference": 1.5, "mean_rank": {"fedavg": 1.0}}},
+    }
+    write_page(result, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<td>fedavg</td><td data-value=70.0>70.00</td>" in text and "lr=1" in text
+    assert "3 blocks; critical difference 1.5" in text
