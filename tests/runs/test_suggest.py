@@ -86,11 +86,11 @@ def test_a_table_about_another_situation_says_nothing(tell):
 def test_the_command_names_method_source_and_numbers():
     result = CliRunner().invoke(app, ["suggest", "digits"])
     assert result.exit_code == 0
-    assert re.search(r"digits: fedmuscle .*\nmeasured on this scenario", result.output)
+    assert re.search(r"digits: fedmuscleplus .*\nmeasured on this scenario", result.output)
     assert "results/rivals.json" in result.output and "31.5" in result.output
 
 
 def test_it_is_a_function_of_the_package():
     advice = unalike.suggest("digits")
-    assert isinstance(advice, unalike.Advice) and advice.first.name == "fedmuscle"
+    assert isinstance(advice, unalike.Advice) and advice.first.name == "fedmuscleplus"
     json.dumps(dict(advice.first.algorithm))

@@ -88,7 +88,7 @@ def suggest(scenario: str | Scenario, data_dir: str | None = None) -> Advice:
         data_dir: where data files are. Without them it is not checked which methods fit.
 
     >>> suggest("digits").first.name
-    'fedmuscle'
+    'fedmuscleplus'
     """
     loaded = load(scenario)[0] if isinstance(scenario, str) else scenario
     clients, problems = try_build_clients(loaded, data_dir)
