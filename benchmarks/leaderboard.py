@@ -36,7 +36,6 @@ from unalike.scenarios import rows as scenario_rows
 FOLDER = Path(__file__).parent / "leaderboard_settings"
 GRID = yaml.safe_load((Path(__file__).parent / "leaderboard_grid.yaml").read_text())
 SEEDS = (0, 1, 2)
-CHOOSING_SEEDS = (100, 101)
 QUICK = ("rounds=1", "epochs=1")
 
 Figures = dict[str, Any]
@@ -147,24 +146,24 @@ def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     cache_tables()
+    search = GRID["search"].get(cell.setting, GRID["search"]["default"])
     base_lr = load(str(cell.file))[0].training.lr
-    first = cell.run([f"training.lr={base_lr * GRID['rates'][0]:.6g}"], CHOOSING_SEEDS[0])
+    rates = [[f"training.lr={base_lr * rate:.6g}"] for rate in GRID["rates"]]
+    first = cell.run(rates[0], search["seeds"][0])
     if first.get("problem") == "misfit":
         return {"misfit": first["reason"]}
-    best: list[str] = []
-    best_score = float("-inf")
-    for field, values in [("rate", GRID["rates"]), *GRID["own"].get(cell.method, {}).items()]:
-        rate = best
-        for value in values:
-            if field == "rate":
-                settings = [f"training.lr={base_lr * value:.6g}"]
-            else:
-                settings = [*rate[:1], f"algorithm.{field}={json.dumps(value)}"]
-            score = mean_score([cell.run(settings, seed) for seed in CHOOSING_SEEDS])
-            if score > best_score:
-                best, best_score = settings, score
+    best = best_settings(cell, rates, search["seeds"])
+    for field, values in GRID["own"].get(cell.method, {}).items():
+        if search["own"]:
+            others = [[*best, f"algorithm.{field}={json.dumps(value)}"] for value in values]
+            best = best_settings(cell, [best, *others], search["seeds"])
     runs = [cell.run(best, seed) for seed in seeds]
     return {"chosen": best, "runs": runs, "operations": cell.operations(best)}
+
+
+def best_settings(cell: Cell, tried: Sequence[list[str]], seeds: Sequence[int]) -> list[str]:
+    """The settings with the best mean score over these seeds, the first of equal ones."""
+    return max(tried, key=lambda settings: mean_score([cell.run(settings, s) for s in seeds]))
 
 
 def mean_score(runs: Sequence[Mapping[str, Any]]) -> float:
