@@ -85,7 +85,7 @@ def leaderboard_rows(source: dict[str, Any], table: dict[str, Any]) -> list[dict
     rows = []
     for name, row in table.items():
         whole = not issubclass(ALGORITHMS[name], SubmodelMethod | EarlyExitMethod)
-        if row["failed"] or (source.get("submodels") and whole):
+        if row["failed"] or row.get("works_alone") or (source.get("submodels") and whole):
             continue
         algorithm: dict[str, Any] = {"name": name}
         for setting in row["chosen"]:

@@ -24,7 +24,7 @@ import torch
 import yaml
 
 from benchmarks.baselines import round_of
-from benchmarks.leaderboard_page import write_page
+from benchmarks.leaderboard_page import write_page, write_tables
 from benchmarks.leaderboard_tables import setting_table, summarize_ranks
 from benchmarks.study import ROOT, Study, benchmark
 from unalike.algorithms import ALGORITHMS
@@ -158,7 +158,15 @@ def choose_and_report(cell: Cell, seeds: Sequence[int]) -> dict[str, Any]:
             others = [[*best, f"algorithm.{field}={json.dumps(value)}"] for value in values]
             best = best_settings(cell, [best, *others], search["seeds"])
     runs = [cell.run(best, seed) for seed in seeds]
-    return {"chosen": best, "runs": runs, "operations": cell.operations(best)}
+    return {"chosen": best, "runs": runs, "operations": operations_if_known(cell, best)}
+
+
+def operations_if_known(cell: Cell, settings: Sequence[str]) -> Figures:
+    """Operations of a round; empty where they were not counted and no run is to be made."""
+    try:
+        return cell.operations(settings)
+    except NotMeasured:
+        return {}
 
 
 def best_settings(cell: Cell, tried: Sequence[list[str]], seeds: Sequence[int]) -> list[str]:
@@ -224,7 +232,7 @@ def bench_leaderboard(study: Study) -> dict:
 
 @benchmark("leaderboard-tables")
 def bench_leaderboard_tables(study: Study) -> dict:
-    """The leaderboard of the runs that `--keep FOLDER` holds, without making any, and docs/leaderboard.html.
+    """The leaderboard of the runs that `--keep FOLDER` holds, without making any; writes docs/leaderboard.html and .md.
 
     Methods of which a run is missing are named under `missing`.
     """
@@ -238,8 +246,10 @@ def bench_leaderboard_tables(study: Study) -> dict:
             measured.setdefault(cell.setting, {})[cell.method] = found
         except NotMeasured:
             missing.setdefault(cell.setting, []).append(cell.method)
+    missing = {setting: missing.get(setting, []) for setting in measured}
     result = tables_of(measured) | {"missing": missing}
     write_page(result, ROOT / "docs" / "leaderboard.html")
+    write_tables(result, ROOT / "docs" / "leaderboard.md")
     return result
 
 

@@ -1,4 +1,4 @@
-"""The leaderboard as one HTML page whose tables are sorted by a click on a column."""
+"""The leaderboard as one HTML page that sorts its tables, and as the tables of leaderboard.md."""
 
 import html
 from collections.abc import Mapping
@@ -87,3 +87,38 @@ def cell(value: float | None) -> str:
         return "<td data-value=-1></td>"
     digits = 0 if abs(value) >= 1000 else 2
     return f"<td data-value={value}>{value:,.{digits}f}</td>"
+
+
+MARK = "<!-- The rest is written by `unalike bench leaderboard-tables`. -->\n"
+
+
+def write_tables(result: Mapping[str, Any], path: Path) -> None:
+    """Write the tables below the mark in a Markdown page; what stands above stays."""
+    parts = [path.read_text().partition(MARK)[0] + MARK]
+    for family, ranks in result["ranks"].items():
+        places = ", ".join(f"`{name}` {rank}" for name, rank in ranks["mean_rank"].items())
+        text = f"{ranks['blocks']} blocks, critical difference {ranks['critical_difference']}"
+        parts.append(f"\n## Mean ranks: {family}\n{text}: {places}.\n")
+    for name, entry in result["settings"].items():
+        lines = [f"\n## {name}\n| method | {' | '.join(COLUMNS.values())} | chosen |"]
+        lines.append("|---" * (len(COLUMNS) + 2) + "|")
+        for method, row in entry["rows"].items():
+            numbers = [plain(row.get(key)) for key in COLUMNS]
+            chosen = " ".join(setting.partition(".")[2] for setting in row["chosen"])
+            lines.append(f"| `{method}` | {' | '.join(numbers)} | {chosen} |")
+        missing = result.get("missing", {}).get(name)
+        if missing:
+            lines.append(f"\nNo runs of: {', '.join(f'`{method}`' for method in missing)}.")
+        parts.append("\n".join(lines) + "\n")
+    path.write_text("".join(parts))
+
+
+def plain(value: float | None) -> str:
+    """A number for a Markdown table.
+
+    >>> plain(1234.5), plain(0.123), plain(None)
+    ('1,234', '0.12', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:,.{0 if abs(value) >= 1000 else 2}f}"

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import leaderboard
 from benchmarks.leaderboard import FOLDER, GRID, Cell, cells_of, choose_and_report, skip_reason
-from benchmarks.leaderboard_page import write_page
+from benchmarks.leaderboard_page import MARK, write_page, write_tables
 from benchmarks.leaderboard_tables import critical_difference, rank_family, setting_table
 from benchmarks.study import Study
 from unalike.algorithms import ALGORITHMS
@@ -113,11 +113,12 @@ def test_tables_are_made_of_kept_runs_alone_and_name_what_is_missing(
     cell, asked = measured
     choose_and_report(cell, (0, 1, 2))
     written = []
-    monkeypatch.setattr(leaderboard, "write_page", lambda result, path: written.append(path.name))
+    for writer in ("write_page", "write_tables"):
+        monkeypatch.setattr(leaderboard, writer, lambda result, path: written.append(path.name))
     study = Study(keep=cell.keep, only=("digits", "fedproto", "fedtgp"))
     count = len(asked)
     result = leaderboard.bench_leaderboard_tables(study)
-    assert len(asked) == count and written == ["leaderboard.html"]
+    assert len(asked) == count and written == ["leaderboard.html", "leaderboard.md"]
     assert list(result["settings"]["digits"]["rows"]) == ["fedproto"]
     assert result["missing"] == {"digits": ["fedtgp"]}
 
@@ -133,3 +134,9 @@ def test_the_page_has_every_row_and_its_sorting_keys(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert "<td>fedavg</td><td data-value=70.0>70.00</td>" in text and "lr=1" in text
     assert "3 blocks; critical difference 1.5" in text
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{MARK}old")
+    write_tables(result | {"missing": {"digits": ["fedtgp"]}}, page)
+    text = page.read_text()
+    assert text.startswith(f"above\n{MARK}") and "old" not in text
+    assert "| `fedavg` | 70.00 |" in text and "No runs of: `fedtgp`." in text
