@@ -14,12 +14,12 @@ import torch
 from unalike import runs
 from unalike.base.errors import UserError
 from unalike.base.integrity import hash_file, read_manifest, write_whole
+from unalike.base.lock import lock
 from unalike.cli.benchmarks import benchmark_module
 from unalike.engines.store import CheckpointError, Store
 from unalike.report import read, write
 from unalike.runs import environment as environments
 from unalike.runs.local_baseline import cache_path
-from unalike.runs.lock import lock
 from unalike.runs.run_folder import Folder
 from unalike.runs.verify import verify
 
@@ -67,7 +67,7 @@ def test_a_run_in_use_cannot_be_resumed_by_another_process(stopped):
         [
             sys.executable,
             "-c",
-            "import sys\nfrom pathlib import Path\nfrom unalike.runs.lock import lock\n"
+            "import sys\nfrom pathlib import Path\nfrom unalike.base.lock import lock\n"
             "with lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()",
             str(stopped),
         ],
@@ -101,7 +101,7 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
             os._exit(0)
     try:
         code = (
-            "import sys\nfrom pathlib import Path\nfrom unalike.runs.lock import lock\n"
+            "import sys\nfrom pathlib import Path\nfrom unalike.base.lock import lock\n"
             "with lock(Path(sys.argv[1])): pass"
         )
         assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0

@@ -60,17 +60,33 @@ def append_event(path: Path, event: str, **facts: Any) -> None:
 
 
 class EventTail:
-    """Reads what another process appends to a file from now on."""
+    """Reads what another process appends to a file from now on.
 
-    def __init__(self, path: Path):
+    Args:
+        path: the file.
+        from_start: first read what it holds already.
+    """
+
+    def __init__(self, path: Path, from_start: bool = False):
         self.path = path
-        self.offset = path.stat().st_size if path.exists() else 0
+        exists = path.exists() and not from_start
+        self.offset = path.stat().st_size if exists else 0
+        self.file: int | None = path.stat().st_ino if exists else None
 
     def read(self) -> list[dict[str, Any]]:
-        """Events on lines that were finished since the last call."""
-        if not self.path.exists():
+        """Events on lines that were finished since the last call.
+
+        A file that took the place of another is read from its start.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
             return []
-        with self.path.open("rb") as file:
+        with file:
+            identity = os.fstat(file.fileno()).st_ino
+            if self.file not in (None, identity):
+                self.offset = 0
+            self.file = identity
             file.seek(self.offset)
             lines, newline, _ = file.read().rpartition(b"\n")
         self.offset += len(lines) + len(newline)

@@ -92,7 +92,7 @@ def logs_json() -> bool:
 def log_event(event: str, facts: dict[str, Any]) -> None:
     """Log an event of a run with those of its facts that are short: numbers, words, bytes."""
     level = EVENT_LEVELS.get(event, logging.DEBUG)
-    if not RUN.isEnabledFor(level):
+    if not RUN.isEnabledFor(level) or not RUN.hasHandlers():  # progress shows them already
         return
     short: dict[str, Any] = {}
     for key, value in facts.items():

@@ -61,6 +61,9 @@ Trust = Annotated[
         "--trust", help="Import code that the run's folder names; it then runs on this machine."
     ),
 ]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Serve the run's page on this machine while it goes on.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Debug = Annotated[
     bool,
@@ -121,12 +124,14 @@ def run(
         list[str] | None,
         typer.Option(help="Also write to tensorboard, mlflow, wandb or trackio. Repeatable."),
     ] = None,
+    watch: Watch = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run a scenario and show each client's gain over training alone."""
     from functools import partial
 
+    from unalike.cli.live import live_page
     from unalike.report.progress import progress
     from unalike.runs import run_scenario
     from unalike.runs.compatibility import scenario_problems
@@ -148,9 +153,9 @@ def run(
         safeguard=safeguard or None,
         track=track or None,
     )
-    with progress(quiet=as_json) as watch:
+    with progress(quiet=as_json) as show, live_page(show, watch) as show_all:
         results, _ = run_scenario(
-            loaded, method, out=out, data_dir=data_dir, source=scenario, watch=watch
+            loaded, method, out=out, data_dir=data_dir, source=scenario, watch=show_all
         )
     print_results(results, as_json)
 
@@ -165,15 +170,17 @@ def resume(
             help="Go on although code, versions or threads are not those the run began with.",
         ),
     ] = False,
+    watch: Watch = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Resume a stopped run from its last finished round."""
     from unalike import runs
+    from unalike.cli.live import live_page
     from unalike.report.progress import progress
 
-    with progress(quiet=as_json) as watch:
-        results = runs.resume(path, watch, accept_changes=accept_changes)
+    with progress(quiet=as_json) as show, live_page(show, watch) as show_all:
+        results = runs.resume(path, show_all, accept_changes=accept_changes)
     print_results(results, as_json)
 
 
@@ -185,7 +192,7 @@ def track(
     ],
 ) -> None:
     """Write a run to a tracker, from its events; one that is running, until it ends."""
-    from unalike.runs.lock import is_locked
+    from unalike.base.lock import is_locked
     from unalike.tracking import check_trackers
     from unalike.tracking.follow import replay
 
@@ -198,6 +205,34 @@ def track(
     if failed:
         raise typer.Exit(1)
     typer.echo(f"{path} is in {', '.join(to)}.")
+
+
+@app.command()
+def watch(
+    path: RunFolder,
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen at; beyond this machine it needs a token."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Default: one that follows from the folder."),
+    ] = None,
+    leash: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Serve the page of a run, which goes on by itself while the run does, until Ctrl-C.
+
+    It does not matter who works on the run, or on which engine; a run that was stopped and is
+    resumed goes on there.
+    """
+    raise_on_interrupt()
+    from unalike.base.lock import is_locked
+    from unalike.report.live_run import LiveRun
+    from unalike.report.live_server import serve
+
+    live = LiveRun(path, is_running=lambda: is_locked(path))
+    tell = lambda url: typer.echo(url if leash else f"{path} is shown at {url} until Ctrl-C.")
+    serve(live, host, port, tell, sys.stdin.buffer if leash else None)
 
 
 @app.command()

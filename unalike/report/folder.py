@@ -77,10 +77,7 @@ def read(path: str | Path) -> Run:
         a finished run is not as the run wrote it.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise UserError(f"{path} is not a run folder: there is no such folder.")
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+    _check_is_run(path)
     if (path / "results.json").is_file():
         changes = find_changes(path, read_manifest(path) or {}, SHOWN)
         if changes:
@@ -89,7 +86,7 @@ def read(path: str | Path) -> Run:
             )
     events, cut_events = _read_events(path / "events.jsonl")
     ledger, cut_rows = _read_ledger(path / "ledger.csv")
-    config = _read_config(path / "config.yaml")
+    config = read_config(path)
     start = next((event for event in events if event["event"] == "start"), {})
     began_with = start.get("config")
     if isinstance(began_with, dict) and not began_with.keys() <= config.keys():
@@ -108,9 +105,22 @@ def read(path: str | Path) -> Run:
     )
 
 
-def _read_config(file: Path) -> dict:
+def _check_is_run(path: Path) -> None:
+    if not path.is_dir():
+        raise UserError(f"{path} is not a run folder: there is no such folder.")
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+
+
+def read_config(path: Path) -> dict:
+    """Read the config.yaml of the run folder `path`.
+
+    Raises: UserError if there is none, or it holds no settings.
+    """
     import yaml
 
+    _check_is_run(path)
+    file = path / "config.yaml"
     try:
         config = load_yaml(_read_text(file))
     except yaml.YAMLError as error:

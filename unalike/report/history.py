@@ -13,7 +13,7 @@ Curve = dict[int, float]  # value by round
 
 def clients(run: Run) -> list[str]:
     """Return all clients, in the order of the results or, before there are any, of the start."""
-    known = run.clients or _client_infos(run)
+    known = run.clients or client_infos(run)
     if known:
         return list(known)
     names: dict[str, None] = {}
@@ -51,7 +51,7 @@ def evaluation_stages(run: Run) -> list[str]:
 
 def metric_name(run: Run, client: str) -> str:
     """Return the name of the metric that a client's gain is computed from."""
-    entry = run.clients.get(client) or _client_infos(run).get(client)
+    entry = run.clients.get(client) or client_infos(run).get(client)
     if isinstance(entry, dict) and entry.get("metric"):
         return str(entry["metric"])
     for event in run.events:
@@ -64,7 +64,7 @@ def metric_name(run: Run, client: str) -> str:
 
 def unit(run: Run, client: str) -> str:
     """Return the unit of a client's metric; percent where the run does not say."""
-    entry = run.clients.get(client) or _client_infos(run).get(client)
+    entry = run.clients.get(client) or client_infos(run).get(client)
     return str(entry.get("unit", "%")) if isinstance(entry, dict) else "%"
 
 
@@ -153,7 +153,7 @@ def visits(run: Run) -> dict[str, list[tuple[float, float]]]:
         start = min(times_by_visit[min(times_by_visit)])
         spans[client] = list(zip([start, *ends], ends))
     speeds = {}
-    for client, info in _client_infos(run).items():
+    for client, info in client_infos(run).items():
         if isinstance(info, dict):
             speeds[client] = to_number(info.get("speed")) or 0
     known = [client for client in dict.fromkeys([*clients(run), *spans]) if client in spans]
@@ -163,17 +163,26 @@ def visits(run: Run) -> dict[str, list[tuple[float, float]]]:
 
 def label_names(run: Run) -> list[str]:
     """Return the names of the classes, if the clients announce them."""
-    infos = [info for info in _client_infos(run).values() if isinstance(info, dict)]
+    infos = [info for info in client_infos(run).values() if isinstance(info, dict)]
     labels = infos[0].get("labels") if infos else None
     return [str(label) for label in labels] if isinstance(labels, list) else []
 
 
 def failures(run: Run) -> list[dict]:
-    """Return failures of clients from the results or, before there are any, from the events."""
+    """Return failures of clients from the results or, before there are any, from the events.
+
+    Those of the local baseline, before it was measured last, are left out.
+    """
     if run.results:
         known = run.results.get("failures") or []
         return [failure for failure in known if isinstance(failure, dict)]
-    return [event for event in run.events if event["event"] == "failure"]
+    failed: list[dict] = []
+    for event in run.events:
+        if event["event"] == "failure":
+            failed.append(event)
+        elif event["event"] == "evaluation" and event.get("who") == "alone":
+            failed = []
+    return failed
 
 
 def count_rounds(run: Run) -> int:
@@ -192,10 +201,13 @@ def _evaluations(run: Run, training: str) -> list[dict]:
     ]
 
 
-def _client_infos(run: Run) -> dict[str, dict]:
+def client_infos(run: Run) -> dict[str, dict]:
     """Return what the clients announced at the start; empty without events."""
-    starts = [event for event in run.events if event["event"] in ("start", "resume")]
-    return dict(_items(starts[0].get("clients"))) if starts else {}
+    for event in run.events:
+        if event["event"] in ("start", "resume"):
+            clients = event.get("clients")
+            return clients if isinstance(clients, dict) else {}
+    return {}
 
 
 def _own_metric(run: Run, client: str, metrics: Any) -> float | None:

@@ -72,16 +72,21 @@ def collect_metrics(run: folder.Run) -> list[Metric]:
 
 def failed_clients(run: folder.Run) -> set[str]:
     """Clients that failed, in the round that is going on or for good, and were not asked again."""
-    failed: dict[str, bool] = {}  # whether the failure lasts
+    return set(absent_clients(run))
+
+
+def absent_clients(run: folder.Run) -> dict[str, bool]:
+    """Clients that do not take part now; true for those that failed, false for one round missed."""
+    absent: dict[str, bool] = {}
     for event in run.events:
         client = str(event.get("client"))
         if event["event"] == "failure":
-            failed[client] = bool(event.get("lasting", True))
+            absent[client] = bool(event.get("lasting", True))
         elif event["event"] == "again":
-            failed.pop(client, None)
+            absent.pop(client, None)
         elif event["event"] == "round":
-            failed = {client: True for client, lasting in failed.items() if lasting}
-    return set(failed)
+            absent = {client: True for client, lasting in absent.items() if lasting}
+    return absent
 
 
 def largest_fact(run: folder.Run, name: str) -> float:

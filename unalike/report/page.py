@@ -18,11 +18,20 @@ from unalike.report.formatting import (
     format_gain,
     format_metric,
     join_names,
-    printable,
     replace_unprintable,
     to_number,
 )
-from unalike.report.mpl import ReportFigure, client_colours, css_variables
+from unalike.report.html import (
+    MAX_ROWS,
+    format_figure,
+    format_mark,
+    format_table,
+    format_text,
+    format_tiles,
+    mood_of,
+    style_sheet,
+)
+from unalike.report.mpl import client_colours
 from unalike.report.plots import plot_run
 
 # Nothing on the page may run or fetch anything, whatever a run wrote into its names.
@@ -31,7 +40,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 # Column: key in the results.
 METRIC_COLUMNS = {"local": "alone", "federated": "value", "safeguarded": "safeguarded"}
 NUMBER_COLUMNS = {*METRIC_COLUMNS, "gain", "missed", "epsilon"}
-MAX_ROWS = 40  # rows of a table before it scrolls
 
 
 def write(path: str | Path) -> Path:
@@ -44,37 +52,51 @@ def write(path: str | Path) -> Path:
 
 def render_page(run: Run) -> str:
     """Return the page of a run as HTML."""
-    title = f"{run.algorithm} on {run.scenario}"
-    summary = run.config.get("summary")
-    parts = [
-        f'<p class="kind">Unalike run, {_text(run.path.resolve().name)}</p>',
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="summary">{_text(summary)}</p>' if summary else "",
-        _verdict(run),
-        _tiles(run),
-        _clients_table(run) if run.results else "",
-        *map(_figure, plot_run(run)),
-        *_images(run),
-        _failures(run),
-        _metrics_table(run) if run.results else "",
-        _how_to_repeat(run),
-        _config(run),
-    ]
+    title = format_text(describe_run(run))
     head = (
         '<meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_style_sheet()}</style>"
+        f"<title>{title}</title><style>{style_sheet()}</style>"
     )
-    body = "\n".join(part for part in parts if part)
+    body = "\n".join([render_heading(run), *render_parts(run)])
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
         f"<body><main>\n{body}\n</main></body></html>\n"
     )
 
 
-def _text(value: Any) -> str:
-    return escape(printable(value)).replace(" %", "\N{NO-BREAK SPACE}%")
+def describe_run(run: Run) -> str:
+    """Return the title of a run."""
+    return f"{run.algorithm} on {run.scenario}"
+
+
+def render_heading(run: Run) -> str:
+    """Return what run this is."""
+    summary = run.config.get("summary")
+    html = (
+        f'<p class="kind">Unalike run, {format_text(run.path.resolve().name)}</p>\n'
+        f"<h1>{format_text(describe_run(run))}</h1>"
+    )
+    if summary:
+        html += f'\n<p class="summary">{format_text(summary)}</p>'
+    return html
+
+
+def render_parts(run: Run) -> list[str]:
+    """Return what a page says of a run, below its heading."""
+    parts = [
+        _verdict(run),
+        _tiles(run),
+        _clients_table(run) if run.results else "",
+        *map(format_figure, plot_run(run)),
+        *_images(run),
+        _failures(run),
+        _metrics_table(run) if run.results else "",
+        _how_to_repeat(run),
+        _config(run),
+    ]
+    return [part for part in parts if part]
 
 
 def _verdict(run: Run) -> str:
@@ -88,8 +110,8 @@ def _verdict(run: Run) -> str:
     if outcome.degraded_clients(run.results) or outcome.shares_nothing(run.results):
         mood = "lost"
     sharing = outcome.sharing_line(run.results)
-    shared = f'<p class="small">Shared: {_text(sharing)}.</p>' if sharing else ""
-    return f'<p class="verdict {mood}">{_text(outcome.verdict(run.results))}</p>{shared}'
+    shared = f'<p class="small">Shared: {format_text(sharing)}.</p>' if sharing else ""
+    return f'<p class="verdict {mood}">{format_text(outcome.verdict(run.results))}</p>{shared}'
 
 
 def _tiles(run: Run) -> str:
@@ -102,14 +124,14 @@ def _tiles(run: Run) -> str:
     mean_gain = results.get("delta")
     if to_number(mean_gain) is not None:
         note = "over the local baseline"
-        tiles.append(("Mean gain", format_gain(mean_gain), note, _mood(mean_gain)))
+        tiles.append(("Mean gain", format_gain(mean_gain), note, mood_of(mean_gain)))
     gains = outcome.gains(results) if run.results else {}
     if gains:
         degraded = outcome.degraded_clients(results)
         count = f"{len(degraded)} of {len(gains)}"
         tiles.append(("Degraded", count, join_names(degraded, 3), "bad" if degraded else ""))
         worst = next(iter(gains))
-        tiles.append(("Worst client", format_gain(gains[worst]), worst, _mood(gains[worst])))
+        tiles.append(("Worst client", format_gain(gains[worst]), worst, mood_of(gains[worst])))
     safeguard = results.get("safeguard")
     if isinstance(safeguard, dict):
         gain = safeguard.get("delta")
@@ -118,7 +140,7 @@ def _tiles(run: Run) -> str:
         if remaining is not None:
             note += f", {count_noun(int(remaining), 'degraded client')}"
         note += outcome.describe_judged(results)
-        tiles.append(("Safeguarded", format_gain(gain), note, _mood(gain)))
+        tiles.append(("Safeguarded", format_gain(gain), note, mood_of(gain)))
     spent = results.get("privacy")
     if isinstance(spent, dict):
         tiles.append(("Epsilon", format_epsilon(spent), describe_privacy(spent), ""))
@@ -131,18 +153,7 @@ def _tiles(run: Run) -> str:
         clock = to_number(results.get("clock"))
         note = f"simulated {format_duration(clock)}" if clock else ""
         tiles.append(("Time", format_duration(results.get("seconds")), note, ""))
-    html = ""
-    for name, value, note, kind in tiles:
-        html += f"<div><dt>{_text(name)}</dt>"
-        html += f'<dd class="{kind}">{_text(value)}<small>{_text(note)}</small></dd></div>'
-    return f'<dl class="facts">{html}</dl>'
-
-
-def _mood(gain: Any) -> str:
-    known = to_number(gain)
-    if not known:
-        return ""
-    return "good" if known > 0 else "bad"
+    return format_tiles(tiles)
 
 
 def _clients_table(run: Run) -> str:
@@ -162,19 +173,19 @@ def _clients_table(run: Run) -> str:
     for client in _order_clients(run):
         entry = clients[client]
         texts = _client_texts(entry) | {"missed": str(missed.get(client, 0))}
-        cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
+        cells = [f"<td>{format_mark('dot', tone_of(client))}{format_text(client)}</td>"]
         for name in columns[1:]:
             kind = "number" if name in NUMBER_COLUMNS else ""
             if name == "gain":
-                kind += f" {_mood(entry.get('gain'))}"
-            cells.append(f'<td class="{kind}">{_text(texts[name])}</td>')
+                kind += f" {mood_of(entry.get('gain'))}"
+            cells.append(f'<td class="{kind}">{format_text(texts[name])}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
     note = _explain_values(clients, has_baseline)
     if missed:
-        note += f" Missed counts the rounds a client was away ({_text(reasons)})."
+        note += f" Missed counts the rounds a client was away ({format_text(reasons)})."
     if len(clients) > MAX_ROWS:
         note += " The smallest gains come first."
-    table = _table(columns, NUMBER_COLUMNS, rows)
+    table = format_table(columns, NUMBER_COLUMNS, rows)
     return f"<section><h2>Every client</h2>{table}<p class='small'>{note}</p></section>"
 
 
@@ -183,7 +194,7 @@ def _client_texts(entry: dict) -> dict[str, str]:
     texts = {name: str(entry.get(name) or MISSING) for name in ("model", "task", "metric")}
     for column, key in METRIC_COLUMNS.items():
         texts[column] = format_metric(entry.get(key), outcome.unit_of(entry))
-    arrow = {"good": "▲ ", "bad": "▼ ", "": ""}[_mood(entry.get("gain"))]
+    arrow = {"good": "▲ ", "bad": "▼ ", "": ""}[mood_of(entry.get("gain"))]
     texts["gain"] = arrow + format_gain(entry.get("gain"))
     texts["kept"] = outcome.kept_model(entry) or MISSING
     texts["modalities"] = outcome.modality_names(entry) or MISSING
@@ -200,9 +211,9 @@ def _explain_values(clients: dict[str, dict], has_baseline: bool) -> str:
         notes.append("Values are percent.")
     elif percentages:
         names = sorted({str(entry.get("metric")) for entry in percentages})
-        notes.append(f"Values of {_text(join_names(names))} are percent.")
+        notes.append(f"Values of {format_text(join_names(names))} are percent.")
     if falling:
-        notes.append(f"Lower is better for {_text(join_names(falling))}.")
+        notes.append(f"Lower is better for {format_text(join_names(falling))}.")
     if has_baseline:
         better = ", positive where the client is better" if falling else ""
         notes.append(f"A gain is in percent of the client's own local value{better}.")
@@ -215,41 +226,14 @@ def _order_clients(run: Run) -> list[str]:
     return [*gains, *(client for client in run.clients if client not in gains)]
 
 
-def _table(columns: list[str], numbers: set[str], rows: list[str]) -> str:
-    head = ""
-    for name in columns:
-        kind = "number" if name in numbers else ""
-        head += f'<th scope="col" class="{kind}">{_text(name)}</th>'
-    kind = "wide tall" if len(rows) > MAX_ROWS else "wide"
-    return (
-        f'<div class="{kind}"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _mark(kind: str, tone: str) -> str:
-    return f'<span class="mark {kind}" style="--tone: var(--{tone})"></span>'
-
-
-def _figure(figure: ReportFigure) -> str:
-    marks = ""
-    for kind, tone, text in figure.legend:
-        marks += f"<li>{_mark(kind, tone)}{_text(text)}</li>"
-    legend = f'<ul class="legend">{marks}</ul>' if marks else ""
-    return (
-        f'<figure><h2>{_text(figure.title)}</h2>{legend}<div class="wide">{figure.svg}</div>'
-        f"<figcaption>{_text(figure.caption)}</figcaption></figure>"
-    )
-
-
 def _images(run: Run) -> list[str]:
     """Return SVG files that the method wrote, as images: nothing inside an image can run."""
     figures = []
     for file in sorted((run.path / "pictures").glob("*.svg")):
         name = file.stem.replace("_", " ").replace("-", " ")
         source = base64.b64encode(file.read_bytes()).decode()
-        image = f'<img alt="{_text(name)}" src="data:image/svg+xml;base64,{source}">'
-        title = _text(name[:1].upper() + name[1:])
+        image = f'<img alt="{format_text(name)}" src="data:image/svg+xml;base64,{source}">'
+        title = format_text(name[:1].upper() + name[1:])
         figures.append(f"<figure><h2>{title}</h2>{image}</figure>")
     return figures
 
@@ -258,7 +242,7 @@ def _failures(run: Run) -> str:
     sentences = outcome.describe_failures(history.failures(run))
     if not sentences:
         return ""
-    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in sentences)
+    items = "".join(f"<li>{format_text(sentence)}</li>" for sentence in sentences)
     return f'<section><h2>What failed</h2><ul class="failures">{items}</ul></section>'
 
 
@@ -278,7 +262,7 @@ def _metrics_table(run: Run) -> str:
     rows = []
     for client in _order_clients(run):
         entry = clients[client]
-        cells = [f"<td>{_mark('dot', tone_of(client))}{_text(client)}</td>"]
+        cells = [f"<td>{format_mark('dot', tone_of(client))}{format_text(client)}</td>"]
         cells += [_cell(name, entry.get(name)) for name in columns_before]
         cells += [_cell(name, (entry.get("metrics") or {}).get(name)) for name in metrics]
         if has_hash:
@@ -292,7 +276,7 @@ def _metrics_table(run: Run) -> str:
         rows.append(f'<tr class="soft">{"".join(cells)}</tr>')
     names = [name.replace("_", " ") for name in (*columns_before, *metrics)]
     columns = ["client", *names, *["hash"] * has_hash]
-    table = _table(columns, set(columns) - {"client", "test", "hash"}, rows)
+    table = format_table(columns, set(columns) - {"client", "test", "hash"}, rows)
     return f"<details><summary>Every metric of every client</summary>{table}</details>"
 
 
@@ -300,7 +284,7 @@ def _cell(name: str, value: Any) -> str:
     number = to_number(value)
     if number is None:
         kind = "" if name in ("test", "hash") else "number"
-        return f'<td class="{kind}">{_text(MISSING if value is None else value)}</td>'
+        return f'<td class="{kind}">{format_text(MISSING if value is None else value)}</td>'
     text = f"{number:.2f}"
     if name in ("samples", "parameters"):
         text = f"{number:,.0f}"
@@ -311,7 +295,7 @@ def _cell(name: str, value: Any) -> str:
 
 def _how_to_repeat(run: Run) -> str:
     command = shlex.join(["unalike", "run", str(run.path / "config.yaml")])
-    how = f"<pre>{_text(command)}</pre>"
+    how = f"<pre>{format_text(command)}</pre>"
     if run.config.get("python"):
         how = (
             "<p>It was started from Python, with clients only that program can make: call "
@@ -329,7 +313,7 @@ def _how_to_repeat(run: Run) -> str:
         notes.append(
             f"{lines} of the record could not be read: the run was cut short while writing"
         )
-    note = _text("; ".join(notes))
+    note = format_text("; ".join(notes))
     return f"<section><h2>To repeat this run</h2>{how}<p class='small'>{note}.</p></section>"
 
 
@@ -337,85 +321,3 @@ def _config(run: Run) -> str:
     text = (run.path / "config.yaml").read_text(encoding="utf-8", errors="replace")
     text = "\n".join(replace_unprintable(line.expandtabs()) for line in text.splitlines())
     return f"<details><summary>The config, as it ran</summary><pre>{escape(text)}</pre></details>"
-
-
-def _style_sheet() -> str:
-    light = f"--desk: #f4f6f8; {css_variables(dark=False)}"
-    dark = f"--desk: #0f1318; {css_variables(dark=True)}"
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{LAYOUT}"
-    )
-
-
-LAYOUT = """
-* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; }
-body { margin: 0; background: var(--desk); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 3rem 1.25rem 4rem; }
-h1 { font-size: 2.1rem; line-height: 1.15; letter-spacing: -0.02em; margin: 0.2rem 0 0.4rem;
-  overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; letter-spacing: -0.01em; margin: 0; }
-.kind { color: var(--soft); font-size: 0.85rem; margin: 0; overflow-wrap: anywhere; }
-.summary { color: var(--soft); margin: 0 0 1.4rem; max-width: 46rem; overflow-wrap: anywhere; }
-.verdict { font-size: 1.3rem; line-height: 1.45; margin: 1.2rem 0 1.6rem; padding-left: 1rem;
-  border-left: 4px solid var(--good); max-width: 50rem; overflow-wrap: anywhere; }
-.verdict.lost { border-color: var(--bad); }
-.verdict.open { border-color: var(--soft); }
-.facts { display: flex; flex-wrap: wrap; gap: 1px; background: var(--rule);
-  border: 1px solid var(--rule); border-radius: 10px; overflow: hidden; margin: 0 0 1.5rem; }
-.facts div { flex: 1 1 auto; background: var(--paper); padding: 0.8rem 1rem; }
-.facts dt { color: var(--soft); font-size: 0.8rem; }
-.facts dd { margin: 0; font-size: 1.25rem; font-weight: 600;
-  font-variant-numeric: tabular-nums; letter-spacing: -0.01em; white-space: nowrap; }
-.facts dd small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft);
-  letter-spacing: 0; white-space: normal; overflow-wrap: anywhere; min-width: 5rem; }
-section, figure, details { background: var(--paper); border: 1px solid var(--rule);
-  border-radius: 10px; padding: 1.25rem 1.4rem; margin: 0 0 1.5rem; }
-figure h2 + .legend { margin-top: 0.35rem; }
-.wide { overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin-top: 0.9rem; }
-figure svg text { font-family: inherit !important; font-variant-numeric: tabular-nums; }
-figure img { display: block; max-width: 100%; margin: 0.9rem auto 0; background: #fff;
-  border-radius: 6px; }
-figcaption, .small { color: var(--soft); font-size: 0.88rem; margin: 0.7rem 0 0;
-  overflow-wrap: anywhere; }
-.legend { display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; list-style: none; margin: 0;
-  padding: 0; font-size: 0.88rem; color: var(--soft); }
-.legend li { overflow-wrap: anywhere; }
-.mark { display: inline-block; vertical-align: middle; margin: 0 0.45em 0.15em 0; width: 0.7em;
-  height: 0.7em; color: var(--tone); background: currentColor; border-radius: 50%; flex: none; }
-.mark.ring { background: none; border: 2px solid; }
-.mark.square { border-radius: 2px; }
-.mark.diamond { background: none; border: 1.5px solid; border-radius: 0;
-  transform: rotate(45deg) scale(0.85); }
-.mark.line, .mark.dash { width: 1.5em; height: 0; background: none; border-top: 2.5px solid;
-  border-radius: 0; }
-.mark.dash { border-top-style: dashed; }
-table { border-collapse: collapse; width: 100%; margin-top: 0.9rem; font-size: 0.95rem;
-  font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 500; font-size: 0.82rem; color: var(--soft);
-  padding: 0.3rem 0.9rem 0.45rem 0; border-bottom: 1px solid var(--rule);
-  vertical-align: bottom; }
-td { padding: 0.5rem 0.9rem 0.5rem 0; border-bottom: 1px solid var(--rule);
-  overflow-wrap: break-word; max-width: 18rem; }
-tbody tr:last-child td { border-bottom: 0; }
-th.number, td.number { text-align: right; white-space: nowrap; }
-th:last-child, td:last-child { padding-right: 0; }
-td:first-child { font-weight: 600; min-width: 6rem; }
-.tall { max-height: 42rem; overflow-y: auto; }
-.tall thead th { position: sticky; top: 0; background: var(--paper); }
-.good { color: var(--good); }
-.bad { color: var(--bad); }
-.soft { color: var(--soft); }
-td.good, td.bad { font-weight: 600; }
-summary { cursor: pointer; font-weight: 600; }
-details[open] > summary { margin-bottom: 0.8rem; }
-pre { margin: 0.6rem 0 0; padding: 0.9rem 1rem; background: var(--desk); border-radius: 7px;
-  overflow-x: auto; font: 0.85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
-  }
-ul.failures { margin: 0.7rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
-@media print { body { background: none; } main { padding: 0; } .tall { max-height: none;
-  } section, figure, details { break-inside: avoid; } }
-"""

@@ -25,6 +25,7 @@ from unalike.base.integrity import (
     write_whole,
 )
 from unalike.base.ledger import check_ledger
+from unalike.base.lock import lock
 from unalike.base.version import __version__
 from unalike.base.yaml_text import dump_yaml, load_yaml
 from unalike.engines.store import (
@@ -36,7 +37,6 @@ from unalike.engines.store import (
     load,
     read_index,
 )
-from unalike.runs.lock import lock
 
 # Everything that a start writes before its first checkpoint.
 FILES_OF_A_START = (

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from unalike.base.errors import UserError, unknown_name
+from unalike.base.lock import is_locked, lock
 from unalike.report import compare
 from unalike.report.compare import interval
 from unalike.runs.environment import hash_of_the_code
-from unalike.runs.lock import is_locked, lock
 from unalike.scenarios import load, load_mapping
 
 CRITERIA = ("value", "delta")

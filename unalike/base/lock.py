@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ except ImportError:  # not on Windows: there only runs of one process exclude ea
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
+PATIENCE = 0.3  # seconds: `is_locked` of another process holds the lock for a moment
 _held: set[Path] = set()  # by this process
 
 
@@ -31,11 +33,8 @@ def lock(folder: Path) -> Iterator[None]:
     if path in _held:
         raise _busy(folder, "this process")
     with path.open("a+") as file:
-        if fcntl is not None:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise _busy(folder, _read_owner(file)) from None
+        if fcntl is not None and not _acquire(file):
+            raise _busy(folder, _read_owner(file))
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -46,16 +45,29 @@ def lock(folder: Path) -> Iterator[None]:
             _held.discard(path)
 
 
+def _acquire(file: IO[str]) -> bool:
+    """Take the lock of an open file; return whether that succeeded."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
 def is_locked(folder: Path) -> bool:
-    """Return whether a process is at work on the run in a folder."""
+    """Return whether a process is at work on the run in a folder. Writes nothing there."""
     path = (folder / FILE).resolve()
     if path in _held:  # closing another file of it would release the lock
         return True
     if fcntl is None or not path.exists():
         return False
-    with path.open("a+") as file:
+    with path.open() as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
     return False  # closing the file gave the lock back
