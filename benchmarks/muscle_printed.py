@@ -147,3 +147,23 @@ def bench_muscle_rates(study: Study) -> dict:
             fields = f"{{name: {name}, {field}: {value}}}"
             settings[f"{name}, {value}"] = [f"algorithm={fields}", *held_out]
     return table(study, rows_of(study, settings, HEADROOM))
+
+
+# muscle-losses: each loss with a temperature of its own
+
+LOSS_TEMPERATURES = (0.1, 0.2, 0.3, 0.5)
+
+
+@benchmark("muscle-losses")
+def bench_muscle_losses(study: Study) -> dict:
+    """Muscle, pairwise and Gramian loss at several temperatures on `digits`.
+
+    The lower temperature of the Muscle loss is 3/4 of the other, as printed.
+    """
+    rows = {}
+    for loss in ("muscle", "pairwise", "gramian"):
+        for upper in LOSS_TEMPERATURES:
+            settings = [f"algorithm.loss={loss}", f"temperature={upper}"]
+            settings.append(f"lower_temperature={0.75 * upper:g}")
+            rows[f"{loss} at {upper}"] = ("digits", settings)
+    return table(study, rows)

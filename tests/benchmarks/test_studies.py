@@ -55,6 +55,7 @@ STUDIES = [
     "muscle-printed",
     "muscle-headroom",
     "muscle-rates",
+    "muscle-losses",
     "creamfl",
 ]
 
