@@ -215,7 +215,11 @@ def problems(message):
         ),
         ({"algorithm.width": 0}, "algorithm.width", "must be at least 1, got 0."),
         ({"algorithm.passes": -1}, "algorithm.passes", "must be at least 1, got -1."),
-        ({"algorithm.align_lr": -1}, "algorithm.align_lr", "must be above 0, got -1"),
+        (
+            {"algorithm.align_lr": 0.001},
+            "algorithm.align_lr",
+            '"align_lr" is called "align_lr of fedmuscleplus" now.',
+        ),
         (
             {"algorithm.peers": 3},
             "algorithm.peers",
@@ -387,11 +391,6 @@ def test_the_engine_and_its_options_can_be_set_on_the_command_line(rejected):
         (
             {"data.partition": {"name": "dirichlet", "alpha": 1.0, "by": "digits"}},
             'data.partition.by   There is no target "digits". Did you mean "digit"?',
-        ),
-        (
-            {"algorithm.projection": "never"},
-            "clients.ben   its encoder gives 12 features, the federation compares 8; set "
-            "algorithm.projection to auto",
         ),
     ],
 )
