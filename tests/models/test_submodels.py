@@ -13,7 +13,6 @@ from unalike.models.submodels import (
     extract,
     find_channel_groups,
     first_units,
-    measure_activity,
     narrow_model,
     reindex_groups,
     shapes,
@@ -288,14 +287,3 @@ def test_a_width_at_which_a_layer_vanishes_is_refused(ratio):
     with pytest.raises(UserError, match="would vanish"):
         extract(model.state_dict(), widths, [torch.arange(0)] * len(widths))
     assert [len(k) for k in first_units(widths, 1e-6)] == [1, 1]
-
-
-def test_activity_is_what_layers_give_above_zero_and_how_often_not():
-    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
-    x = torch.tensor([[1.0], [2.0], [-4.0]])
-    (found,) = measure_activity(model, trace(model, x), [x[:2], x[2:]])
-    torch.testing.assert_close(
-        found, torch.tensor([[1.0, 1 / 3], [4 / 3, 2 / 3]], dtype=torch.float64)
-    )

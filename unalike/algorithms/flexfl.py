@@ -3,16 +3,20 @@
 Chen et al., "FlexFL: Heterogeneous Federated Learning via APoZ-Guided Flexible Pruning in
 Uncertain Scenarios", 2024, https://arxiv.org/abs/2407.12729.
 
-Clients report once how often each unit gives zero (APoZ, average percentage of zeros). Layers that
-are seldom zero keep more of their width, at the same number of parameters, and larger submodels
-have more weight in the mean. Left out: self-distillation, the model pool and adaptive local
-pruning; APoZ is measured on the clients' data, not on proxy data at the server.
+After some rounds with the first units of every layer, clients report how often each unit gives
+zero after its activation function (APoZ, average percentage of zeros). Layers that are seldom zero
+keep more of their width from then on, at the same number of parameters; uploads are averaged by
+their number of samples. Left out: self-distillation, the model pool and adaptive local pruning. The
+authors train the net on proxy data at the server and count there; here the first rounds of the
+federation train it, and clients count on their own data.
 """
 
 from dataclasses import dataclass
 from math import ceil, log
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from unalike.base.types import Parameters
@@ -28,15 +32,19 @@ SEARCH_STEPS = 20  # bisections to find the scale of the shares
 class FlexFL(SubmodelMethod):
     """The first units of every layer, more of them in layers with a low APoZ."""
 
+    warmup: Annotated[int, Field(ge=0)] = 5  # rounds before APoZ is measured, all layers alike
+
     def privacy_problem(self) -> str | None:
         return (
             "FlexFL's clients send how often each unit is idle on their data; nothing protects that"
         )
 
     def register_clients(self, fed: Federation) -> None:
-        """Register clients, and compute the shares of groups that have none yet."""
+        """Register clients, and compute the shares of groups that have none and are trained."""
         super().register_clients(fed)
         shares = fed.state.setdefault("shares", {})
+        if fed.round <= self.warmup:
+            return
         group = fed.state["group"]
         due = [c for c in fed.active if c in group and group[c] not in shares]
         replies = self.fetch_activity(fed, due)
@@ -64,13 +72,6 @@ class FlexFL(SubmodelMethod):
             else:
                 high = scale
         return units_at(groups, shares, low)
-
-    def aggregate(
-        self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]
-    ) -> None:
-        """Average with weights multiplied by the size of a submodel."""
-        scaled = {c: weights[c] * numel(state) for c, state in states.items()}
-        super().aggregate(fed, group, states, scaled)
 
 
 def mean_apoz(replies: list[list[Tensor]]) -> list[float]:

@@ -37,6 +37,7 @@ from unalike.methods.averaging import (
     shape_hash,
 )
 from unalike.methods.robust import Upload, merge_robustly
+from unalike.models.activity import measure_activity
 from unalike.models.channel_groups import AxisSlice, ChannelGroup
 from unalike.models.flops import count_flops
 from unalike.models.frozen import whole_state
@@ -49,7 +50,6 @@ from unalike.models.submodels import (
     find_channel_groups,
     first_units,
     kept_units,
-    measure_activity,
     narrow_model,
     reindex_groups,
 )
@@ -296,7 +296,7 @@ class SubmodelProgram(ClientProgram):
         """Activity of every unit of the full model on the client's training samples.
 
         Returns: for every channel group (units, 2): the mean positive activation, and the share of
-        activations that are not positive (`measure_activity`).
+        activations that are not positive, after the activation function (`measure_activity`).
         """
         full = self.build_submodel(self.full_units)
         full.load_state_dict(parameters)

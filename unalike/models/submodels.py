@@ -5,7 +5,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from unalike.base.errors import UserError
 from unalike.models.channel_groups import AxisSlice, ChannelGroup
-from unalike.models.tracing import Untraceable, trace, unfused_eval
+from unalike.models.tracing import Untraceable, trace
 
 State = dict[str, Tensor]
 Keep = Sequence[Tensor]
@@ -400,40 +400,3 @@ def _set_heads_width(owner: nn.Module, units: int, heads: int) -> None:
         width = getattr(owner, name, None)
         if isinstance(width, int) and not isinstance(width, bool):
             setattr(owner, name, width // units * heads)
-
-
-def measure_activity(
-    model: nn.Module, groups: Sequence[ChannelGroup], batches: Iterable[Tensor | dict]
-) -> list[Tensor]:
-    """How active the units are on some batches.
-
-    Returns: (units, 2) per group: the mean of the layer's positive outputs, and the share of
-        outputs that are not positive.
-    """
-    sums = [torch.zeros(group.units, 2, dtype=torch.float64) for group in groups]
-    counts = [0] * len(groups)
-    hooks = []
-    for i, group in enumerate(groups):
-        output = next(s for s in group.slices if s.is_output)
-        layer = model.get_submodule(output.tensor.rpartition(".")[0])
-
-        def add_output(
-            layer: nn.Module, inputs: Any, out: Any, i: int = i, entries: Tensor = output.entries
-        ) -> None:
-            if not isinstance(out, Tensor):
-                return
-            axis = 1 if isinstance(layer, nn.modules.conv._ConvNd) else -1
-            channels = out.detach().movedim(axis, 0)
-            values = channels[entries.to(out.device)].flatten(1).double().cpu()  # (units, values)
-            sums[i] += torch.stack([values.relu().sum(1), (values <= 0).sum(1)], 1)
-            counts[i] += values.shape[1]
-
-        hooks.append(layer.register_forward_hook(add_output))
-    try:
-        with unfused_eval(model), torch.no_grad():
-            for x in batches:
-                model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [total / max(count, 1) for total, count in zip(sums, counts, strict=True)]
