@@ -4,9 +4,9 @@ Wang et al., "FedDSE: Distribution-aware Sub-model Extraction for Federated Lear
 Resource-constrained Devices", WWW 2024.
 
 Every few rounds a client gets the full model, whose bytes count, and reports the mean activation of
-each unit on its data, after its activation function. It then trains the most active units of every layer, as many as its capacity
-allows; the server averages every entry over the clients that have it. Written from the paper's
-description, without its code.
+each unit on its data, after its activation function. It then trains the most active units of every
+layer, as many as its capacity allows; the server averages every entry over the clients that have
+it. Written from the paper's description, without its code.
 """
 
 from dataclasses import dataclass

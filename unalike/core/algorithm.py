@@ -51,6 +51,10 @@ class Algorithm:
             raise TypeError(f'{cls.__name__}: "{name}" is called "{cls.RENAMED[name]}" now')
         return super().__new__(cls)
 
+    def keeps_own_models(self) -> bool:
+        """Whether clients end with models of their own, here: with these hyperparameters."""
+        return self.personalised
+
     # the server's program
 
     def serve(self, fed: "Federation") -> Iterator[int]:

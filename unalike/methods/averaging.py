@@ -66,7 +66,21 @@ class Update(TypedDict):
     loss: float
 
 
-class AveragingProgram(ClientProgram):
+class FinetuneProgram(ClientProgram):
+    """Can train own epochs on top of the model that it got last."""
+
+    algorithm: "Averaging"
+
+    @operation
+    @sends()
+    def finetune(self) -> None:
+        """Train `finetune` epochs on the own task, with other orders of rows than any round."""
+        first = self.training.epochs
+        epochs = range(first, first + self.algorithm.finetune)
+        self.learn(epochs, self.optimizer(fresh=True), self.task_loss)
+
+
+class AveragingProgram(FinetuneProgram):
     """The client's half: receives the shared parameters, trains from there, returns them."""
 
     algorithm: "Averaging"
@@ -147,7 +161,7 @@ class AveragingProgram(ClientProgram):
         state = super().state()
         if state is None:
             return None
-        if self.transient and not self.algorithm.personalised:
+        if self.transient and not self.algorithm.keeps_own_models():
             state["model"] = {
                 name: tensor
                 for name, tensor in state["model"].items()
@@ -184,6 +198,7 @@ class Averaging(Algorithm):
     Args:
         mean: weight of a client in the mean: its number of "samples", or the same for all
             ("uniform").
+        finetune: own epochs of each client after the last merge; it ends with what comes of them.
         robust: how updates are merged, so that some false ones do little; see
             `unalike.methods.robust`.
         max_weight: largest weight of a client, as a multiple of the median weight; None: any, as in
@@ -202,6 +217,7 @@ class Averaging(Algorithm):
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
     mean: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
+    finetune: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
     robust: Rule = field(default="never", kw_only=True)
     max_weight: Annotated[float, Field(ge=1)] | None = field(default=None, kw_only=True)
     central: CentralPrivacy | None = field(default=None, kw_only=True)
@@ -216,11 +232,21 @@ class Averaging(Algorithm):
         if self.robust != "never" and not self.merges:
             sentence = f"must be never: {type(self).__name__} averages no updates at the server."
             problems.append(("robust", sentence))
+        if self.finetune and not self.can_finetune():
+            sentence = f"must be 0: clients of {type(self).__name__} do not end with what is merged"
+            problems.append(("finetune", f"{sentence}."))
         if self.central is not None:
             problems += [("central", sentence) for sentence in self.central_problems()]
         if self.sample is not None:
             problems += [("sample", sentence) for sentence in self.sample_problems()]
         return problems
+
+    def keeps_own_models(self) -> bool:
+        return self.personalised or self.finetune > 0
+
+    def can_finetune(self) -> bool:
+        """Whether clients end with what was merged last."""
+        return type(self).finish is Averaging.finish
 
     def central_problems(self) -> list[str]:
         """Why noise on the mean would not cover all that leaves the server."""
@@ -453,9 +479,11 @@ class Averaging(Algorithm):
 
         Where clients end with models of their own, on each client's own test set.
         """
+        if "finetuned" in fed.state:
+            return super().evaluate(fed)
         members = self.members(fed)
         infos = [fed.infos[c] for c in members]
-        if not self.personalised and all(
+        if not self.keeps_own_models() and all(
             info.tested_on == "common" and info.has("labelled") for info in infos
         ):
             return self.evaluate_groups(fed, members)
@@ -487,12 +515,23 @@ class Averaging(Algorithm):
     def alone(self, fed: Federation) -> None:
         """Start local training from the same parameters as federated training."""
         self.register_clients(fed)
-        self.finish(fed)
+        self.send_final(fed, self.members(fed))
 
     def finish(self, fed: Federation) -> None:
-        """Give every client the final model of its group."""
-        members = self.members(fed)
-        fed.call("receive", clients=members, quorum=0, per_client=self.build_messages(fed, members))
+        """Give every client the final model of its group, which it may fine-tune."""
+        self.send_final(fed, self.members(fed))
+        self.finetune_clients(fed)
+
+    def send_final(self, fed: Federation, clients: list[str]) -> None:
+        """Give these clients the model that they would be sent next, to keep it."""
+        fed.call("receive", clients=clients, quorum=0, per_client=self.build_messages(fed, clients))
+
+    def finetune_clients(self, fed: Federation) -> None:
+        """Have all clients train their own epochs, if there are any."""
+        if self.finetune:
+            members = self.members(fed)
+            fed.call("finetune", clients=members, quorum=0)
+            fed.state["finetuned"] = True
 
     def members(self, fed: Federation) -> list[str]:
         """Clients that are in a group."""

@@ -189,10 +189,6 @@ class FineTuning(Averaging):
 
     fine_tuning_epochs: Positive = 5
 
-    def alone(self, fed: Federation) -> None:
-        self.register_clients(fed)
-        super().finish(fed)
-
     def finish(self, fed: Federation) -> None:
         members = self.members(fed)
         messages = self.build_messages(fed, members)

@@ -194,7 +194,7 @@ def drop_outliers(
     suspects: dict[str, float] = {}
     for group in sorted({groups[client] for client in replies}):
         members = [client for client in replies if groups[client] == group]
-        members = [client for client in members if messages[client].get("parameters") is not None]
+        members = [client for client in members if messages[client].get("parameters")]
         if not members:
             continue  # nobody was sent what it changed
         sizes = _update_sizes(

@@ -11,7 +11,7 @@ that must be kept or removed together form a channel group (`unalike.models.chan
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -30,6 +30,7 @@ from unalike.core.program import ClientProgram, State, measure
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
     Averaging,
+    FinetuneProgram,
     LabelMask,
     Update,
     cast_like,
@@ -44,6 +45,7 @@ from unalike.models.frozen import whole_state
 from unalike.models.model import Model
 from unalike.models.submodels import (
     check_submodel,
+    column_scales,
     count_units,
     expand,
     extract,
@@ -99,7 +101,7 @@ class SubmodelUpdate(Update):
     ratio: Ratio
 
 
-class SubmodelProgram(ClientProgram):
+class SubmodelProgram(FinetuneProgram):
     """The client's half: trains the submodel that it is sent, of whatever width."""
 
     algorithm: "SubmodelMethod"
@@ -214,6 +216,21 @@ class SubmodelProgram(ClientProgram):
             return 0.0
         return 1 - sum(self.memory["units"]) / max(sum(self.full_units), 1)
 
+    def own_start(self, units: Sequence[int]) -> Parameters:
+        """A submodel of the client's own initial net: its first units.
+
+        Columns grow by the root of the ratio of the widths, as initial weights of a narrower net
+        do.
+        """
+        own = self.fresh_copy().model.state_dict()
+        keep = [torch.arange(count) for count in units]
+        parameters = extract(own, self.channel_groups, keep)
+        groups = reindex_groups(self.channel_groups, keep)
+        scales = column_scales(self.channel_groups, groups, parameters)
+        for name, scale in scales.items():
+            parameters[name] = parameters[name] * scale.sqrt().to(parameters[name])
+        return parameters
+
     @query
     @sends("open")
     def shape(self) -> ShapeReply:
@@ -243,9 +260,9 @@ class SubmodelProgram(ClientProgram):
         self.recalibrate_batch_norm(self.model)
 
     def load_submodel(self, parameters: Parameters, units: list[int]) -> None:
-        """Take on the width of a submodel, and its parameters."""
+        """Take on the width of a submodel, and its parameters; none: those of the own start."""
         self.resize_to(units)
-        self.model.load_state_dict(parameters)
+        self.model.load_state_dict(parameters or self.own_start(units))
 
     @operation
     @sends(parameters="parameters", samples="open", ratio="open")
@@ -276,7 +293,7 @@ class SubmodelProgram(ClientProgram):
         if self.client.test is None or not len(self.client.test):
             return {}
         submodel = self.build_submodel(units)
-        submodel.load_state_dict(parameters)
+        submodel.load_state_dict(parameters or self.own_start(units))
         self.recalibrate_batch_norm(submodel)
         return measure(submodel, self.client.test, self.client, self.training.batch_size)
 
@@ -365,6 +382,8 @@ class SubmodelMethod(Averaging):
             "flops".
         fixed: names of layers that keep their full width, e.g. "encoder.first".
         masked: mask labels that a client lacks, where clients classify.
+        start: what a client trains first: the "server"'s net, or its "own", be it random or brought
+            along.
     """
 
     personalised: ClassVar[bool] = True
@@ -373,6 +392,7 @@ class SubmodelMethod(Averaging):
     budget: Literal["width", "memory", "flops"] = "width"
     fixed: tuple[str, ...] = ()
     masked: bool = False
+    start: Literal["server", "own"] = field(default="server", kw_only=True)
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -394,7 +414,9 @@ class SubmodelMethod(Averaging):
 
     def build_messages(self, fed: Federation, clients: list[str]) -> dict[str, dict[str, Value]]:
         units = {c: self.select_units(fed, c) for c in clients}
-        submodels = self.extract_submodels(fed, units)
+        own = set(clients) - set(fed.state.get("trained", [])) if self.start == "own" else set()
+        submodels = self.extract_submodels(fed, {c: units[c] for c in clients if c not in own})
+        submodels |= {c: {} for c in own}  # no parameters: a client begins with its own net
         return {c: {"parameters": submodels[c], "units": list(map(len, units[c]))} for c in clients}
 
     def extract_submodels(
@@ -528,7 +550,8 @@ class SubmodelMethod(Averaging):
     def evaluate(self, fed: Federation) -> Replies:
         """Metrics on each client's own test set: of the submodel that it trained last or, before
         its first training, of the one that it would be sent."""
-        trained = set(fed.state.get("trained", []))
+        everyone = self.members(fed) if "finetuned" in fed.state else []
+        trained = {*everyone, *fed.state.get("trained", [])}
         known = fed.call("evaluate", clients=[c for c in fed.clients if c in trained], quorum=0)
         new = [c for c in self.members(fed) if c not in trained]
         messages = self.build_messages(fed, new)
@@ -537,11 +560,17 @@ class SubmodelMethod(Averaging):
         failures = {**known.failures, **initial.failures}
         return Replies({c: metrics[c] for c in fed.infos if c in metrics}, failures)
 
+    def can_finetune(self) -> bool:
+        return type(self).finish is SubmodelMethod.finish
+
     def finish(self, fed: Federation) -> None:
-        """Clients keep the submodel that they trained; those that never trained get one."""
-        trained = set(fed.state.get("trained", []))
-        new = [c for c in self.members(fed) if c not in trained]
-        fed.call("receive", clients=new, quorum=0, per_client=self.build_messages(fed, new))
+        """Clients keep the submodel that they trained; those that never trained get one.
+
+        With `finetune` all get the submodel that they would be sent next, and train it further.
+        """
+        trained = set() if self.finetune else set(fed.state.get("trained", []))
+        self.send_final(fed, [c for c in self.members(fed) if c not in trained])
+        self.finetune_clients(fed)
 
 
 def masked_mean(

@@ -123,7 +123,7 @@ class LocalBaseline:
             algorithm=self.plan.algorithm,
             log_event=self._log_event,
         )
-        personalised = self.plan.algorithm.personalised
+        personalised = self.plan.algorithm.keeps_own_models()
         have_common = all(info.tested_on == "common" for info in fed.infos.values())
         # Measured on the same test rows as the federated models will be.
         fed.evaluator = lambda fed: fed.call(
@@ -164,7 +164,7 @@ def cache_path(plan: RunPlan, architectures: list[str], initial: dict[str, Any])
         "architectures": architectures if changes_model else [],
         "training": plan.training.model_dump(),
         "seed": plan.seed,
-        "personalised": plan.algorithm.personalised,
+        "personalised": plan.algorithm.keeps_own_models(),
         "federation": plan.federation.model_dump(),
         "environment": environment(plan.threads),
         "clients": {c.id: _describe_client(c, initial.get(c.id)) for c in plan.clients},

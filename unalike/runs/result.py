@@ -427,7 +427,7 @@ def _client_entry(
         "unit": info.unit,
         "labelled": info.has("labelled"),
         "samples": info.samples,
-        "test": "own" if plan.algorithm.personalised else info.tested_on,
+        "test": "own" if plan.algorithm.keeps_own_models() else info.tested_on,
         "alone": baseline,
         "value": value,
         "gain": gain(value, baseline, info.higher_is_better),
