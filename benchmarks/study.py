@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -147,7 +148,7 @@ def averages(runs: Sequence[Run], figures: Callable[[Run], dict[str, float]]) ->
     """Mean and standard deviation of each figure over the runs of a row.
 
     Returns: `{name, name_spread}` for each figure (the spread is None for one run), the mean
-        `seconds` of a run, and the first figure of each seed under `seeds`.
+        `seconds` of a run, the first figure of each seed under `seeds`, and its `budget`.
     """
     measured = [figures(run) for run in runs]
     summary: dict[str, Any] = {}
@@ -160,7 +161,34 @@ def averages(runs: Sequence[Run], figures: Callable[[Run], dict[str, float]]) ->
     summary["seeds"] = {
         str(run.seed): round(figure[first], 3) for run, figure in zip(runs, measured, strict=True)
     }
+    summary["budget"] = budget(runs[0])
     return summary
+
+
+def budget(run: Run) -> dict[str, float]:
+    """How much a client trains: `rows` (mean over clients), `steps` and `rate_x_steps`.
+
+    Steps are those of a client with that many rows that takes part in every round, own epochs at
+    the end included. `rate_x_steps` is the learning rate times steps, for SGD over 1 - momentum:
+    how far a constant gradient would carry the weights.
+    """
+    results = run.results or {}
+    start = next((event for event in run.events if event["event"] == "start"), {})
+    samples = [client["samples"] for client in start.get("clients", {}).values()]
+    training = run.config.get("training", {})
+    if not samples or not {"epochs", "batch_size", "lr"} <= training.keys():
+        return {}
+    rows = mean(samples)
+    algorithm = run.config.get("algorithm")
+    own = algorithm.get("finetune", 0) if isinstance(algorithm, dict) else 0
+    epochs = results["rounds"] * training["epochs"] + own
+    steps = epochs * ceil(rows / training["batch_size"])
+    momentum = training.get("momentum", 0.0) if training.get("optimizer") == "sgd" else 0.0
+    return {
+        "rows": round(rows, 1),
+        "steps": steps,
+        "rate_x_steps": round(training["lr"] * steps / (1 - momentum), 4),
+    }
 
 
 def megabytes(run: Run) -> float:

@@ -31,26 +31,36 @@ from unalike.training.loop import Training, build_optimizer, step
 
 # subflot: methods compared; the tables of this file are built here, too
 
-DATASETS = ("cifar10", "pacs", "agnews")
+DATASETS = ("cifar10", "pacs", "agnews", "hapt")
 SMALL = ("cifar10", "agnews")  # datasets of benchmarks with many rows
-GROUPS = range(4)  # groups of clients in each scenario, by capacity
+GROUPS = {"hapt": 3}  # groups of clients by capacity in the scenario of a dataset, if not 4
+PENALTIES = {"agnews": 0.001, "hapt": 0.01, "digits": 0.01}  # lambda, if not 1: Adam's larger steps
+# Rounds and own epochs that together are as many epochs as the scenario's rounds.
+FINETUNED = {"cifar10": (15, 25), "pacs": (15, 25), "agnews": (15, 10), "hapt": (30, 20)}
+HETEROFL = "algorithm={name: heterofl}"
+UNMASKED = "algorithm={name: heterofl, masked: false}"
+SUBFLOT = "algorithm={name: subflot}"
+ALONE = "alone=true"  # the run's baseline: training alone at a client's own width
+FULL_WIDTH, SMALLEST_WIDTH, FINETUNE = "full width", "smallest width", "finetune"  # `settings_of`
 METHODS: dict[str, list[str]] = {
-    "subflot": [],  # as shipped
-    "subflot, spread plans": ["solver=auto"],
-    "subflot, masked": ["algorithm.masked=true"],
-    "heterofl": ["algorithm={name: heterofl}"],
-    "heterofl, unmasked": ["algorithm={name: heterofl, masked: false}"],
+    "subflot": [SUBFLOT],
+    "subflot, spread plans": [SUBFLOT, "solver=auto"],
+    "subflot, masked": [SUBFLOT, "algorithm.masked=true"],
+    "heterofl": [HETEROFL, ALONE],
+    "heterofl, unmasked": [UNMASKED, ALONE],
+    "fedavg, full width": [UNMASKED, FULL_WIDTH],
+    "subflot, finetune": [SUBFLOT, FINETUNE],
+    "subflot, masked, finetune": [SUBFLOT, "algorithm.masked=true", FINETUNE],
+    "heterofl, finetune": [HETEROFL, FINETUNE],
+    "heterofl, unmasked, finetune": [UNMASKED, FINETUNE],
+    "fedavg, full width, finetune": [UNMASKED, FULL_WIDTH, FINETUNE],
     "fedrolex": ["algorithm={name: fedrolex}"],
     "feddropout": ["algorithm={name: feddropout}"],
     "feddse": ["algorithm={name: feddse}"],
     "flexfl": ["algorithm={name: flexfl}"],
-    "fedavg, full width": [
-        "algorithm={name: heterofl, masked: false}",
-        *(f"clients.{i}.capacity=1.0" for i in GROUPS),
-    ],
     "fedavg, smallest width": [
         "algorithm={name: heterofl, masked: false, scaler: false}",
-        *(f"clients.{i}.capacity=0.25" for i in GROUPS),
+        SMALLEST_WIDTH,
     ],
     "local, full width": ["algorithm={name: local}"],
 }
@@ -72,7 +82,7 @@ TARGET = 80.0  # accuracy; the paper reports the time until it is reached
 
 @benchmark("subflot")
 def bench_subflot(study: Study) -> dict:
-    """SubFLOT against other methods with submodels, on three datasets: mean client accuracy.
+    """SubFLOT against other methods with submodels, on four datasets: mean client accuracy.
 
     Accuracy of the clients' own models on their own test sets. One row per dataset and method,
     three seeds; clients, data and budget are the same for all.
@@ -81,8 +91,32 @@ def bench_subflot(study: Study) -> dict:
 
 
 def scenario(study: Study, dataset: str = "cifar10") -> str:
-    """SubFLOT's scenario of a dataset, or of `digits` in a quick benchmark."""
-    return "subflot-digits" if study.quick else f"subflot-{dataset}"
+    """The scenario of a dataset, or `subflot-digits` in a quick benchmark."""
+    if study.quick:
+        return "subflot-digits"
+    return "hapt" if dataset == "hapt" else f"subflot-{dataset}"
+
+
+def settings_of(dataset: str, values: Sequence[str]) -> list[str]:
+    """Settings of a row on a dataset, with words such as FULL_WIDTH spelt out."""
+    settings = []
+    for value in values:
+        if value in (FULL_WIDTH, SMALLEST_WIDTH):
+            share = 1.0 if value == FULL_WIDTH else 0.25
+            settings += capacities([share] * GROUPS.get(dataset, 4))
+        elif value == FINETUNE:
+            rounds, epochs = FINETUNED.get(dataset, (6, 10))
+            settings += [f"rounds={rounds}", f"finetune={epochs}"]
+        else:
+            settings.append(value)
+        if value == SUBFLOT and dataset in PENALTIES:
+            settings.append(f"penalty={PENALTIES[dataset]}")
+    return settings
+
+
+def capacities(shares: Sequence[float]) -> list[str]:
+    """Settings of the capacity of every group of clients."""
+    return [f"clients.{group}.capacity={share}" for group, share in enumerate(shares)]
 
 
 def rows_of(
@@ -92,7 +126,8 @@ def rows_of(
     rows = {}
     for dataset in datasets:
         for name, values in settings.items():
-            rows[f"{dataset} {name}"] = (scenario(study, dataset), values)
+            spelt_out = settings_of("digits" if study.quick else dataset, values)
+            rows[f"{dataset} {name}"] = (scenario(study, dataset), spelt_out)
     return rows
 
 
@@ -117,17 +152,23 @@ def mean_if_all(times: list[float | None]) -> float | None:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """Mean and worst accuracy, traffic and operations of a client and round, simulated time."""
+    """Mean and worst accuracy, traffic and operations of a client and round, simulated time.
+
+    Where clients trained alone, too, `alone` is the mean accuracy of these models.
+    """
     results = run.results or {}
     clients = list(run.clients.values())
     flops = sum(client["round_flops"] for client in clients)
-    return {
+    summary = {
         "accuracy": results["metrics"]["accuracy"],
         "worst": min(client["value"] for client in clients),
         "megabytes": megabytes(run),
         "gigaflops": flops / len(clients) / 1e9,
         "clock": results["clock"],
     }
+    if all("alone" in client for client in clients):
+        summary["alone"] = mean(client["alone"] for client in clients)
+    return summary
 
 
 def time_to_target(run: Run) -> float | None:
@@ -152,6 +193,9 @@ WITHOUT = {
     "spread plans, barycentre": ["solver=auto", "inputs=barycentre"],
     "entropic plans": ["solver=entropic"],
 }
+PARTS = ("all parts", "without OTP", "without SAR", "without OTA")
+OWN_START = {f"own start, {name}": [SUBFLOT, *WITHOUT[name], "start=own"] for name in PARTS}
+OWN_START["own start, heterofl"] = [UNMASKED, "start=own"]
 ABLATION_PAPER = {
     "cifar10 all parts": 83.78,
     "cifar10 without OTP": 83.21,
@@ -164,9 +208,11 @@ ABLATION_PAPER = {
 def bench_subflot_ablation(study: Study) -> dict:
     """SubFLOT without transport in extraction (OTP) or merging (OTA), or the penalty (SAR).
 
-    The paper's ablation: CIFAR-10 with Dirichlet 0.1, and AG News as shipped, Dirichlet 0.5.
+    The paper's ablation: CIFAR-10 with Dirichlet 0.1, and AG News as shipped, Dirichlet 0.5. Rows
+    called "own start" are CIFAR-10, with Dirichlet as well, and PACS, whose clients begin with
+    nets of their own: only then is there something to match.
     """
-    rows = rows_of(study, SMALL, WITHOUT)
+    rows = rows_of(study, SMALL, WITHOUT) | rows_of(study, ("cifar10", "pacs"), OWN_START)
     if not study.quick:
         for name, (scenario_name, settings) in rows.items():
             if name.startswith("cifar10"):
@@ -196,8 +242,8 @@ def bench_subflot_scale(study: Study) -> dict:
     participation = [] if study.quick else ["federation.participation=0.1"]
     settings = {}
     for clients in CLIENTS:
-        share, remainder = divmod(clients, len(GROUPS))
-        counts = [f"clients.{group}.count={share + (group < remainder)}" for group in GROUPS]
+        share, remainder = divmod(clients, 4)
+        counts = [f"clients.{group}.count={share + (group < remainder)}" for group in range(4)]
         for name in SHOWN:
             settings[f"{clients} clients {name}"] = [*METHODS[name], *counts, *participation]
     return table(study, rows_of(study, SMALL, settings))
@@ -323,7 +369,7 @@ def bench_subflot_sweep(study: Study) -> dict:
     settings = {f"alpha {value:g}": [f"alpha={value}"] for value in ALPHAS}
     settings |= {f"lambda {value:g}": [f"penalty={value}"] for value in PENALTIES}
     for rate in RATES:
-        narrow = [f"clients.{group}.capacity={1 - rate}" for group in GROUPS]
-        heterofl = ["algorithm={name: heterofl, masked: false}", *narrow]
+        narrow = capacities([1 - rate] * 4)
+        heterofl = [UNMASKED, *narrow]
         settings |= {f"rate {rate:g}": narrow, f"rate {rate:g} heterofl": heterofl}
     return table(study, rows_of(study, SMALL, settings))
