@@ -34,7 +34,7 @@ from unalike.training.loop import Training, build_optimizer, step
 DATASETS = ("cifar10", "pacs", "agnews", "hapt")
 SMALL = ("cifar10", "agnews")  # datasets of benchmarks with many rows
 GROUPS = {"hapt": 3}  # groups of clients by capacity in the scenario of a dataset, if not 4
-PENALTIES = {"agnews": 0.001, "hapt": 0.01, "digits": 0.01}  # lambda, if not 1: Adam's larger steps
+PENALTY_OF = {"agnews": 0.001, "hapt": 0.01, "digits": 0.01}  # lambda, if not 1: Adam's larger steps
 # Rounds and own epochs that together are as many epochs as the scenario's rounds.
 FINETUNED = {"cifar10": (15, 25), "pacs": (15, 25), "agnews": (15, 10), "hapt": (30, 20)}
 HETEROFL = "algorithm={name: heterofl}"
@@ -109,8 +109,8 @@ def settings_of(dataset: str, values: Sequence[str]) -> list[str]:
             settings += [f"rounds={rounds}", f"finetune={epochs}"]
         else:
             settings.append(value)
-        if value == SUBFLOT and dataset in PENALTIES:
-            settings.append(f"penalty={PENALTIES[dataset]}")
+        if value == SUBFLOT and dataset in PENALTY_OF:
+            settings.append(f"penalty={PENALTY_OF[dataset]}")
     return settings
 
 
@@ -123,7 +123,7 @@ def rows_of(
     study: Study, datasets: Sequence[str], settings: Mapping[str, Sequence[str]]
 ) -> dict[str, Row]:
     """A row for every dataset and every named list of settings."""
-    rows = {}
+    rows: dict[str, Row] = {}
     for dataset in datasets:
         for name, values in settings.items():
             spelt_out = settings_of("digits" if study.quick else dataset, values)

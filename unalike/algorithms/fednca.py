@@ -54,6 +54,8 @@ class FedNCA(Averaging):
         heads: of the attention.
         scale: initial scale of the logits.
         etf: whether the classifier's prototypes are frozen or trainable.
+        attention_init: how the attention begins: as torch's "linear" layers, or as its authors do,
+            by "xavier" with zero biases.
         mean: weight of a client: the same for all ("uniform"), or its number of "samples".
     """
 
@@ -65,6 +67,7 @@ class FedNCA(Averaging):
     heads: PositiveInt = 4
     scale: PositiveFloat = 10.0
     etf: Literal["frozen", "trainable"] = "frozen"
+    attention_init: Literal["linear", "xavier"] = "linear"
     mean: Literal["samples", "uniform"] = "uniform"
 
     @classmethod
@@ -100,6 +103,8 @@ class FedNCA(Averaging):
                 scale=method.scale,
                 trainable=method.etf == "trainable",
             )
+            if method.attention_init == "xavier" and head.heads:
+                head.init_xavier()
             return Model(encoder, nn.Identity(), head, dense=has_grid)
 
         @graph_safe
@@ -169,6 +174,16 @@ class ClassHead(nn.Module):
             self.out = nn.Linear(width, width)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
         self.bias = nn.Parameter(torch.zeros(classes))
+
+    def init_xavier(self) -> None:
+        """Initialise the attention as torch's own is: xavier over the stacked projection of
+        queries, keys and values, zero biases."""
+        width = self.queries.in_features
+        bound = (6 / (width + 3 * width)) ** 0.5
+        for layer in (self.queries, self.keys_values):
+            nn.init.uniform_(layer.weight, -bound, bound)
+        for layer in (self.queries, self.keys_values, self.out):
+            nn.init.zeros_(layer.bias)
 
     def features(self, grid: Tensor) -> Tensor:
         """f: one feature per class, (B, classes, width)."""

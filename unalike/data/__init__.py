@@ -15,7 +15,12 @@ from unalike.data.caltech101 import caltech101
 from unalike.data.chestxray14 import chestxray14
 from unalike.data.cifar10 import cifar10
 from unalike.data.clinic import clinic
-from unalike.data.composites import caltech_composites, cifar_composites, digits_composites
+from unalike.data.composites import (
+    caltech_composites,
+    cifar_composites,
+    digits_composites,
+    lesion_composites,
+)
 from unalike.data.digits import digits_captions, load_digits_table
 from unalike.data.flickr8k import flickr8k
 from unalike.data.ham10000 import ham10000
@@ -60,6 +65,7 @@ DATASETS: dict[str, Callable[..., Table]] = {
     "digits_composites": digits_composites,
     "cifar_composites": cifar_composites,
     "caltech_composites": caltech_composites,
+    "lesion_composites": lesion_composites,
     "caltech101": caltech101,
     "voc2012": voc2012,
     "voc2007": voc2007,

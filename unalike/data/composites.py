@@ -1,4 +1,4 @@
-"""Multi-label images composed of four single-label ones: digits, CIFAR-10 and Caltech-101."""
+"""Multi-label images composed of four single-label ones: digits, CIFAR-10, Caltech-101, lesions."""
 
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from unalike.base.errors import UserError
 from unalike.data.caltech101 import caltech101
 from unalike.data.cifar10 import CLASSES, read_cifar10
 from unalike.data.digits import load_digits_table
+from unalike.data.ham10000 import ham10000
 from unalike.data.jpeg import Broken
 from unalike.data.table import Table
 from unalike.tasks import MultiLabel
@@ -53,6 +54,20 @@ def caltech_composites(
     small = interpolate(table.x.float(), scale_factor=0.5, mode="area").round().byte()
     parts = [(small[rows], table.targets["thing"][rows]) for rows in (table.train, table.test)]
     return compose_table(parts, table.tasks["thing"].labels, (train, test), most)
+
+
+def lesion_composites(
+    folder: str | None = None,
+    train: Count = 4000,
+    test: Count = 1500,
+    most: Kinds = 2,
+    broken: Broken = "refuse",
+) -> Table:
+    """Four skin lesions of HAM10000 on a canvas of 128x128, of one to `most` kinds."""
+    table = ham10000(folder, broken)
+    assert isinstance(table.x, Tensor)
+    parts = [(table.x[rows], table.targets["lesion"][rows]) for rows in (table.train, table.test)]
+    return compose_table(parts, table.tasks["lesion"].labels, (train, test), most)
 
 
 def compose_table(

@@ -48,6 +48,7 @@ class Training(Settings):
         optimizer_options: further arguments of an optimizer of your own.
         lr: learning rate.
         weight_decay: of the optimizer.
+        decay_vectors: whether biases, norms and other vectors and scalars decay, too.
         momentum: of SGD.
         max_grad_norm: gradients are clipped to this norm; None: not at all.
         precision: of forward and backward passes; weights and their updates are float32. Anything
@@ -74,6 +75,7 @@ class Training(Settings):
     optimizer_options: dict[str, Any] = {}
     lr: Annotated[float, Field(gt=0)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    decay_vectors: bool = True
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
     precision: Precision = "float32"
@@ -133,15 +135,25 @@ def build_optimizer(
     if training.optimizer not in OPTIMIZERS:
         return build_own_optimizer(parameters, training, lr)
     fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+    groups: Any = parameters if training.decay_vectors else decay_groups(parameters)
     match training.optimizer:
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=fused)
+            return torch.optim.AdamW(groups, lr=lr, weight_decay=decay, fused=fused)
         case "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused)
+            return torch.optim.Adam(groups, lr=lr, weight_decay=decay, fused=fused)
         case _:
             return torch.optim.SGD(
-                parameters, lr=lr, momentum=training.momentum, weight_decay=decay, fused=fused
+                groups, lr=lr, momentum=training.momentum, weight_decay=decay, fused=fused
             )
+
+
+def decay_groups(parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Parameter groups of an optimizer: matrices and kernels decay, vectors and scalars do not."""
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() > 1]},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def build_own_optimizer(
