@@ -51,6 +51,13 @@ class Algorithm:
             raise TypeError(f'{cls.__name__}: "{name}" is called "{cls.RENAMED[name]}" now')
         return super().__new__(cls)
 
+    def holds_out(self) -> bool:
+        """Whether the safeguard holds a share of a client's rows out of everything.
+
+        Where not, it cross-validates, if `supports_safeguard`.
+        """
+        return False
+
     def keeps_own_models(self) -> bool:
         """Whether clients end with models of their own, here: with these hyperparameters."""
         return self.personalised
@@ -153,7 +160,7 @@ class Algorithm:
 
     def safeguard_problem(self) -> str | None:
         """Why the safeguard cannot be used with this method; None: it can."""
-        if self.supports_safeguard:
+        if self.supports_safeguard or self.holds_out():
             return None
         return f"{REQUIREMENT}; {type(self).__name__} is none of them"
 

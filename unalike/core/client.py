@@ -103,6 +103,19 @@ class ClientInfo:
         }
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """Training rows that the safeguard holds out of everything.
+
+    Attributes:
+        rows: the rows held out.
+        everything: all training rows, with these.
+    """
+
+    rows: Samples
+    everything: Samples
+
+
 @dataclass
 class Client:
     """A participant.
@@ -128,6 +141,7 @@ class Client:
         device: e.g. "cpu" or "cuda:1".
         dtype: of its model and floating-point inputs.
         privacy: the least it demands: it joins no run with less.
+        held_out: set by a run with the safeguard, never by a user.
 
     Raises:
         UserError: an argument does not fit.
@@ -149,6 +163,7 @@ class Client:
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     privacy: Privacy | None = None
+    held_out: HeldOut | None = None
 
     if TYPE_CHECKING:
         # For type checkers: `__post_init__` turns data of several kinds into Samples.
@@ -170,6 +185,7 @@ class Client:
             device: str = "cpu",
             dtype: torch.dtype = torch.float32,
             privacy: Privacy | None = None,
+            held_out: HeldOut | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -312,6 +328,10 @@ class Client:
         }
         public_features = featurize(self.public_to_device)
         cached["public"] = cache_on_device(self.public, self.device, public_features)
+        if self.held_out is not None:
+            rows = cache_on_device(self.held_out.rows, self.device, featurize(self.to_device))
+            if rows is not None and rows is not self.held_out.rows:
+                cached["held_out"] = replace(self.held_out, rows=rows)
         if all(cached[name] is getattr(self, name) for name in cached):
             return self
         return replace(self, **cached)

@@ -348,6 +348,14 @@ class ClientProgram:
         """
         return type(self)(client or self.client, self.algorithm, self.training, self.seed)
 
+    def restart(self, client: Client) -> Self:
+        """A new program that starts where this one started, to be trained alone.
+
+        Args:
+            client: this one, perhaps with other rows.
+        """
+        return self.fresh_copy(client)
+
     # operations that every client has
 
     @operation
@@ -397,7 +405,7 @@ class ClientProgram:
     def safeguard(self, rounds: list[int]) -> SafeguardReply:
         """Keep the federated model, or one trained alone in these rounds, by cross-validation."""
         decision = safeguard(self, rounds)
-        self.model.load_state_dict(decision.state)
+        self.load(decision.state)
         self.fold_replicas = []
         return {"kept": decision.name, "log_loss": decision.log_loss}
 

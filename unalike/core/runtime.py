@@ -235,5 +235,5 @@ def build_runtime(
     """
     program = algorithm.Program(client, algorithm, training, seed)
     program.shares_features = shares_features
-    replicas = build_fold_replicas(program) if guarded else []
+    replicas = build_fold_replicas(program) if guarded and not algorithm.holds_out() else []
     return ClientRuntime(program, privacy, replicas)

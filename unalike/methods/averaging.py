@@ -12,7 +12,7 @@ and `AveragingProgram` and overrides what differs.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from pydantic import Field
@@ -66,10 +66,19 @@ class Update(TypedDict):
     loss: float
 
 
+FIRST = "first"  # in a program's memory, with the safeguard: the first message with parameters
+
+
 class FinetuneProgram(ClientProgram):
     """Can train own epochs on top of the model that it got last."""
 
     algorithm: "Averaging"
+
+    def remember_first(self, parameters: Parameters, **more: Any) -> None:
+        """With the safeguard: keep where the client began, to train alone from there."""
+        if self.client.held_out is not None and FIRST not in self.memory:
+            copies = {name: tensor.clone() for name, tensor in parameters.items()}
+            self.memory[FIRST] = {"parameters": copies, **more}
 
     @operation
     @sends()
@@ -118,6 +127,7 @@ class AveragingProgram(FinetuneProgram):
                 )
         self.model.load_state_dict(parameters, strict=False)
         self.transient = False
+        self.remember_first(parameters)
 
     @operation
     @sends(parameters="parameters", samples="open")
@@ -128,6 +138,12 @@ class AveragingProgram(FinetuneProgram):
         self.round_start = parameters
         loss = self.train_round()
         return {"parameters": self.shared(), "samples": len(self.client.train), "loss": loss}
+
+    def restart(self, client: Client) -> Self:
+        program = self.fresh_copy(client)
+        if FIRST in self.memory:
+            program.receive(self.memory[FIRST]["parameters"])
+        return program
 
     def train_round(self) -> float:
         """The local training of a round; returns the mean loss, which is not told with `sample`."""
@@ -243,6 +259,9 @@ class Averaging(Algorithm):
 
     def keeps_own_models(self) -> bool:
         return self.personalised or self.finetune > 0
+
+    def holds_out(self) -> bool:
+        return not self.supports_safeguard and type(self).alone is Averaging.alone
 
     def can_finetune(self) -> bool:
         """Whether clients end with what was merged last."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 import torch
 from pydantic import Field
@@ -29,6 +29,7 @@ from unalike.core.operations import measurement, operation, query, sends
 from unalike.core.program import ClientProgram, State, measure
 from unalike.core.signatures import Shape
 from unalike.methods.averaging import (
+    FIRST,
     Averaging,
     FinetuneProgram,
     LabelMask,
@@ -263,6 +264,13 @@ class SubmodelProgram(FinetuneProgram):
         """Take on the width of a submodel, and its parameters; none: those of the own start."""
         self.resize_to(units)
         self.model.load_state_dict(parameters or self.own_start(units))
+        self.remember_first(parameters, units=list(units))
+
+    def restart(self, client: Client) -> Self:
+        program = self.fresh_copy(client)
+        first = self.memory.get(FIRST, {"parameters": {}, "units": self.units_at(self.ratio())})
+        program.load_submodel(first["parameters"], first["units"])
+        return program
 
     @operation
     @sends(parameters="parameters", samples="open", ratio="open")

@@ -21,6 +21,7 @@ from unalike.core.federation import Federation, QuorumError
 from unalike.core.privacy import Privacy
 from unalike.core.replay import Replay
 from unalike.core.runtime import build_runtime
+from unalike.core.safeguard import hold_out
 from unalike.engines import engine_class
 from unalike.engines.store import Archive
 from unalike.runs.compatibility import check_lazy_clients, check_plan
@@ -180,7 +181,10 @@ class Run:
         options = dict(plan.engine_options)
         if is_debugging() and "workers" in options:
             options["workers"] = 0  # an exception in another process would not arrive here
-        return self.engine_class(plan.clients, build, folder, settings, **options)
+        clients = plan.clients
+        if guarded and plan.algorithm.holds_out():
+            clients = [hold_out(client, plan.seed) for client in clients]
+        return self.engine_class(clients, build, folder, settings, **options)
 
     def federation(self, engine: Engine) -> Federation:
         """The server's view of the clients behind an engine."""
@@ -372,7 +376,9 @@ class Run:
             quorum=0,
             per_client={client: {"rounds": attended[client]} for client in fed.clients},
         )
-        metrics = fed.call("evaluate", clients=fed.clients, quorum=0)
+        own = self.plan.algorithm.keeps_own_models()
+        common = not own and all(info.tested_on == "common" for info in fed.infos.values())
+        metrics = fed.call("evaluate", clients=fed.clients, quorum=0, common=common)
         return Decisions(kept=kept, metrics=metrics)
 
     # events
