@@ -35,6 +35,7 @@ from unalike.methods.central_privacy import (
     noisy_mean,
     privacy_settings,
 )
+from unalike.methods.label_thresholds import best_thresholds, count_hits, shift_outputs
 from unalike.methods.robust import (
     Rule,
     Upload,
@@ -54,6 +55,7 @@ from unalike.methods.sample_privacy import (
 from unalike.methods.sharing import connect_clients
 from unalike.models.frozen import hash_frozen
 from unalike.tasks import Task
+from unalike.training.batching import batches
 
 LabelMask = Annotated[Tensor, Shape("labels")]  # 1 for a label that the client has samples of
 
@@ -172,6 +174,32 @@ class AveragingProgram(FinetuneProgram):
         finally:
             self.model.load_state_dict(own, strict=False)
 
+    @query
+    def threshold_counts(
+        self, parameters: Parameters
+    ) -> Annotated[Tensor, Shape("labels", None, 3)]:
+        """How often each label would be right at each threshold, on the training rows."""
+        if self.algorithm.thresholds != "training":
+            raise ValueError("counts are sent only if thresholds are chosen by them")
+        own = {name: tensor.clone() for name, tensor in self.shared().items()}
+        self.model.load_state_dict(parameters, strict=False)
+        try:
+            return self._count_hits()
+        finally:
+            self.model.load_state_dict(own, strict=False)
+
+    def _count_hits(self) -> Tensor:
+        counts = []
+        was_training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            for rows in batches(len(self.client.train), 256):
+                x, y = self.training_batch(rows)
+                outputs = self.model(self.client.to_device(x))
+                counts.append(count_hits(outputs, self.client.to_device(y)).cpu())
+        self.model.train(was_training)
+        return torch.stack(counts).sum(0)
+
     def state(self) -> State | None:
         """What must be saved; shared parameters are left out while they are transient."""
         state = super().state()
@@ -214,6 +242,8 @@ class Averaging(Algorithm):
     Args:
         mean: weight of a client in the mean: its number of "samples", or the same for all
             ("uniform").
+        thresholds: of multi-label tasks: a label is present above probability a "half", or above a
+            threshold of its own, chosen on the "training" rows of all clients.
         finetune: own epochs of each client after the last merge; it ends with what comes of them.
         robust: how updates are merged, so that some false ones do little; see
             `unalike.methods.robust`.
@@ -233,6 +263,7 @@ class Averaging(Algorithm):
     Program: ClassVar[type[ClientProgram]] = AveragingProgram
 
     mean: Literal["samples", "uniform"] = field(default="samples", kw_only=True)
+    thresholds: Literal["half", "training"] = field(default="half", kw_only=True)
     finetune: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
     robust: Rule = field(default="never", kw_only=True)
     max_weight: Annotated[float, Field(ge=1)] | None = field(default=None, kw_only=True)
@@ -251,6 +282,9 @@ class Averaging(Algorithm):
         if self.finetune and not self.can_finetune():
             sentence = f"must be 0: clients of {type(self).__name__} do not end with what is merged"
             problems.append(("finetune", f"{sentence}."))
+        if self.thresholds != "half" and type(self).finish is not Averaging.finish:
+            sentence = f"must be half: {type(self).__name__} does not end with one merged model."
+            problems.append(("thresholds", sentence))
         if self.central is not None:
             problems += [("central", sentence) for sentence in self.central_problems()]
         if self.sample is not None:
@@ -278,6 +312,8 @@ class Averaging(Algorithm):
             problems.append(f"needs robust: never, got {self.robust}: clipping bounds an update.")
         if self.central.get("sampling") == "secret" and self.mean != "uniform":  # type: ignore[union-attr]
             problems.append("with sampling: secret needs mean: uniform, got samples.")
+        if self.thresholds != "half":
+            problems.append("needs thresholds: half, because counts of labels get no noise.")
         reason = accounting_problem()
         return problems + ([f"{reason}."] if reason else [])
 
@@ -313,6 +349,8 @@ class Averaging(Algorithm):
             return "clients' noise and central noise are counted apart: leave out one of the two"
         if self.sample is not None:
             return "noise on updates and in training (sample) are counted apart: leave out one"
+        if self.thresholds != "half":
+            return "clients send counts of their labels, which nothing protects: thresholds: half"
         return super().privacy_problem()
 
     def central_results(self, fed: Federation) -> dict[str, Any] | None:
@@ -538,12 +576,24 @@ class Averaging(Algorithm):
 
     def finish(self, fed: Federation) -> None:
         """Give every client the final model of its group, which it may fine-tune."""
+        if self.thresholds == "training":
+            self.choose_thresholds(fed)
         self.send_final(fed, self.members(fed))
         self.finetune_clients(fed)
 
     def send_final(self, fed: Federation, clients: list[str]) -> None:
         """Give these clients the model that they would be sent next, to keep it."""
         fed.call("receive", clients=clients, quorum=0, per_client=self.build_messages(fed, clients))
+
+    def choose_thresholds(self, fed: Federation) -> None:
+        """Lower the outputs of each multi-label group's model by the thresholds of its labels."""
+        members = [c for c in self.members(fed) if fed.infos[c].has("multilabel")]
+        messages = self.build_messages(fed, members)
+        counts = fed.call("threshold_counts", clients=members, quorum=0, per_client=messages)
+        for group in sorted({fed.state["group"][c] for c in counts}):
+            own = [counts[c] for c in counts if fed.state["group"][c] == group]
+            thresholds = best_thresholds(own)
+            fed.state["models"][group] = shift_outputs(fed.state["models"][group], thresholds)
 
     def finetune_clients(self, fed: Federation) -> None:
         """Have all clients train their own epochs, if there are any."""
