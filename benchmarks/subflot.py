@@ -34,7 +34,11 @@ from unalike.training.loop import Training, build_optimizer, step
 DATASETS = ("cifar10", "pacs", "agnews", "hapt")
 SMALL = ("cifar10", "agnews")  # datasets of benchmarks with many rows
 GROUPS = {"hapt": 3}  # groups of clients by capacity in the scenario of a dataset, if not 4
-PENALTY_OF = {"agnews": 0.001, "hapt": 0.01, "digits": 0.01}  # lambda, if not 1: Adam's larger steps
+PENALTY_OF = {
+    "agnews": 0.001,
+    "hapt": 0.01,
+    "digits": 0.01,
+}  # lambda, if not 1: Adam's larger steps
 # Rounds and own epochs that together are as many epochs as the scenario's rounds.
 FINETUNED = {"cifar10": (15, 25), "pacs": (15, 25), "agnews": (15, 10), "hapt": (30, 20)}
 HETEROFL = "algorithm={name: heterofl}"
