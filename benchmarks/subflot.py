@@ -170,7 +170,7 @@ def figures(run: Run) -> dict[str, float]:
         "gigaflops": flops / len(clients) / 1e9,
         "clock": results["clock"],
     }
-    if all("alone" in client for client in clients):
+    if all(client.get("alone") is not None for client in clients):
         summary["alone"] = mean(client["alone"] for client in clients)
     return summary
 

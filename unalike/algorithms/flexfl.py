@@ -30,9 +30,13 @@ SEARCH_STEPS = 20  # bisections to find the scale of the shares
 
 @dataclass
 class FlexFL(SubmodelMethod):
-    """The first units of every layer, more of them in layers with a low APoZ."""
+    """The first units of every layer, more of them in layers with a low APoZ.
 
-    warmup: Annotated[int, Field(ge=0)] = 5  # rounds before APoZ is measured, all layers alike
+    Args:
+        warmup: rounds before APoZ is measured, in which all layers are alike.
+    """
+
+    warmup: Annotated[int, Field(ge=0)] = 5
 
     def privacy_problem(self) -> str | None:
         return (
