@@ -295,6 +295,8 @@ def check_fit(plan: dict[str, Any], client: Client, source: str) -> None:
     from unalike.runs.compatibility import check_clients, task_problems
 
     algorithm, guarded = plan["algorithm"], plan["guarded"]
+    if guarded and algorithm.holds_out():
+        raise Refusal("the safeguard of this method holds rows out, which a site cannot do yet")
     misfits = task_problems(algorithm, [client], guarded)
     if misfits:
         raise Refusal(" ".join(sentence for _, sentence in misfits))

@@ -75,11 +75,6 @@ class RemoteRun(Run):
                 "privacy": config.get("privacy"),
             }
         )
-        if agreed["guarded"] and agreed["algorithm"].holds_out():
-            raise UserError(
-                f"safeguard: {type(agreed['algorithm']).__name__} would hold rows of each client "
-                "out of everything, which between organisations it cannot; leave safeguard out"
-            )
         installed: dict[str, dict[str, str]] = {}
         infos, refused = handshake(transport, self.about, timeout, installed)
         folder.record("versions", server=versions, clients=installed)

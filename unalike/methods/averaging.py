@@ -332,6 +332,8 @@ class Averaging(Algorithm):
         if own:
             sentence = f"is for methods that only average; clients of {type(self).__name__} have "
             problems.append(f"{sentence}their own {' and '.join(own)}. Leave it out.")
+        if self.thresholds != "half":
+            problems.append("needs thresholds: half, because counts of labels get no noise.")
         reason = accounting_problem()
         return problems + ([f"{reason}."] if reason else [])
 

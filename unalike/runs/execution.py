@@ -84,6 +84,7 @@ class Run:
 
     def _execute_or_launch(self) -> dict[str, Any]:
         if self.launches:
+            self._refuse_holding_out()
             engine = self.engine_class(self.folder, **self.plan.engine_options)
             return engine.launch(self.watch)
         threads = torch.get_num_threads()
@@ -92,6 +93,15 @@ class Run:
             return self._execute_here()
         finally:
             torch.set_num_threads(threads)
+
+    def _refuse_holding_out(self) -> None:
+        """Raise UserError where clients of other organisations would hold rows out."""
+        algorithm = self.plan.algorithm
+        if self.plan.safeguard and algorithm.holds_out():
+            raise UserError(
+                f"safeguard: with {type(algorithm).__name__} it holds rows of each client out of "
+                "everything, which between organisations it cannot yet; leave safeguard out"
+            )
 
     def _execute_here(self) -> dict[str, Any]:
         plan = self.plan
