@@ -174,9 +174,9 @@ def budget(run: Run) -> dict[str, float]:
     """
     results = run.results or {}
     start = next((event for event in run.events if event["event"] == "start"), {})
-    samples = [client["samples"] for client in start.get("clients", {}).values()]
+    samples = [client.get("samples", 0) for client in start.get("clients", {}).values()]
     training = run.config.get("training", {})
-    if not samples or not {"epochs", "batch_size", "lr"} <= training.keys():
+    if not sum(samples) or not {"epochs", "batch_size", "lr"} <= training.keys():
         return {}
     rows = mean(samples)
     algorithm = run.config.get("algorithm")

@@ -43,6 +43,19 @@ def build_program(method=None, one=None, **training):
     )
 
 
+def test_the_attention_may_begin_as_its_authors_does():
+    """Bounds of torch's own attention, whose projection is one matrix: sqrt(6 / (d + 3 d))."""
+    program = build_program(FedNCA(attention_init="xavier"))
+    head = program.model.head
+    width = head.queries.in_features
+    bound = (6 / (4 * width)) ** 0.5
+    for layer in (head.queries, head.keys_values):
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+    for layer in (head.queries, head.keys_values, head.out):
+        assert not layer.bias.any()
+    assert build_program(FedNCA()).model.head.queries.bias.any()
+
+
 def test_the_head_is_one_attention_with_the_prototypes_as_queries():
     """Against torch's own module: no residual, no norm, no further layers."""
     head = ClassHead(LABELS, 16, 4, 10.0, False).double()

@@ -202,12 +202,18 @@ def test_degeneration_is_told_by_gradient_steps(asked, tmp_path):
 def test_leads_are_told_of_the_rows_that_were_run(asked):
     told = BENCHMARKS["fednca"](Study(seeds=(0,)))
     assert (
-        len(told["rows"]) == 15
+        len(told["rows"]) == 3 * (13 * 2 + 1)
         and told["macro_f1_lead"] == 9
         and told["macro_f1_lead_on_etf"] == told["macro_f1_drop"] == 0
     )
     some = BENCHMARKS["fednca"](Study(seeds=(0,), only=("ETF", "centralised")))
-    assert set(some) == {"scenario", "rows"} and len(some["rows"]) == 3
+    assert set(some) == {"rows"} and len(some["rows"]) == 9
+    uniform = {
+        type(load(where, settings=list(s))[1]).__name__: load(where, settings=list(s))[1].mean
+        for where, s, _ in asked
+        if "local" not in str(s)
+    }
+    assert uniform == {"FedNCA": "uniform", "FedAvg": "uniform", "FedProx": "uniform"}
 
 
 def test_leads_of_the_muscle_loss_are_of_the_same_seeds(monkeypatch):
@@ -318,10 +324,32 @@ def test_gains_are_over_clients_alone_of_the_same_seed(monkeypatch):
     assert rows["a"]["megabytes"] == 3
 
 
+def test_a_row_says_how_much_its_clients_train():
+    """30 rows in batches of 8 are 4 steps an epoch; 3 rounds of 2 epochs and 4 own ones are 40
+    steps, and a rate of 0.1 goes ten times as far with momentum 0.9."""
+    config = {
+        "training": {"epochs": 2, "batch_size": 8, "lr": 0.1, "optimizer": "sgd", "momentum": 0.9},
+        "algorithm": {"name": "fedavg", "finetune": 4},
+    }
+    events = [{"event": "start", "clients": {"a": {"samples": 20}, "b": {"samples": 40}}}]
+    run = Run(Path("nowhere"), config, {"rounds": 3, "seed": 0, "seconds": 1.0}, events)
+    assert averages([run], lambda run: {"acc": 1.0})["budget"] == {
+        "rows": 30,
+        "steps": 40,
+        "rate_x_steps": 40.0,
+    }
+
+
 def test_mean_and_spread():
     runs = [Run(Path("nowhere"), {}, {"seed": seed, "seconds": 1.0 + seed}) for seed in (0, 1)]
     told = averages(runs, lambda run: {"acc": 10.0 + 2 * run.seed})
-    assert told == {"acc": 11, "acc_spread": 1.414, "seconds": 1.5, "seeds": {"0": 10, "1": 12}}
+    assert told == {
+        "acc": 11,
+        "acc_spread": 1.414,
+        "seconds": 1.5,
+        "seeds": {"0": 10, "1": 12},
+        "budget": {},
+    }
     assert averages(runs[:1], lambda run: {"acc": 1.0})["acc_spread"] is None
 
 

@@ -12,6 +12,8 @@ from unalike import FederationConfig
 from unalike.algorithms import FedAvg, FedFomo, HeteroFL, SubFLOT
 from unalike.base.errors import UserError
 from unalike.core.safeguard import hold_out
+from unalike.runs.api import run_scenario
+from unalike.scenarios import load
 
 CAPACITIES = {"a": 1.0, "b": 0.5, "c": 0.25}
 
@@ -110,3 +112,10 @@ def test_a_common_test_set_judges_the_kept_models_too(toys):
     )  # fmt: skip
     saved = json.loads((result.folder / "results.json").read_text())
     assert all("safeguarded" in entry for entry in saved["clients"].values())
+
+
+def test_between_organisations_it_is_refused_before_anything_starts(tmp_path):
+    """Clients there announce their number of rows before they know that some are held out."""
+    settings = ["engine=flare", "safeguard=true"]
+    with pytest.raises(UserError, match="between organisations it cannot yet"):
+        run_scenario(*load("subflot-digits", settings=settings), out=tmp_path / "run")

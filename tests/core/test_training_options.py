@@ -261,3 +261,17 @@ def test_a_metric_that_the_task_does_not_have_is_named_before_the_run(tmp_path):
     with pytest.raises(unalike.UserError, match=r'no metric "macro_f2".*Did you mean "macro_f1"'):
         unalike.run(FedAvg(), clients(task), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_biases_and_norms_may_be_spared_from_decay(optimizer):
+    """With gradients of 0, what decays shrinks and nothing else moves."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    settings = Training(optimizer=optimizer, lr=0.1, weight_decay=0.5, decay_vectors=False)
+    optimizer = build_optimizer(list(model.parameters()), settings)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"0.weight"}

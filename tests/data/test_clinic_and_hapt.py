@@ -107,3 +107,20 @@ def test_the_real_tinyimagenet100():
     y = table.targets["thing"]
     assert y[table.train].bincount().tolist() == [130] * 100
     assert y[table.test].bincount().tolist() == [50] * 100
+
+
+def test_radiographs_without_a_finding_may_have_a_label_of_their_own():
+    folder = real("chestxray14_first_128_gray_jpeg.npz")
+    plain = load_dataset("chestxray14", folder).targets["findings"]
+    table = load_dataset("chestxray14", folder, background=True)
+    y = table.targets["findings"]
+    assert y.shape[1] == 15 and table.tasks["findings"].labels[-1] == "no finding"
+    assert torch.equal(y[:, :14], plain)
+    assert torch.equal(y[:, 14] == 1, plain.sum(1) == 0) and int(y[:, 14].sum()) == 2756
+
+
+def test_canvases_of_lesions_have_one_or_two_kinds():
+    folder = real("ham10000_5984_64_jpeg.npz")
+    table = load_dataset("lesion_composites", folder, train=30, test=10)
+    assert table.x.shape == (40, 3, 128, 128)
+    assert set(table.targets["objects"].sum(1).tolist()) == {1.0, 2.0}
