@@ -15,6 +15,7 @@ from unalike.scenarios import load_mapping
 
 SOURCES = Path(__file__).parent / "evidence.yaml"
 RESULTS = ROOT / "results"
+FEWEST = 5  # methods of a leaderboard's setting, below which it says too little
 SITUATION = ("tasks", "models", "public", "capacity", "frozen", "adapters", "server", "modalities")
 
 
@@ -38,6 +39,8 @@ def collect() -> list[dict[str, Any]]:
         if "setting" in source and source["setting"] not in result["settings"]:
             continue
         rows = sorted(rows_of(source, result), key=lambda row: -row["score"])
+        if "setting" in source and len(rows) < FEWEST:
+            continue
         tables.append(
             {
                 "source": f"results/{path.name}",
