@@ -1,11 +1,15 @@
 """Runs a benchmark by name and writes what it measured, with the machine and the commit beside it."""
 
+import hashlib
 import inspect
 import json
 import os
 import platform
 import re
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,16 @@ from rich.table import Table
 
 from benchmarks import load_benchmarks
 from benchmarks.study import Study
-from unalike.base.errors import UserError, unknown_name
+from unalike.base.errors import Interrupted, UserError, unknown_name
+from unalike.base.integrity import write_whole
 from unalike.report.mpl import CLIENT_COLOURS, COLOURS, new_figure
+from unalike.runs.environment import hash_of_the_code
 from unalike.runs.run_folder import commit
 from unalike.runs.sweep import parse_seeds
 
-OPTIONS_OF_RUNS = ("seeds", "jobs", "device", "settings", "only", "keep")
+OPTIONS_OF_RUNS = ("seeds", "device", "settings", "only")
+BEAT = 20.0  # seconds after which a bench that makes no runs says that it goes on
+BENCHMARKS = Path(__file__).parent
 WIDEST = 9  # columns; wider tables are transposed
 
 
@@ -41,7 +49,7 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
             f"bench {name} makes no runs of a scenario, so it takes no {', '.join(unused)}"
         )
     start = time.time()
-    measured = function(study) if makes_runs else function(study.quick)
+    measured = function(study) if makes_runs else measure(name, function, study)
     processor = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     result: dict[str, Any] = {
         "bench": name,
@@ -66,6 +74,39 @@ def run(name: str, out: Path, seeds: str | None, **options: Any) -> None:
         draw(result["curves"], path.with_suffix(".svg"))
     show(result)
     Console().print(f"written to {path}", highlight=False)
+
+
+def measure(name: str, function: Callable[[bool], dict], study: Study) -> dict:
+    """Make or recall what a bench measures that makes no runs; it goes one after another.
+
+    Raises: Interrupted on Ctrl-C.
+    """
+    kept = None
+    if study.keep is not None:
+        key = repr((hash_of_the_code(BENCHMARKS), hash_of_the_code(), name, study.quick))
+        kept = Path(study.keep) / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if kept.is_file():
+            return json.loads(kept.read_text())
+    if study.jobs > 1:
+        sys.stderr.write(f"{name} measures in one process: --jobs {study.jobs} changes nothing\n")
+    ended = threading.Event()
+    start = time.time()
+
+    def beat() -> None:
+        while not ended.wait(BEAT):
+            sys.stderr.write(f"{name}: measuring for {time.time() - start:.0f} s\n")
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        measured = function(study.quick)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped. {name} keeps nothing before its end.") from None
+    finally:
+        ended.set()
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, json.dumps(measured).encode())
+    return measured
 
 
 def show(result: dict) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from unalike.base.errors import UserError
+from unalike.base.errors import Interrupted, UserError
 from unalike.report import Run, read
-from unalike.runs.run_folder import commit
+from unalike.runs.environment import hash_of_the_code
+from unalike.scenarios import load_mapping
 
 Row = tuple[str, Sequence[str]]  # a scenario and its settings
 BENCHMARKS: dict[str, Callable[..., dict]] = {}
 ROOT = Path(__file__).parents[1]
+PROCESSES: set[subprocess.Popen[str]] = set()  # runs that are going on
 
 
 def benchmark(name: str) -> Callable[[Callable[..., dict]], Callable[..., dict]]:
@@ -86,16 +88,27 @@ class Study:
                 for seed in seeds:
                     job = pool.submit(self.once, scenario, [*settings, *extra], seed)
                     jobs.append((name, seed, job))
+            finished = 0
             try:
                 for count, (name, seed, job) in enumerate(jobs, 1):
                     run = job.result()
+                    finished += 1
                     runs[name].append(run)
                     seconds = (run.results or {})["seconds"]
                     sys.stderr.write(
                         f"{count} of {len(jobs)}: {name}, seed {seed}, {seconds:.1f} s\n"
                     )
+            except KeyboardInterrupt:
+                kept = (
+                    f"{finished} of {len(jobs)} runs are in {self.keep}: the same command goes on"
+                )
+                if self.keep is None:
+                    kept = f"{finished} of {len(jobs)} runs are lost: --keep FOLDER keeps them"
+                raise Interrupted(f"stopped. {kept}.") from None
             finally:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(PROCESSES):  # of a bench that failed or was stopped
+                    process.kill()
         return runs
 
     def selects(self, name: str) -> bool:
@@ -103,11 +116,10 @@ class Study:
         return not self.only or any(word in name for word in self.only)
 
     def once(self, scenario: str, settings: Sequence[str], seed: int) -> Run:
-        """One run, read from its folder; a run kept by the same commit is not made again."""
+        """One run, read from its folder; one kept by the same code and scenario is not made again."""
         folder_kept = None
         if self.keep:
-            key = repr((commit(), scenario, tuple(settings), seed, self.device))
-            folder_kept = Path(self.keep) / sha256(key.encode()).hexdigest()[:16]
+            folder_kept = Path(self.keep) / self.run_key(scenario, settings, seed)
             if (folder_kept / "results.json").is_file():
                 return read(folder_kept)
         with tempfile.TemporaryDirectory() as folder:
@@ -118,13 +130,16 @@ class Study:
                 command += ["--data-dir", self.data_dir]
             for setting in settings:
                 command += ["--set", setting]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment())
-            if done.returncode:
-                error = done.stderr.strip().replace(folder, "...")[-2000:]
+            returncode, stderr = run_process(command)
+            if returncode:
+                error = stderr.strip().replace(folder, "...")[-2000:]
                 raise UserError(
                     f"run {scenario} with {' '.join(settings) or 'no settings'}, "
                     f"seed {seed}, failed:\n{error}"
                 )
+            made_by = (read(out).results or {})["environments"][-1]["code"]
+            if made_by != hash_of_the_code():
+                raise UserError("the code was changed while this bench was running: start it again")
             if folder_kept is not None:
                 shutil.rmtree(out / "checkpoints", ignore_errors=True)
                 folder_kept.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +147,30 @@ class Study:
                 shutil.copytree(out, partial)
                 partial.replace(folder_kept)
             return read(out)
+
+    def run_key(self, scenario: str, settings: Sequence[str], seed: int) -> str:
+        """What a run is kept under: a hash of the code, the scenario as it reads, and the settings."""
+        described = load_mapping(scenario)
+        key = repr((hash_of_the_code(), described, tuple(settings), seed, self.device))
+        return sha256(key.encode()).hexdigest()[:16]
+
+
+def run_process(command: list[str]) -> tuple[int, str]:
+    """Run a command that ends with this bench; return its exit code and what it wrote to stderr."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,  # Ctrl-C comes to us, and we end it
+    )
+    PROCESSES.add(process)
+    try:
+        _, stderr = process.communicate()
+    finally:
+        PROCESSES.discard(process)
+    return process.returncode, stderr
 
 
 def environment() -> dict[str, str]:

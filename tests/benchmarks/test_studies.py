@@ -2,12 +2,16 @@
 
 import json
 import re
-import subprocess
+import shutil
+import signal
+import threading
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from unalike.base.errors import UserError
+from unalike.base.errors import Interrupted, UserError
 from unalike.cli.benchmarks import benchmark_module
 from unalike.report import Run
 from unalike.scenarios import load
@@ -357,7 +361,11 @@ def test_mean_and_spread():
     "name, options, told",
     [
         ("afmcc", {"only": ("bgdp",)}, "no row of this bench is called bgdp; its rows: bdgp 2:1"),
-        ("muscle", {"jobs": 2}, "bench muscle makes no runs of a scenario, so it takes no jobs"),
+        (
+            "muscle",
+            {"device": "cuda"},
+            "bench muscle makes no runs of a scenario, so it takes no device",
+        ),
         ("afmcc", {"seeds": "0..4"}, "such as 0-4 or 100,101"),
         (
             "afmcc",
@@ -414,21 +422,86 @@ def test_benches_of_the_core_run(tmp_path, monkeypatch, name, told):
     assert json.loads((tmp_path / f"{name}-quick.json").read_text())[told]
 
 
-def test_kept_runs_are_not_made_again(tmp_path, monkeypatch):
-    study, made = Study(keep=str(tmp_path / "kept")), []
-    settings = ("rounds=1", "epochs=1", "alone=false", "public={size: 64}")
-    real = subprocess.run
-    monkeypatch.setattr(
-        subprocess,
-        "run",
-        lambda command, **about: (
-            made.append(command) if "unalike.cli" in command else None,
-            real(command, **about),
-        )[1],
-    )
-    first, again, other = (study.once("digits", settings, seed) for seed in (0, 0, 1))
-    assert len(made) == 2 and first.results == again.results and other.results["seed"] == 1
-    assert not list((tmp_path / "kept").glob("*/checkpoints"))
+class FakeRun:
+    """Stands for the process of a run: copies a finished run to where it was asked for."""
+
+    def __init__(self, source, code, seconds=0.0):
+        self.source, self.code, self.seconds = source, code, seconds
+        self.made = []
+        self.killed = threading.Event()
+
+    def __call__(self, command, **_):
+        self.made.append(command)
+        process = Mock(returncode=0, kill=self.killed.set)
+        process.communicate = lambda: self.make(Path(command[command.index("--out") + 1]))
+        return process
+
+    def make(self, out):
+        self.killed.wait(self.seconds)
+        shutil.copytree(self.source, out)
+        results = {"clients": {}, "seconds": 1.0, "environments": [{"code": self.code}]}
+        (out / "results.json").write_text(json.dumps(results))
+        return "", ""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.yaml").write_text("name: digits")
+    monkeypatch.setattr(study, "hash_of_the_code", lambda: "first")
+    made = FakeRun(source, "first")
+    monkeypatch.setattr(study.subprocess, "Popen", made)
+    return made
+
+
+def test_kept_runs_are_not_made_again_unless_the_code_is_other(fake, tmp_path, monkeypatch):
+    bench = Study(keep=str(tmp_path / "kept"))
+    for seed in (0, 0, 1):
+        bench.once("digits", ("rounds=1",), seed)
+    assert len(fake.made) == 2
+    monkeypatch.setattr(study, "hash_of_the_code", lambda: "edited")
+    fake.code = "edited"
+    bench.once("digits", ("rounds=1",), 0)
+    assert len(fake.made) == 3
+    fake.code = "edited once more"
+    with pytest.raises(UserError, match="changed while this bench was running"):
+        bench.once("digits", ("rounds=1",), 5)
+
+
+def test_an_edited_scenario_is_another_run(fake, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("name: own\nsummary: before")
+    before = Study().run_key(str(file), (), 0)
+    assert before == Study().run_key(str(file), (), 0)
+    file.write_text("name: own\nsummary: after")
+    assert before != Study().run_key(str(file), (), 0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_ctrl_c_ends_a_bench_at_once_and_says_what_is_kept(fake, tmp_path, keep):
+    bench = Study(keep=str(tmp_path / "kept") if keep else None, jobs=2)
+    fake.seconds = 60.0
+    main = threading.main_thread().ident
+    threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
+    words = "0 of 4 runs are in .*: the same command goes on" if keep else "--keep FOLDER keeps"
+    start = time.monotonic()
+    with pytest.raises(Interrupted, match=words):
+        bench.runs({"a": ("digits", ())}, seeds=range(4))
+    assert time.monotonic() - start < 1.3 and len(fake.made) <= 3
+
+
+def test_a_bench_without_runs_keeps_its_numbers(tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(command, "hash_of_the_code", lambda root=None: "first")
+    keep = Study(keep=str(tmp_path), jobs=2)
+    for _ in range(2):
+        told = command.measure("own", lambda quick: calls.append(quick) or {"a": 1}, keep)
+    assert told == {"a": 1} and calls == [False]
+    assert "--jobs 2 changes nothing" in capsys.readouterr().err
+    monkeypatch.setattr(command, "hash_of_the_code", lambda root=None: "edited")
+    command.measure("own", lambda quick: calls.append(quick) or {"a": 1}, keep)
+    assert len(calls) == 2
 
 
 def test_all_studies_are_listed():

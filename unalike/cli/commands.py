@@ -170,6 +170,10 @@ def resume(
             help="Go on although code, versions or threads are not those the run began with.",
         ),
     ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Let a finished run go on until it has so many rounds in all."),
+    ] = None,
     watch: Watch = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -180,7 +184,7 @@ def resume(
     from unalike.report.progress import progress
 
     with progress(quiet=as_json) as show, live_page(show, watch) as show_all:
-        results = runs.resume(path, show_all, accept_changes=accept_changes)
+        results = runs.resume(path, show_all, accept_changes=accept_changes, rounds=rounds)
     print_results(results, as_json)
 
 

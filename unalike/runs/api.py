@@ -303,10 +303,12 @@ def resume(
     watch: Watch = ignore,
     progress: bool = False,
     accept_changes: bool = False,
+    rounds: int | None = None,
 ) -> Result:
     """Go on with a run of a scenario after its last finished round.
 
-    The end is the same as if the run had never stopped. A finished run returns its results.
+    The end is the same as if the run had never stopped. A finished run returns its results, unless
+    it is to have more rounds.
 
     Args:
         path: the run's folder.
@@ -314,17 +316,74 @@ def resume(
         progress: show a progress bar.
         accept_changes: go on although code, versions or threads are not those the run began with;
             the end is then another, and the results list all of them.
+        rounds: let a finished run go on until so many rounds, see `extend`.
     Raises: UserError where the run was started from Python, its config was edited, its files were
         changed, or another process is at work on it.
     """
     folder = Folder.open(Path(path))
+    if rounds is not None:
+        extend(folder, rounds)
     results = folder.results
     if results is not None:
+        _check_unedited(folder)
         return Result(results)
     execution = reopen(folder, watch)
     if accept_changes:
         execution.accept_changes()
     return execute(execution, progress)
+
+
+def _check_unedited(folder: Folder) -> None:
+    """Raise UserError where the config is not the one that the run began, or was extended, with."""
+    start = folder.config_at_start
+    if start is None:
+        return
+    changes = config_differences(without_resumable(start), without_resumable(folder.config))
+    if changes:
+        source = folder.path / "config.yaml"
+        done = "; its results are of the config before" if folder.results is not None else ""
+        raise UserError(
+            f"{source} was edited since the run began: {', '.join(changes[:3])}{done}. Put it "
+            f"back, or begin a new run: unalike run {source}. For more rounds of a finished run: "
+            f"unalike resume {folder.path} --rounds N"
+        )
+
+
+def extend(folder: Folder, rounds: int) -> None:
+    """Let a finished run go on until it has more rounds.
+
+    The end is that of a run of so many rounds from the start, unless its method asks for the number
+    of rounds. The results until now are kept as `results-N.json`; the local baseline is trained
+    again, for as many rounds.
+
+    Args:
+        folder: of a finished run.
+        rounds: in all, not in addition.
+    Raises: UserError where the run has not finished, has as many rounds, or cannot go on.
+    """
+    path = folder.path
+    with folder.lock():
+        results = folder.results
+        if results is None:
+            raise UserError(f"{path} has not finished: resume it without --rounds first")
+        _check_unedited(folder)
+        config = folder.config
+        before = config["training"]["rounds"]
+        if rounds <= before:
+            raise UserError(f"{path} has {before} rounds: --rounds takes more, got {rounds}")
+        if config["training"].get("schedule", "constant") != "constant":
+            raise UserError(
+                f"the learning rate of {path} follows a schedule over its {before} rounds, so it "
+                f"cannot go on: begin a new run with --set rounds={rounds}"
+            )
+        if not hosts_clients(config["engine"]["name"]):
+            raise UserError(
+                f"clients of {path} are with their organisations, who agreed to {before} rounds: "
+                f"begin a new run with --set rounds={rounds}"
+            )
+        if not folder.has_checkpoints():
+            raise UserError(f"{path} has no checkpoint to go on from: begin a new run")
+        folder.extend(rounds)
 
 
 def reopen(folder: Folder, watch: Watch = ignore) -> Run:
@@ -335,15 +394,8 @@ def reopen(folder: Folder, watch: Watch = ignore) -> Run:
             f"{folder.path} was started from Python with clients that only that program can make; "
             "call unalike.run(..., resume=True) there"
         )
+    _check_unedited(folder)
     source = str(folder.path / "config.yaml")
-    start = folder.config_at_start
-    if start is not None:
-        changes = config_differences(without_resumable(start), without_resumable(config))
-        if changes:
-            raise UserError(
-                f"{source} was edited since the run began: {', '.join(changes[:3])}; put it back, "
-                f"or begin a new run: unalike run {source}"
-            )
     data_dir = config.pop("data_dir", None)
     scenario, algorithm = parse_scenario(config, source)
     return prepare(scenario, algorithm, folder, data_dir, source, watch)

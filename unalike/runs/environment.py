@@ -32,10 +32,13 @@ def environment(threads: int) -> Environment:
 
 
 @cache
-def hash_of_the_code() -> str:
-    """Hash all source files, so that values measured by other code are never taken for ours."""
+def hash_of_the_code(root: Path = Path(__file__).parents[1]) -> str:
+    """Hash all source files, so that values measured by other code are never taken for ours.
+
+    Args:
+        root: the folder they are in, by default this package's.
+    """
     out = hashlib.sha256()
-    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         out.update(str(path.relative_to(root)).encode())
         out.update(path.read_bytes())

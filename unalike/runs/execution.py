@@ -32,7 +32,7 @@ from unalike.runs.local_baseline import LocalBaseline, Metrics
 from unalike.runs.plan import RunPlan
 from unalike.runs.release_counter import ReleaseCounter
 from unalike.runs.result import Decisions, build_results
-from unalike.runs.run_folder import Folder, commit, hash_config
+from unalike.runs.run_folder import Folder, commit, hash_config, with_rounds
 
 # Events for whoever watches, not for events.jsonl: there are many, or they say nothing new later.
 UNRECORDED = ("call", "alone", "stage")
@@ -228,7 +228,7 @@ class Run:
 
         Other code, versions and threads are accepted where the user has said so, see `resume`.
         """
-        if saved["config"] != self.config_hash:
+        if saved["config"] not in self._known_hashes():
             raise UserError(
                 f"{self.folder.path / 'config.yaml'} was edited since the run began; put it back, "
                 "or begin a new run with it in another folder"
@@ -245,6 +245,13 @@ class Run:
         self.environments = list(saved["environments"])
         if difference:
             self.environments.append(now)
+
+    def _known_hashes(self) -> set[str]:
+        """Hashes of the settings, also with the numbers of rounds before a run was extended."""
+        hashes = {self.config_hash}
+        for event in self.folder.events("extended"):
+            hashes.add(hash_config(with_rounds(self.folder.config, event["before"])))
+        return hashes
 
     @cached_property
     def config_hash(self) -> str:

@@ -166,10 +166,27 @@ class Folder:
 
     @property
     def config_at_start(self) -> dict[str, Any] | None:
-        """The config as it was when the run began; None where it has not begun."""
+        """The config as it was when the run began, or was last extended; None before it began."""
         start = next(self.events("start"), {})
         config = start.get("config")
-        return config if isinstance(config, dict) else None
+        if not isinstance(config, dict):
+            return None
+        for rounds in self.extensions():
+            config = with_rounds(config, rounds)
+        return config
+
+    def extensions(self) -> list[int]:
+        """The numbers of rounds that the run was extended to, one after another."""
+        return [event["rounds"] for event in self.events("extended")]
+
+    def extend(self, rounds: int) -> None:
+        """Make an unfinished run of more rounds out of a finished one; keep its results aside."""
+        before = self.config["training"]["rounds"]
+        (self.path / RESULTS).replace(self.path / f"results-{before}.json")
+        (self.path / MANIFEST).unlink(missing_ok=True)
+        (self.path / BASELINE).unlink(missing_ok=True)
+        self.record("extended", rounds=rounds, before=before)
+        self.write("config.yaml", dump_yaml(with_rounds(self.config, rounds)))
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -312,6 +329,10 @@ class Folder:
         rounds = sorted(index, reverse=True)
         return [(entry / file_name(round), index[round]) for round in rounds]
 
+    def has_checkpoints(self) -> bool:
+        """Whether there is anything to go on from."""
+        return any(self._server_checkpoints())
+
     def _server_checkpoints(self) -> Iterator[Path]:
         """Snapshots of the server; what was being written when a process was killed is none."""
         return (self.path / "checkpoints" / "server" / "server").glob("[0-9]*.safetensors")
@@ -333,6 +354,11 @@ def config_differences(before: Any, after: Any, path: str = "") -> list[str]:
     for key in {**before, **after}:
         changes += config_differences(before.get(key), after.get(key), f"{prefix}{key}")
     return changes
+
+
+def with_rounds(config: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """A config with another number of rounds."""
+    return {**config, "training": {**config["training"], "rounds": rounds}}
 
 
 def hash_config(config: dict[str, Any]) -> str:
