@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +46,7 @@ def scenario(tmp_path, monkeypatch):
 def in_process(monkeypatch):
     """Commands are run in this process: a start of Python takes seconds. Returns the commands."""
     commands = []
+    one_at_a_time = threading.Lock()
 
     class Process:
         returncode = 0
@@ -56,11 +58,12 @@ def in_process(monkeypatch):
         def communicate(self):
             from unalike.cli.commands import app
 
-            try:
-                app(self.command, standalone_mode=False)
-            except UserError as error:
-                self.returncode = 2
-                return "", f"unalike: {error}"
+            with one_at_a_time:  # torch's random numbers are this process's
+                try:
+                    app(self.command, standalone_mode=False)
+                except UserError as error:
+                    self.returncode = 2
+                    return "", f"unalike: {error}"
             return "", ""
 
         def terminate(self):
@@ -138,6 +141,48 @@ def test_values_in_brackets_stay_whole():
         "a.hidden=[8,{x: 1,y: 2}]",
         "a.hidden=[4]",
     ]
+
+
+def test_a_search_that_is_stopped_again_and_again_ends_as_one_that_was_not(
+    scenario, tmp_path, in_process, monkeypatch
+):
+    pytest.importorskip("optuna")
+    grid = ["lr=0.00001..0.1", "epochs=1,5"]
+    make = lambda folder: Sweep(scenario, grid, tmp_path / folder, by="delta", jobs=2, trials=6)
+    whole = make("whole").run()
+    count = len(in_process)
+    assert count <= 6 + 1 and whole["report"]["seeds"] == [1]
+    real = module.subprocess.Popen
+    left = [2]
+
+    def stop(command, **about):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(command, **about)
+
+    stand_in = SimpleNamespace(Popen=stop, DEVNULL=None, PIPE=None)
+    monkeypatch.setattr(module, "subprocess", stand_in)
+    stops = 0
+    while True:
+        left[0] = 2
+        try:
+            again = make("stopped").run()
+            break
+        except KeyboardInterrupt:
+            stops += 1
+    assert stops >= 2 and len(in_process) == 2 * count  # no run twice
+    assert again["scores"] == whole["scores"] and again["best"] == whole["best"]
+    assert (tmp_path / "stopped" / "sweep.svg").read_text().count("<svg") == 1
+
+
+def test_ranges_are_for_a_search(scenario, tmp_path):
+    with pytest.raises(UserError, match="add --trials"):
+        Sweep(scenario, ["lr=0.001..0.1"], tmp_path)
+    with pytest.raises(UserError, match="two rising numbers"):
+        Sweep(scenario, ["lr=0.1..0.001"], tmp_path, trials=3)
+    with pytest.raises(UserError, match="lr"):  # the far end of a range does not fit, either
+        Sweep(scenario, ["lr=-1..0.1"], tmp_path, trials=3)
 
 
 def test_the_command_ends_in_a_table_and_a_best_setting(scenario, tmp_path):

@@ -245,7 +245,10 @@ def sweep(
     settings: Annotated[
         list[str],
         typer.Option(
-            "--set", metavar="KEY=V,V", help="Values to try, such as lr=0.001,0.003. Repeatable."
+            "--set",
+            metavar="KEY=V,V",
+            help="Values to try, such as lr=0.001,0.003; with --trials also a range, "
+            "lr=0.0001..0.1. Repeatable.",
         ),
     ],
     seeds: Annotated[str, typer.Option(help="Seeds for choosing, such as 0-2.")] = "0",
@@ -257,6 +260,10 @@ def sweep(
         str,
         typer.Option(help="Choose by value (of all clients), or delta (gain over each run's own)."),
     ] = "value",
+    trials: Annotated[
+        int | None,
+        typer.Option(min=2, help="Search with so many trials (Optuna) instead of the whole grid."),
+    ] = None,
     algorithm: Method = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 1,
     keep: Annotated[
@@ -280,6 +287,7 @@ def sweep(
         by=by,
         algorithm=algorithm,
         jobs=jobs,
+        trials=trials,
         options=["--device", device, *(["--data-dir", data_dir] if data_dir else [])],
         tell=lambda line: typer.echo(line, err=True),
     )

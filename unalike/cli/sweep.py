@@ -29,4 +29,4 @@ def show(result: dict[str, Any], keep: Path) -> None:
     )
     if report["seeds"]:
         console.print(f"its result mean value {value}, mean gain {gain} %, on seeds {seeds}")
-    console.print(f"kept       {keep / 'best.yaml'}, {keep / 'sweep.json'}")
+    console.print(f"kept       {keep / 'best.yaml'}, {keep / 'sweep.json'}, {keep / 'sweep.svg'}")

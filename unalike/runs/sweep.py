@@ -19,7 +19,9 @@ from unalike.base.errors import UserError, unknown_name
 from unalike.base.lock import is_locked, lock
 from unalike.report import compare
 from unalike.report.compare import interval
+from unalike.report.sweep_plot import plot_scores
 from unalike.runs.environment import hash_of_the_code
+from unalike.runs.search import Search, Settings, Space, is_range
 from unalike.scenarios import load, load_mapping
 
 CRITERIA = ("value", "delta")
@@ -43,11 +45,11 @@ class GridRun:
 
 @dataclass
 class Sweep:
-    """A grid of settings, to be run in subprocesses.
+    """A grid of settings, or a search over them, to be run in subprocesses.
 
     Args:
         scenario: a shipped scenario or a YAML file.
-        grid: `key=value,value`, each as of `--set`.
+        grid: `key=value,value`, each as of `--set`; with `trials` also `key=low..high`.
         keep: folder for all runs. Runs that are there and finished are not made again; one that
             was stopped is resumed.
         seeds: for choosing the best setting.
@@ -59,6 +61,7 @@ class Sweep:
         jobs: runs at a time.
         options: more options of `unalike run`, such as ["--device", "cuda"].
         tell: takes a line of progress.
+        trials: search with so many trials (Optuna), instead of running the whole grid.
     Raises: UserError where a setting is not one of the scenario, or there is nothing to choose.
     """
 
@@ -72,6 +75,7 @@ class Sweep:
     jobs: int = 1
     options: list[str] = field(default_factory=list)
     tell: Callable[[str], None] = lambda line: None
+    trials: int | None = None
 
     def __post_init__(self) -> None:
         if self.by not in CRITERIA:
@@ -79,12 +83,18 @@ class Sweep:
         if self.report_seeds is None:
             first = max(self.seeds) + 1
             self.report_seeds = tuple(range(first, first + len(self.seeds)))
-        self.points = list(itertools.product(*(split_values(text) for text in self.grid)))
-        if len(self.points) < 2:
+        self.points: list[Settings] = []
+        if self.trials is None:
+            for text in self.grid:
+                if is_range(text):
+                    raise UserError(f"--set {text} is a range, which is searched: add --trials 20")
+            self.points = list(itertools.product(*(split_values(text) for text in self.grid)))
+        self.space = Space(self.grid, split_values)
+        if len(self.points or self.space.corners()) < 2 or not self.grid:
             raise UserError(
                 "a sweep needs two settings or more to choose from: --set lr=0.001,0.003"
             )
-        for settings in self.points:  # all mistakes before the first run
+        for settings in self.points or self.space.corners():  # all mistakes before the first run
             load(self.scenario, self.algorithm, list(settings))
         self.processes: set[subprocess.Popen] = set()
         self.stopped = threading.Event()
@@ -105,8 +115,12 @@ class Sweep:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        runs = [self.grid_run(settings, seed) for settings in self.points for seed in self.seeds]
-        errors = self.make(runs, extra=len(self.report_seeds or ()))
+        extra = len(self.report_seeds or ())
+        if self.trials is None:
+            runs = self.grid_runs(self.points)
+            errors = self.make(runs, extra)
+        else:
+            runs, errors = self.search(self.trials, extra)
         failed = {describe(run.settings): errors[run] for run in runs if run in errors}
         finished = [run for run in runs if describe(run.settings) not in failed]
         if not finished:
@@ -116,12 +130,13 @@ class Sweep:
         best = max(scores, key=lambda settings: scores[settings]["mean"])
         reports = [self.grid_run(best, seed) for seed in self.report_seeds or ()]
         errors = self.make(reports)
+        named = {describe(settings): score for settings, score in scores.items()}
         result = {
             "scenario": self.scenario,
             "by": self.by,
             "seeds": list(self.seeds),
             "best": list(best),
-            "scores": {describe(settings): score for settings, score in scores.items()},
+            "scores": named,
             "failed": failed | {f"seed {run.seed}": error for run, error in errors.items()},
             "report": summarise([run for run in reports if run not in errors]),
             "choice": choice,
@@ -129,7 +144,49 @@ class Sweep:
         first = next(run for run in finished if run.settings == best)
         shutil.copyfile(first.folder / "config.yaml", self.keep / "best.yaml")
         (self.keep / "sweep.json").write_text(json.dumps(result, indent=1) + "\n")
+        plot_scores(named, describe(best), self.by, self.keep / "sweep.svg")
         return result
+
+    def grid_runs(self, points: list[Settings]) -> list[GridRun]:
+        """Return the runs of some settings, each once, on all seeds for choosing."""
+        return [
+            self.grid_run(point, seed) for point in dict.fromkeys(points) for seed in self.seeds
+        ]
+
+    def search(self, trials: int, extra: int) -> tuple[list[GridRun], dict[GridRun, str]]:
+        """Make the runs of trials, batch after batch; return all runs, and those that failed."""
+        search = Search(self.space, self.keep, self.jobs, trials)
+        tried: list[Settings] = search.tried()
+        errors: dict[GridRun, str] = {}
+        self.count = len(self.grid_runs(tried))
+        while batch := search.next_batch():
+            points = [settings for _, settings in batch]
+            new = [run for run in self.grid_runs(points) if run.settings not in tried]
+            total = len(self.seeds) * trials + extra
+            errors |= self.make(new, total - self.count - len(new))
+            tried += [point for point in dict.fromkeys(points) if point not in tried]
+            for number, settings in batch:
+                search.tell(number, self.score(settings, tried))
+        runs = self.grid_runs(tried)
+        errors |= self.make([run for run in runs if not has_finished(run) and run not in errors])
+        return runs, errors
+
+    def score(self, settings: Settings, tried: list[Settings]) -> float | None:
+        """Return what a trial is judged by; None where a run of it failed.
+
+        Args:
+            settings: of the trial.
+            tried: of all trials; values are gains over the first of them that did not fail.
+        """
+        finished = [point for point in tried if all(map(has_finished, self.grid_runs([point])))]
+        if settings not in finished:
+            return None
+        if self.by == "value" and settings == finished[0]:
+            return 0.0
+        compared = [finished[0], settings]
+        if len(self.grid_runs(compared)) < 2:  # one run alone cannot be compared
+            return summarise(self.grid_runs(compared))["delta"]["mean"]
+        return self.choose(self.grid_runs(compared))[1][settings]["mean"]
 
     def grid_run(self, settings: tuple[str, ...], seed: int) -> GridRun:
         """Return the run of one setting and seed. Other code has another folder."""
@@ -172,7 +229,7 @@ class Sweep:
         while is_locked(run.folder):  # left running by a sweep that was killed
             if self.stopped.wait(WAIT):
                 return "stopped"
-        if (run.folder / "results.json").exists():
+        if has_finished(run):
             return None
         command = [sys.executable, "-m", "unalike"]
         if (run.folder / "config.yaml").exists():
@@ -210,6 +267,11 @@ class Sweep:
                 raise UserError("these runs have no local baseline: choose by value")
             scores[settings[group["paths"][0]]] = group["delta"]
         return choice, scores
+
+
+def has_finished(run: GridRun) -> bool:
+    """Return whether a run has its results."""
+    return (run.folder / "results.json").exists()
 
 
 def summarise(runs: list[GridRun]) -> dict[str, Any]:
