@@ -465,13 +465,21 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs, paired over seeds, with confidence intervals."""
+    """Compare runs, paired over seeds, with confidence intervals.
+
+    Runs of several scenarios are ranked, with the tests of Friedman and Nemenyi.
+    """
     from unalike import report
     from unalike.base.errors import UserError, unknown_name
 
     formats = ("table", "json", *report.FORMATS)
     if format not in formats:
         raise UserError(unknown_name("format", format, formats))
+    if len({report.read(path).scenario for path in paths}) > 1:
+        if plot is not None:
+            raise UserError("--plot draws the curves of one scenario: give runs of one")
+        show_ranks(paths, against, "json" if as_json else format)
+        return
     result = report.compare(paths, against)
     if plot is not None:
         report.plot_comparison(result, plot)
@@ -481,6 +489,18 @@ def compare(
         report.show_comparison(result)
     else:
         typer.echo(report.format_comparison(result, format), nl=False)
+
+
+def show_ranks(paths: list[Path], against: str | None, format: str) -> None:
+    """Print ranks of methods over several scenarios."""
+    from unalike.report.comparison_formats import format_rows
+    from unalike.report.ranks import describe_ranks, rank_methods, rank_rows
+
+    result = rank_methods(paths, against)
+    if format == "json":
+        print_json(result)
+    else:
+        typer.echo(format_rows(rank_rows(result), describe_ranks(result), format), nl=False)
 
 
 @app.command()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from operator import methodcaller
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from unalike.base.errors import UserError
@@ -45,8 +46,9 @@ def compare(paths: Iterable[str | Path], against: str | None = None) -> dict:
         against: label of the group that gains are over; None where each run has its own baseline.
         clients, left_out: clients with a value in every run, and the others.
         units, lower_is_better: unit by client; clients whose metric should fall.
-        groups: averages of each group; an average is {"mean", "low", "high", "n"}, with one seed
-            without an interval (low and high are None).
+        groups: averages of each group: mean gain (`delta`), lowest decile and spread of gains over
+            clients, degraded clients (`losers`) and more; an average is {"mean", "low", "high",
+            "n"}, with one seed without an interval (low and high are None).
         differences: each group against the first, paired by seed, positive where better;
             `same_alone` says whether both had the same local baselines (None: no pair).
     Raises: UserError if the runs cannot be compared.
@@ -257,6 +259,8 @@ def _summarise_group(
         "federation": {
             name: _average(federation, methodcaller("get", name)) for name in federation[0]
         },
+        "decile": _average(results, _lowest_decile),
+        "spread": _average(results, _spread),
         "losers": _average(results, _count_degraded),
         "bytes": {
             "up": _average(traffic, lambda own: own.get("up")),
@@ -284,6 +288,22 @@ def _count_losses(results: list[dict], clients: list[str]) -> dict[str, int]:
 
 def _count_degraded(results: dict) -> int | None:
     return len(degraded_clients(results)) if gains(results) else None
+
+
+def _lowest_decile(results: dict) -> float | None:
+    """Return the gain that a tenth of the clients stay below, between clients interpolated."""
+    known = list(gains(results).values())  # the worst first
+    if len(known) < 2:
+        return None
+    place = 0.1 * (len(known) - 1)
+    low = int(place)
+    return known[low] + (place - low) * (known[low + 1] - known[low])
+
+
+def _spread(results: dict) -> float | None:
+    """Return the standard deviation of gains over clients."""
+    known = list(gains(results).values())
+    return stdev(known) if len(known) > 1 else None
 
 
 def _average(results: list[dict], get: Callable[[dict], Any]) -> dict:

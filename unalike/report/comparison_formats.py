@@ -37,7 +37,8 @@ def summary_rows(result: dict) -> Rows:
     first = result["groups"][0]["label"]
     differences = {entry["group"]: entry for entry in result["differences"]}
     names = [
-        "method", "seeds", "mean gain %", f"mean value {unit}".strip(), "degraded", "up", "down",
+        "method", "seeds", "mean gain %", "lowest decile %", "spread %",
+        f"mean value {unit}".strip(), "degraded", "up", "down",
         f"difference to {first}",
     ]  # fmt: skip
     rows = [names]
@@ -49,6 +50,8 @@ def summary_rows(result: dict) -> Rows:
                 group["label"],
                 str(group["n"]),
                 format_average(group["delta"]),
+                format_average(group["decile"]),
+                format_average(group["spread"]),
                 format_average(group["value"], unit),
                 MISSING if degraded is None else f"{degraded:.3g}",
                 format_bytes(group["bytes"]["up"]["mean"]),
@@ -121,6 +124,8 @@ def to_csv(result: dict) -> str:
     for group in result["groups"]:
         label = group["label"]
         write(label, "gain", group["delta"], "%")
+        write(label, "lowest decile of gains", group["decile"], "%")
+        write(label, "spread of gains", group["spread"], "%")
         write(label, "value", group["value"], unit)
         write(label, "degraded", group["losers"], "clients")
         for direction, average in group["bytes"].items():
@@ -135,6 +140,17 @@ def to_csv(result: dict) -> str:
         for client, average in difference["clients"].items():
             write(label, quantity, average, result["units"].get(client, "%"), client)
     return text.getvalue()
+
+
+def format_rows(rows: Rows, note: str, format: str) -> str:
+    """Return one table and a note in one of FORMATS; CSV has no note."""
+    if format == "csv":
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+    if format == "latex":
+        return f"% {printable(note)}\n{_latex_table(rows)}"
+    return f"{_markdown_table(rows)}\n{printable(note)}\n"
 
 
 FORMATS: dict[str, Callable[[dict], str]] = {

@@ -55,13 +55,14 @@ def _common_unit(units: dict[str, str]) -> str:
 
 def _averages(groups: dict[str, dict], unit: str) -> Table:
     value = f"mean value {unit}".strip()
-    table = _table("", "mean gain %", value, "degraded", "up", "down", "time")
+    table = _table("", "mean gain %", "lowest decile", value, "degraded", "up", "down", "time")
     for letter, group in groups.items():
         degraded = group["losers"]["mean"]
         text = MISSING if degraded is None else f"{degraded:.3g}"
         table.add_row(
             letter,
             _average(group["delta"], sign=True),
+            _average(group["decile"], sign=True),
             _average(group["value"], unit=unit),
             Text(text, style="bold red" if degraded else ""),
             format_bytes(group["bytes"]["up"]["mean"]),
