@@ -478,8 +478,16 @@ def test_an_edited_scenario_is_another_run(fake, tmp_path):
     assert before != Study().run_key(str(file), (), 0)
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("keep", [True, False])
-def test_ctrl_c_ends_a_bench_at_once_and_says_what_is_kept(fake, tmp_path, keep):
+def test_ctrl_c_ends_a_bench_at_once_and_says_what_is_kept(fake, tmp_path, interruptible, keep):
     bench = Study(keep=str(tmp_path / "kept") if keep else None, jobs=2)
     fake.seconds = 60.0
     main = threading.main_thread().ident
