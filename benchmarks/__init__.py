@@ -22,6 +22,7 @@ MODULES = (
     "muscle_dependence",
     "muscle_printed",
     "fednca",
+    "flare",
     "hetlora",
     "leaderboard",
     "people",

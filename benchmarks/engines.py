@@ -1,9 +1,7 @@
-"""Benchmarks of the engines: overhead, memory, bytes, Ray and FLARE."""
+"""Benchmarks of the engines: overhead, memory, bytes, Ray."""
 
 import json
-import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -13,16 +11,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.study import benchmark
-from unalike.algorithms import ALGORITHMS
 from unalike.algorithms.fedavg import FedAvg
 from unalike.algorithms.fedmuscle import FedMuscle
-from unalike.base.events import EventTail
 from unalike.base.message import encoded_size
 from unalike.base.randomness import stream
 from unalike.core.algorithm import Algorithm
@@ -32,15 +27,10 @@ from unalike.core.operations import query
 from unalike.core.participation import FederationConfig
 from unalike.core.program import ClientProgram
 from unalike.core.runtime import build_runtime
-from unalike.cross_silo import flare, supervisor
-from unalike.cross_silo import flare_kits as kits
 from unalike.data import Tensors
-from unalike.engines.ray import RayEngine
-from unalike.engines.remote import RemoteEngine, handshake
 from unalike.models import CNN, MLP
 from unalike.runs import Run, RunPlan
 from unalike.runs import run as run_clients
-from unalike.runs.plan import plan_to_dict
 from unalike.runs.run_folder import Folder
 from unalike.tasks import Classification
 from unalike.tasks.task import label_names
@@ -326,6 +316,8 @@ def bench_ray(quick: bool = False) -> dict:
     From the server's call until all replies are decoded and counted, after a warm-up. Also the
     server's memory while 200 MB go to each client and come back.
     """
+    from unalike.engines.ray import RayEngine
+
     calls = 50 if quick else 500
     training = Training()
     clients = [
@@ -408,221 +400,3 @@ def memory(work: Callable[[], dict]) -> dict[str, float]:
         "large_memory_in_payloads": round(sum(peak) / payload, 2),
         "bar_large_memory_in_payloads": 3.0,
     }
-
-
-# flare: calls and runs over FLARE
-
-IDS = ["c0", "c1", "c2"]
-
-
-@benchmark("flare")
-def bench_flare(quick: bool = False) -> dict:
-    """FLARE on this machine with mutual TLS: group calls, 200 MB, digits, a killed client.
-
-    Milliseconds of a group call and seconds with 200 MB each way; seconds of a digits run on
-    FLARE and on the local engine; seconds from a killed client until the run continues.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        calls = call(Path(folder), 30 if quick else 300, LARGE // 20 if quick else LARGE)
-    rounds = 1 if quick else 20
-    local, _ = digits(rounds, ["--workers", "2"])
-    away, _ = digits(rounds, ["--engine", "flare"])
-    _, goes_on = digits(max(rounds, 3), ["--engine", "flare"], kill=True)
-    return {
-        **calls,
-        "digits_rounds": rounds,
-        "digits_local_seconds": local,
-        "digits_flare_seconds": away,
-        "digits_times": round(away / local, 2),
-        "bar_digits_times": 3.0,
-        "goes_on_seconds": goes_on,
-        "bar_goes_on_seconds": 20.0,
-    }
-
-
-def call(folder: Path, calls: int, large: int) -> dict[str, Any]:
-    """Time group calls to 3 clients that return the values they were sent.
-
-    From the server's call until it has all replies. Also the peak memory of the server's
-    processes (FLARE's and the job's), above that before, while `large` bytes go to each client
-    and come back.
-    """
-    here = kits.LocalFlareFederation(folder / "flare", IDS, folder)
-    for id in IDS:
-        local = here.kits / id / "local"
-        (local / "client.yaml").write_text(
-            json.dumps({"factory": "benchmarks.engines:make", "options": {"id": id}})
-        )
-    resources = here.kits / "localhost" / "local" / "resources.json"
-    allowed = json.loads(resources.read_text())
-    allowed["class_allow_list"].append("benchmarks.engines.Timer")
-    resources.write_text(json.dumps(allowed))
-    out = folder / "told.json"
-    session = flare.Session(here)
-    try:
-        ended = session.submit(
-            flare.Job(
-                "benchmarks.engines.Timer",
-                {"out": str(out), "calls": calls, "large": large},
-                len(IDS),
-            )
-        )
-        began, looked, seen = time.monotonic(), 0.0, []
-        job = out.with_suffix(".pid")
-        while not out.exists():
-            server = [
-                *supervisor.descendants(here.processes["localhost"].pid),
-                *([int(job.read_text())] if job.exists() else []),
-            ]
-            seen.append((time.time(), sum(map(resident_bytes, server))))
-            if time.monotonic() - looked > 5.0:
-                looked = time.monotonic()
-                if (why := ended()) is not None or time.monotonic() - began > 300:
-                    raise RuntimeError(f"the job ended with nothing measured: {why}")
-            time.sleep(0.05)
-    finally:
-        session.close()
-    measured = json.loads(out.read_text())
-    took, (first, last) = sorted(measured["took"]), measured["large"]
-    before = [size for at, size in seen if at < first][-1]
-    most = max(size for at, size in seen if first <= at <= last) - before
-    return {
-        "clients": len(IDS),
-        "values": list(RAY_SHAPE),
-        "calls": calls,
-        "median_ms": round(statistics.median(took), 2),
-        "bar_median_ms": 30.0,
-        "p90_ms": round(took[int(0.9 * len(took))], 2),
-        "large_bytes_each_way": large,
-        "large_seconds": round(last - first, 2),
-        "large_memory_in_payloads": round(most / (large * len(IDS)), 2),
-        "bar_large_memory_in_payloads": 3.0,
-    }
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process in bytes; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = [line.split()[1] for line in lines if line.startswith(("RssAnon", "RssShmem"))]
-    return 1024 * sum(map(int, sizes))
-
-
-def make(run: dict[str, Any], id: str) -> Client:
-    """A client that returns the values it is sent."""
-    ALGORITHMS["echo"] = Echo
-    return Client(
-        id=id,
-        model=partial(MLP, (4,), (4,), 4),
-        task=Classification(label_names(2)),
-        train=Tensors(torch.zeros(4, 4), torch.arange(4) % 2),
-    )
-
-
-class Timer:
-    """The server part of the FLARE job that times calls."""
-
-    def __init__(self, out: str, calls: int, large: int):
-        self.out, self.calls, self.large = Path(out), calls, large
-
-    @flare.collab.main
-    def main(self) -> None:
-        # A supervisor starts this process, so it is no descendant of FLARE's server process.
-        pid_file = self.out.with_suffix(".made")
-        pid_file.write_text(str(os.getpid()))
-        pid_file.replace(self.out.with_suffix(".pid"))
-        line = flare.job_transport()
-        about: dict[str, Any] = {"name": "bench", "algorithm": "echo", "seed": 0}
-        infos, _ = handshake(line, about, 60.0)
-        training = Training()
-        engine = RemoteEngine(
-            line,
-            "bench",
-            "clients",
-            infos,
-            {"about": about, "terms": plan_to_dict(Echo(), "echo", training, 0, False, None)},
-        )
-        engine.load(0, 0.0, [])
-        fed, values, took = Federation(engine, training), torch.randn(RAY_SHAPE), []
-        for _ in range(self.calls + 20):
-            called = time.perf_counter()
-            fed.call("echo", values=values, quorum=1.0)
-            took.append(1000 * (time.perf_counter() - called))
-        start = time.time()
-        fed.call("echo", values=torch.zeros(self.large // 4), quorum=1.0)
-        partial_file = self.out.with_suffix(".partial")
-        partial_file.write_text(json.dumps({"took": took[20:], "large": [start, time.time()]}))
-        partial_file.replace(self.out)
-
-
-def digits(rounds: int, how: list[str], kill: bool = False) -> tuple[float, float | None]:
-    """Run digits in a process of its own.
-
-    Returns: seconds of the run; and with `kill`, seconds from the death of a client's process in
-        the middle of the run until the run continues.
-    """
-    root = str(Path(__file__).parents[1])
-    around = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "unalike.cli",
-            "run",
-            "digits",
-            "--no-alone",
-            "--json",
-            "--set",
-            f"rounds={rounds}",
-            "--out",
-            str(folder),
-            *how,
-        ]
-        start = time.time()
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=around
-        )
-        struck: list[float] = []
-        if kill:
-            threading.Thread(
-                target=strike, args=(folder, struck, process.poll), daemon=True
-            ).start()
-        _, problems = process.communicate()
-        if process.returncode:
-            raise RuntimeError(problems[-2000:])
-        took = time.time() - start
-        if not kill:
-            return round(took, 1), None
-        resumed = [event["time"] for event in events(folder) if event["event"] == "resume"]
-        if not (resumed and struck):
-            raise RuntimeError(
-                "expected a killed client process and a run that resumes; "
-                f"got {len(struck)} killed and {len(resumed)} resumes: nothing to measure"
-            )
-        return round(took, 1), round(resumed[0] - struck[0], 1)
-
-
-def strike(folder: Path, struck: list[float], ended: Callable[[], int | None]) -> None:
-    """Kill the job process of the first client in the second round.
-
-    Not in the first: a round is logged before it is saved, and a run with no saved round starts
-    anew instead of resuming.
-    """
-    while ended() is None and not any(event.get("round", 0) > 1 for event in events(folder)):
-        time.sleep(0.1)
-    for pid in kits.job_processes(folder.resolve() / "flare" / "unalike" / "prod_00" / "ada"):
-        os.kill(pid, signal.SIGKILL)
-        struck.append(time.time())
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    tail = EventTail(folder / "events.jsonl")
-    tail.offset = 0
-    return tail.read()

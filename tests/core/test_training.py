@@ -328,6 +328,10 @@ def test_a_loss_that_looks_at_values_is_run_each_time():
         and list(tape.graphed.graphs.values()) == [None]
         and torch.randn(2, device="cuda").isfinite().all()
     )
+    other = GraphedStep(model, lambda x: model(x).sum())
+    for _ in range(6):
+        other(x)
+    assert None not in other.graphed.graphs.values(), "what fails leaves the others alone"
 
 
 def test_statistics_are_taken_anew_and_a_failure_leaves_no_trace():

@@ -67,6 +67,8 @@ class GraphedFunction:
             lambda: self.function(*tree_unflatten(static_inputs, tree)), GraphedFunction.shared_pool
         )
         if captured is None:
+            # CUDA takes a pool in which a capture failed for one that is still recording.
+            GraphedFunction.shared_pool = None
             return None
         graph, outputs = captured
         return graph, static_inputs, outputs
@@ -99,6 +101,7 @@ class GraphedForward(GraphedFunction):
         self.pool = self.pool or new_memory_pool()
         forward = capture(lambda: self.function(*tree_unflatten(static_inputs, tree)), self.pool)
         if forward is None:
+            self.pool = None
             return None
         forward_graph, output = forward
         grad_output = torch.zeros_like(output)
@@ -107,6 +110,7 @@ class GraphedForward(GraphedFunction):
             self.pool,
         )
         if backward is None:
+            self.pool = None
             return None
         backward_graph, grads = backward
         return forward_graph, static_inputs, output.detach(), backward_graph, grad_output, grads
