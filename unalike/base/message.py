@@ -12,7 +12,7 @@ i-th tensor, and 0 or 0.0 for the next of the numbers.
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -260,13 +260,64 @@ def copy_value(value: Value, device: str | None = None) -> Value:
     Args:
         device: where the copies go; None: each stays on its tensor's device.
     """
-    if isinstance(value, Tensor):
-        return value.detach().to(device or value.device, copy=True).contiguous()
-    if isinstance(value, dict):
-        return {key: copy_value(item, device) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [copy_value(item, device) for item in value]
-    return value
+    return copy_values([value], device)[0]
+
+
+def copy_values(values: Sequence[Value], device: str | None = None) -> list[Value]:
+    """Copy several values as `copy_value` does.
+
+    The norms of all their tensors are computed at once and kept with the copies, so that
+    `find_nonfinite` need not read each of them: that would stall a GPU.
+    """
+    originals: dict[int, Tensor] = {}
+    for value in values:
+        originals.update((id(leaf), leaf) for leaf in _leaf_values(value) if _is_real(leaf))
+    norms = dict(zip(originals, _norms(list(originals.values())), strict=True))
+    return [_copy(value, device, norms) for value in values]
+
+
+def _copy(value: Value, device: str | None, norms: dict[int, float]) -> Value:
+    tensors = [leaf for leaf in _leaf_values(value) if isinstance(leaf, Tensor)]
+    copies = iter(_copy_tensors(tensors, device))
+
+    def rebuild(part: Value) -> Value:
+        if isinstance(part, Tensor):
+            copied = next(copies)
+            if id(part) in norms:
+                copied.norm_of_version = (copied._version, norms[id(part)])  # type: ignore[attr-defined]
+            return copied
+        if isinstance(part, dict):
+            return {key: rebuild(item) for key, item in part.items()}
+        if isinstance(part, (list, tuple)):
+            return [rebuild(item) for item in part]
+        return part
+
+    return rebuild(value)
+
+
+@torch.no_grad()
+def _copy_tensors(tensors: list[Tensor], device: str | None) -> list[Tensor]:
+    """Copies of tensors. Those of one kind on a GPU are copied by one kernel."""
+    first = tensors[0] if tensors else None
+    if (
+        first is None
+        or len(tensors) < 3
+        or not first.is_cuda
+        or any((t.device, t.dtype) != (first.device, first.dtype) for t in tensors)
+        or (device is not None and torch.device(device).type != "cuda")
+    ):
+        return [t.detach().to(device or t.device, copy=True).contiguous() for t in tensors]
+    align = 64  # elements, so that each copy begins where a kernel may read whole vectors
+    starts = [0]
+    for tensor in tensors:
+        starts.append(starts[-1] + -(-tensor.numel() // align) * align)
+    memory = first.new_empty(starts[-1])
+    copies = [
+        memory[start : start + tensor.numel()].view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=False)
+    ]
+    torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
+    return copies
 
 
 def leaves(value: Value, path: str = "") -> Iterator[tuple[str, Value]]:
@@ -333,20 +384,33 @@ def _surely_finite(leaf_values: list[Value], largest: float) -> bool:
     """A fast test: True only if all numbers are finite and at most `largest`; may be False then.
 
     The norm of a tensor is at least its largest magnitude, and finite only if all its elements
-    are. The tensors on a GPU are reduced together, since each result read from it costs a
-    synchronisation.
+    are.
     """
-    tensors = [leaf for leaf in leaf_values if isinstance(leaf, Tensor)]
-    tensors = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-    on_gpu: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.is_cuda:
-            on_gpu.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        elif not _within(torch.linalg.vector_norm(tensor).item(), largest):
-            return False
-    norms = [torch.nn.utils.get_total_norm(group).item() for group in on_gpu.values()]
-    numbers = [abs(leaf) for leaf in leaf_values if isinstance(leaf, float)]
-    return all(_within(magnitude, largest) for magnitude in [*norms, *numbers])
+    tensors = [leaf for leaf in leaf_values if _is_real(leaf)]
+    magnitudes = _norms(tensors)
+    magnitudes += [abs(leaf) for leaf in leaf_values if isinstance(leaf, float)]
+    return all(_within(magnitude, largest) for magnitude in magnitudes)
+
+
+def _is_real(leaf: Value) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _norms(tensors: list[Any]) -> list[float]:
+    """The norm of each tensor. Those of one kind are read at once: each reading stalls a GPU."""
+    norms: list[float] = [math.nan] * len(tensors)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        version, norm = getattr(tensor, "norm_of_version", (None, math.nan))
+        if version is not None and version == tensor._version:
+            norms[i] = norm
+        else:
+            groups.setdefault((tensor.device, tensor.dtype), []).append(i)
+    for members in groups.values():
+        computed = torch._foreach_norm([tensors[i].detach() for i in members])
+        for i, norm in zip(members, torch.stack(computed).tolist(), strict=True):
+            norms[i] = norm
+    return norms
 
 
 def _within(magnitude: float, largest: float) -> bool:

@@ -377,7 +377,11 @@ class Stacks:
         for i, (loss, own) in enumerate(alone):
             stacked = [None if gradient is None else gradient[i] for gradient in gradients.values()]
             if not (is_close(losses[i], loss) and gradients_are_close(stacked, own)):
-                self._report(work, "its loss or its gradient is another one in a stack")
+                apart = largest_difference([losses[i], *stacked], [loss, *own])
+                self._report(
+                    work,
+                    f"its loss or its gradient is another one in a stack (up to {apart:.2g} apart)",
+                )
                 return False
         return True
 
@@ -470,11 +474,22 @@ def is_close(one: Tensor, other: Tensor, scale: float | None = None) -> bool:
         scale: size of the numbers that they were computed from; default: their own.
     """
     tolerance = TOLERANCE.get(one.dtype, LOWER_PRECISION)
+    if one.is_cuda and one.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+        tolerance = LOWER_PRECISION  # PyTorch's default: convolutions multiply in TF32
     if scale is None:
         scale = float(other.abs().max()) if other.numel() else 0.0
     if not math.isfinite(scale):
         return not bool(one.isfinite().all())
     return bool(torch.allclose(one, other.to(one), rtol=tolerance, atol=tolerance * scale))
+
+
+def largest_difference(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> float:
+    """The largest difference between tensors of two lists."""
+    pairs = zip(one, other, strict=True)
+    return max(
+        (float((a - b).abs().max()) for a, b in pairs if a is not None and b is not None),
+        default=0.0,
+    )
 
 
 def gradients_are_close(one: list[Tensor | None], other: list[Tensor | None]) -> bool:

@@ -11,7 +11,7 @@ from pydantic import Field
 from unalike.base.message import (
     MessageError,
     Value,
-    copy_value,
+    copy_values,
     decode,
     encode,
     encoded_size,
@@ -118,14 +118,16 @@ class LocalEngine:
         if self.sent.keys() & messages.keys():
             self._compute_replies()  # a client has one message at a time
         self._balance_workers(list(messages))
-        for client, message in messages.items():
-            if self.host is None:
+        if self.host is not None:
+            sizes = [encoded_size(message, self.limit) for message in messages.values()]
+            copies = copy_values(list(messages.values()), self.device)
+            for client, size, copied in zip(messages, sizes, copies, strict=True):
+                self.sent[client] = (size, require_dict(copied))
+        else:
+            for client, message in messages.items():
                 data = encode(message, self.limit)
                 self.workers[self.worker_of[client]].post(client, data)
                 self.sent[client] = (len(data), message)
-            else:
-                size = encoded_size(message, self.limit)
-                self.sent[client] = (size, require_dict(copy_value(message, self.device)))
         return {client: self.sent[client][0] for client in messages}
 
     def _balance_workers(self, called: list[str]) -> None:
@@ -210,14 +212,17 @@ class LocalEngine:
         assert self.host is not None
         replies: dict[str, tuple[int, dict]] = {}
         answers = self.host.handle_all({client: message for client, (_, message) in sent.items()})
+        sizes: dict[str, int] = {}
         for client in sent:
             reply = answers[client]
             try:
-                size = encoded_size(without_traceback(reply), self.limit)
-                replies[client] = (size, require_dict(copy_value(reply, self.device)))
+                sizes[client] = encoded_size(without_traceback(reply), self.limit)
             except MessageError as error:
                 failure = {"number": reply["number"], "failure": str(error)}
                 replies[client] = (encoded_size(failure), failure)
+        copies = copy_values([answers[client] for client in sizes], self.device)
+        for (client, size), copied in zip(sizes.items(), copies, strict=True):
+            replies[client] = (size, require_dict(copied))
         return replies
 
     def pending(self) -> list[dict[str, Any]]:

@@ -54,6 +54,7 @@ from unalike.methods.sample_privacy import (
 )
 from unalike.methods.sharing import connect_clients
 from unalike.models.frozen import hash_frozen
+from unalike.models.model import load_tensors
 from unalike.tasks import Task
 from unalike.training.batching import batches
 
@@ -120,14 +121,7 @@ class AveragingProgram(FinetuneProgram):
     @operation
     def receive(self, parameters: Parameters) -> None:
         """Load shared parameters, and keep them: no further message need bring them."""
-        own = self.model.state_dict()
-        for name, tensor in parameters.items():
-            if name in own and tensor.shape != own[name].shape:
-                raise ValueError(
-                    f"expected {name} with shape {tuple(own[name].shape)}, "
-                    f"got {tuple(tensor.shape)}"
-                )
-        self.model.load_state_dict(parameters, strict=False)
+        load_tensors(self.model, parameters)
         self.transient = False
         self.remember_first(parameters)
 
@@ -654,16 +648,15 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
     [1.0, 5.0]
     """
     total_weight = sum(weights[c] for c in states)
-    clients = list(states)
-    mean = {}
-    for name, first in states[clients[0]].items():
-        dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        total = torch.zeros_like(first, dtype=dtype)
-        for c in clients:
-            share = weights[c] / total_weight
-            total.add_(states[c][name].to(total.device, total.dtype), alpha=share)
-        mean[name] = cast_like(total, first)
-    return mean
+    first = next(iter(states.values()))
+    totals = []
+    for tensor in first.values():
+        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        totals.append(torch.zeros_like(tensor, dtype=dtype))
+    for client, state in states.items():
+        own = [state[name].to(t.device, t.dtype) for name, t in zip(first, totals, strict=True)]
+        torch._foreach_add_(totals, own, alpha=weights[client] / total_weight)
+    return {name: cast_like(total, first[name]) for name, total in zip(first, totals, strict=True)}
 
 
 def cast_like(tensor: Tensor, like: Tensor) -> Tensor:

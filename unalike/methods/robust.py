@@ -223,16 +223,21 @@ def _update_sizes(sent: Sequence[Parameters], got: Sequence[Parameters]) -> list
 
     The sizes of all clients are read at once: each reading stalls a GPU.
     """
-    sizes = []
-    for before, after in zip(sent, got, strict=True):
-        names = [name for name, t in after.items() if t.is_floating_point() and t.numel()]
-        new = [after[name] for name in names]
-        old = [before[name].to(after[name]) for name in names]
-        count = sum(tensor.numel() for tensor in new)
-        norms = torch._foreach_norm(torch._foreach_sub(new, old)) if names else []
-        total = torch.stack([norm.double() for norm in norms]).norm() if names else torch.zeros(())
-        sizes.append(total.double() / math.sqrt(max(count, 1)))
-    return torch.stack(sizes).tolist()
+    new, old, owners = [], [], []
+    counts = [0] * len(got)
+    for i, (before, after) in enumerate(zip(sent, got, strict=True)):
+        for name, tensor in after.items():
+            if tensor.is_floating_point() and tensor.numel():
+                new.append(tensor)
+                old.append(before[name].to(tensor))
+                owners.append(i)
+                counts[i] += tensor.numel()
+    squares = [0.0] * len(got)
+    if new:
+        norms = torch.stack([n.double() for n in torch._foreach_norm(torch._foreach_sub(new, old))])
+        for i, norm in zip(owners, norms.tolist(), strict=True):
+            squares[i] += norm**2
+    return [math.sqrt(s / max(count, 1)) for s, count in zip(squares, counts, strict=True)]
 
 
 def _growth_problem(message: Mapping[str, Any], reply: Mapping[str, Any]) -> str | None:

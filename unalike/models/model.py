@@ -108,3 +108,22 @@ def find_trunk(encoder: nn.Module) -> Callable[[Any], Any] | None:
     trunk = getattr(encoder, "trunk", None)
     fixed = getattr(encoder, "has_fixed_trunk", False) is True
     return trunk if callable(trunk) and fixed else None
+
+
+@torch.no_grad()
+def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy tensors into the parameters and buffers of their names; other names are ignored.
+
+    Does what `load_state_dict(tensors, strict=False)` does, without its walk through all modules.
+
+    Raises: ValueError where a shape differs.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = [name for name in tensors if name in own]
+    for name in names:
+        if tensors[name].shape != own[name].shape:
+            raise ValueError(
+                f"expected {name} with shape {tuple(own[name].shape)}, "
+                f"got {tuple(tensors[name].shape)}"
+            )
+    torch._foreach_copy_([own[name] for name in names], [tensors[name] for name in names])

@@ -131,13 +131,17 @@ class StackedEpochs:
 
     def store(self, members: Sequence[Member]) -> None:
         """Give parameters, changed buffers and optimizer state back to their models."""
-        with torch.no_grad():
-            for name, stacked in self.stacked.items():
-                kind, _, name = name.partition(".")
-                if kind == "model":
-                    targets = [tensor_of(member.model, name) for member in members]
-                    torch._foreach_copy_(targets, list(stacked.unbind()))
         models = [member.model for member in members]
+        own = [tensors_of(model) for model in models]
+        targets: list[Tensor] = []
+        values: list[Tensor] = []
+        for name, stacked in self.stacked.items():
+            kind, _, name = name.partition(".")
+            if kind == "model":
+                targets += [tensors[name] for tensors in own]
+                values += stacked.unbind()
+        with torch.no_grad():
+            torch._foreach_copy_(targets, values)
         self.optimizer.write_state(self.state, models, [member.optimizer for member in members])
 
     def losses_and_gradients(
@@ -205,11 +209,13 @@ class _Rows:
         self.data = tree_map(
             lambda *rows: torch.stack([lengthen(r, longest) for r in rows]), *parts
         )
-        index = torch.zeros(*self.sizes.shape, largest, dtype=torch.int64)
-        for i, member in enumerate(self.members):
-            for step, rows in enumerate(member.batches):
-                index[i, step, : len(rows)] = rows
-                index[i, step, len(rows) :] = rows[0]
+        steps = self.sizes.shape[1]
+        padded = []
+        for member in self.members:
+            batches = [lengthen(rows, largest) for rows in member.batches]
+            batches += batches[:1] * (steps - len(batches))
+            padded += batches
+        index = torch.stack(padded).reshape(*self.sizes.shape, largest)
         device = self.data[1].device
         self.index = index.to(device)
         self.numbers = torch.arange(len(self.members), device=device)[:, None]
@@ -286,7 +292,7 @@ def stack_models(
     compared = {} if compared is None else compared
     stacked: dict[str, Tensor] = {}
     shared: dict[str, Tensor] = {}
-    own = [{**dict(m.named_parameters()), **dict(m.named_buffers())} for m in models]
+    own = [tensors_of(model) for model in models]
     for name in own[0]:
         values = [tensors[name].detach() for tensors in own]
         if name in always or not _all_equal(name, values, compared):
@@ -315,10 +321,9 @@ def changing_buffers(model: nn.Module) -> set[str]:
     return names
 
 
-def tensor_of(model: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer by its full name."""
-    path, _, last = name.rpartition(".")
-    return getattr(model.get_submodule(path), last)
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by their full names."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _overwrite(current: dict[str, Tensor], new: dict[str, Tensor]) -> bool:
