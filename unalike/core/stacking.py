@@ -28,6 +28,7 @@ from unalike.data.samples import Samples, Tensors
 from unalike.models.flops import count_flops
 from unalike.training.batch_norm import has_batch_statistics, has_dropout
 from unalike.training.batching import batches
+from unalike.training.precision import AUTOCAST, exact_arithmetic
 from unalike.training.stacked_epochs import Member, StackedEpochs, lengthen, stack_models
 from unalike.training.stacked_optimizer import optimizer_kind
 
@@ -280,13 +281,15 @@ class Stacks:
         self, kind: Kind, works: Sequence[LocalEpochs], members: list[Member]
     ) -> Iterator[list[int]]:
         """Numbers of works that train at once: all if padding is possible, else by rows."""
-        if kind.usable is None:
-            kind.usable = self._check(kind, works, members)
+        rows = [member.rows for member in members]
+        # PyTorch's default on a GPU is TF32 in convolutions: too coarse to compare with.
+        with exact_arithmetic():
+            if kind.usable is None:
+                kind.usable = self._check(kind, works, members)
+            if kind.usable and len(set(rows)) > 1 and kind.paddable is None:
+                kind.paddable = self._check_padding(kind, works, members)
         if not kind.usable:
             return
-        rows = [member.rows for member in members]
-        if len(set(rows)) > 1 and kind.paddable is None:
-            kind.paddable = self._check_padding(kind, works, members)
         groups: dict[int, list[int]] = {}
         for i in sorted(range(len(rows)), key=lambda i: rows[i]):
             groups.setdefault(0 if kind.paddable else rows[i], []).append(i)
@@ -297,7 +300,10 @@ class Stacks:
 
     def _largest_stack(self, kind: Kind, work: LocalEpochs) -> int:
         """How many models to train at once. On a GPU one is enough if it is large: its captured
-        steps serve all clients of the kind, one after another."""
+        steps serve all clients of the kind, one after another. Lower precision is for large
+        models, and torch.func.vmap ignores autocast in linear layers: also one."""
+        if work.program.precision in AUTOCAST:
+            return 1
         if torch.device(work.program.client.device).type == "cpu":
             return CPU_STACK
         if kind.flops is None:
@@ -429,8 +435,12 @@ def evaluate_stack(works: Sequence[Evaluation]) -> list[dict[str, float]]:
             for step, rows in enumerate(_padded_batches(works)):
                 x = _read_stack(works, rows)
                 output = _forward(model, stacked, shared, x)
-                if step == 0 and not is_close(output[0], model(tree_map(lambda t: t[0], x))):
-                    raise ValueError("a stack of models has another output than one of them alone")
+                if step == 0:
+                    with exact_arithmetic():
+                        first = _forward(model, stacked, shared, x)[0]
+                        alone = model(tree_map(lambda t: t[0], x))
+                    if not is_close(first, alone):
+                        raise ValueError("a stack has another output than one of its models alone")
                 for i, (work, meter) in enumerate(zip(works, meters, strict=True)):
                     own = rows[rows < len(work.data)]
                     if len(own):
@@ -474,8 +484,6 @@ def is_close(one: Tensor, other: Tensor, scale: float | None = None) -> bool:
         scale: size of the numbers that they were computed from; default: their own.
     """
     tolerance = TOLERANCE.get(one.dtype, LOWER_PRECISION)
-    if one.is_cuda and one.dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
-        tolerance = LOWER_PRECISION  # PyTorch's default: convolutions multiply in TF32
     if scale is None:
         scale = float(other.abs().max()) if other.numel() else 0.0
     if not math.isfinite(scale):

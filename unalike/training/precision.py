@@ -8,6 +8,7 @@ import torch
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_exact = False  # inside exact_arithmetic
 
 
 @contextmanager
@@ -20,7 +21,9 @@ def precision_scope(precision: Precision, device: str) -> Iterator[None]:
             compute those in 16 bits (torch.autocast).
         device: where tensors are, e.g. "cuda:1".
     """
-    if precision in AUTOCAST:
+    if _exact:
+        yield
+    elif precision in AUTOCAST:
         with torch.autocast(torch.device(device).type, AUTOCAST[precision]):
             yield
     elif precision == "tf32":
@@ -33,6 +36,19 @@ def precision_scope(precision: Precision, device: str) -> Iterator[None]:
             matmul.allow_tf32, convolution.allow_tf32 = before
     else:
         yield
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Compute without TF32 and autocast inside the block, so that equal programs agree."""
+    global _exact
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = _exact, matmul.allow_tf32, convolution.allow_tf32
+    _exact, matmul.allow_tf32, convolution.allow_tf32 = True, False, False
+    try:
+        yield
+    finally:
+        _exact, matmul.allow_tf32, convolution.allow_tf32 = before
 
 
 def loss_scaler(precision: Precision, device: str) -> torch.amp.GradScaler | None:
