@@ -269,7 +269,7 @@ def copy_values(values: Sequence[Value], device: str | None = None) -> list[Valu
     The norms of all their tensors are computed at once and kept with the copies, so that
     `find_nonfinite` need not read each of them: that would stall a GPU.
     """
-    originals: dict[int, Tensor] = {}
+    originals: dict[int, Value] = {}
     for value in values:
         originals.update((id(leaf), leaf) for leaf in _leaf_values(value) if _is_real(leaf))
     norms = dict(zip(originals, _norms(list(originals.values())), strict=True))

@@ -282,18 +282,18 @@ class Stacks:
     ) -> Iterator[list[int]]:
         """Numbers of works that train at once: all if padding is possible, else by rows."""
         rows = [member.rows for member in members]
+        largest = self._largest_stack(kind, works[0])
         # PyTorch's default on a GPU is TF32 in convolutions: too coarse to compare with.
         with exact_arithmetic():
             if kind.usable is None:
-                kind.usable = self._check(kind, works, members)
-            if kind.usable and len(set(rows)) > 1 and kind.paddable is None:
+                kind.usable = self._check(kind, works[:largest], members[:largest])
+            if kind.usable and largest > 1 and len(set(rows)) > 1 and kind.paddable is None:
                 kind.paddable = self._check_padding(kind, works, members)
         if not kind.usable:
             return
         groups: dict[int, list[int]] = {}
         for i in sorted(range(len(rows)), key=lambda i: rows[i]):
             groups.setdefault(0 if kind.paddable else rows[i], []).append(i)
-        largest = self._largest_stack(kind, works[0])
         for group in groups.values():
             for start in range(0, len(group), largest):
                 yield group[start : start + largest]
