@@ -1,10 +1,11 @@
 # make demo: the main job on a bare machine. make check: format, lint and types, in a minute.
+# make docs: the site, in build/site; a broken link fails.
 # make test: make check, then all tests. All of them set everything up by themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := unalike tests benchmarks
+SOURCES := unalike tests benchmarks docs/site setup.py
 
-.PHONY: demo test test-faults fuzz check bench clean
+.PHONY: demo test test-faults fuzz check bench docs clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +29,9 @@ check: .venv/installed
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
+
+docs: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py
 
 bench: .venv/installed
 	for name in muscle engine memory bytes digits ray flare; do $(BIN)/unalike bench $$name || exit 1; done

@@ -2,14 +2,22 @@
 
 import json
 import re
+import runpy
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
 import docstrings  # noqa: E402
+import notebooks  # noqa: E402
 
+import build  # noqa: E402
+
+BOOKS = ROOT / "docs" / "notebooks"
 PUBLIC = docstrings.public_names()
 
 
@@ -44,3 +52,78 @@ def test_results_have_a_verdict_a_command_and_the_date_of_their_measurement():
         assert set(re.split("[;,] ", verdict)) <= {"met", "missed", "no target"}, row
         date, path = re.fullmatch(r"\[([-\d]+)\]\(\.\./(results/.*\.json)\)", made).groups()
         assert json.loads((ROOT / path).read_text()).get("date", date) == date, row
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The site's pages as Markdown, notebooks with their code alone."""
+    folder = tmp_path_factory.mktemp("site")
+    build.assemble(folder, execute=False)
+    return folder
+
+
+def test_every_link_leads_somewhere_and_every_page_is_within_two_clicks(pages):
+    assert build.check_pages(pages) == []
+
+
+def test_a_broken_link_and_a_page_out_of_reach_are_reported(tmp_path):
+    (tmp_path / "index.md").write_text("# Start\n[a](a.md) [b](a.md#none) [c](c.md)")
+    (tmp_path / "a.md").write_text("# A\n[far](far.md)")
+    (tmp_path / "far.md").write_text("# Far\n[too far](too-far.md)")
+    (tmp_path / "too-far.md").write_text("# Too far")
+    assert build.check_pages(tmp_path) == [
+        "index.md: no such heading: a.md#none",
+        "index.md: no such page or file: c.md",
+        "too-far.md: not within two clicks of the front page",
+    ]
+
+
+def test_what_a_built_page_would_load_from_elsewhere_is_reported(tmp_path):
+    script = '<script src="https://cdn.example/x.js"></script>'
+    (tmp_path / "index.html").write_text(f'{script}<a href="#here">x</a><p id="there">')
+    assert list(build.check_site(tmp_path)) == [
+        "index.html: loads https://cdn.example/x.js",
+        "index.html: no such heading: #here",
+    ]
+
+
+def test_the_navigation_lists_every_page_once(pages):
+    settings = tomllib.loads((ROOT / "docs/site/zensical.toml").read_text())
+    listed = re.findall(r"[\w/-]+\.md", json.dumps(settings["project"]["nav"]))
+    assert sorted(listed) == sorted(str(page.relative_to(pages)) for page in pages.rglob("*.md"))
+
+
+def test_the_hospitals_of_the_docs_are_a_scenario(tmp_path, capsys):
+    from unalike.scenarios import build_clients, load
+
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/five-hospitals.md").read_text(), re.S)
+    (tmp_path / "hospitals.yaml").write_text(block)
+    clients = build_clients(load(str(tmp_path / "hospitals.yaml"))[0])
+    assert [client.id for client in clients] == ["north", "south", "east", "west", "university"]
+
+
+@pytest.mark.parametrize(
+    "name", ["1-own-models", "2-hugging-face", "3-training-loop", "4-organisations"]
+)
+def test_a_notebook_runs_and_shows_a_table(name):
+    pytest.importorskip("nbclient")
+    if name == "2-hugging-face":
+        pytest.importorskip("peft")
+    book = notebooks.run(BOOKS / f"{name}.ipynb")
+    page, pictures = notebooks.render(book, name)
+    assert "<th" in page and "gain</th>" in page
+    assert "rounds, " in page  # its progress
+    assert pictures.keys() == ({f"{name}-1.svg"} if name[0] in "13" else set())
+
+
+def test_the_page_on_an_index_links_to_the_repository():
+    text = (ROOT / "README.md").read_text()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert settings["dynamic"] == ["version", "readme"]
+    shown = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("setuptools.setup", lambda **arguments: shown.update(arguments))
+        runpy.run_path(str(ROOT / "setup.py"))
+    links = re.findall(r"\]\(([^)]+)\)", shown["long_description"])
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", text)) > 20
+    assert all(link.startswith(("https://", "#")) for link in links)

@@ -376,3 +376,20 @@ def test_a_scenario_with_a_wrong_folder_ends_with_one_sentence(run_scenario, tmp
     assert code == 2 and "Traceback" not in said
     assert said.count("nowhere") == 1 and sentence in " ".join(said.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_frozen_weights_that_the_files_lack_are_the_same_for_all_clients(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    first, second = (
+        build_encoder("hub", (1, 8, 8), {"model": str(tmp_path), "lora": 2}) for _ in range(2)
+    )
+    poolers = [
+        dict(encoder.model.named_parameters())["pooler.dense.weight"] for encoder in (first, second)
+    ]
+    assert torch.equal(*poolers)

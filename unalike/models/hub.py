@@ -164,8 +164,8 @@ def load_model(
     Args:
         encoder: for error messages.
         auto_class: of transformers, e.g. "AutoModel".
-        frozen: random weights depend on the config alone, not on the run's seed and the client:
-            all clients have the same ones under their adapters.
+        frozen: random weights (from a config, or missing in the files) do not depend on the run's
+            seed and the client: all clients have the same ones under their adapters.
     """
     try:
         import transformers
@@ -175,7 +175,9 @@ def load_model(
     if config is None:
         check_folder(encoder, name)
         try:
-            return auto.from_pretrained(name)
+            # weights that the files lack, such as a pooler's, are random
+            with scope(0, "missing weights") if frozen else nullcontext():
+                return auto.from_pretrained(name)
         except (OSError, ValueError) as problem:
             reason = str(problem).splitlines()[0]
             raise UserError(f"{encoder} cannot load {name!r}: {reason}") from None

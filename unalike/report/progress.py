@@ -14,6 +14,7 @@ from unalike.base.errors import Interrupted
 from unalike.base.interrupts import raise_on_interrupt
 from unalike.base.logs import log_event, logs_json
 from unalike.report.formatting import format_bytes, replace_unprintable
+from unalike.report.notebook_progress import NotebookBars
 from unalike.report.outcome import describe_sharing
 
 
@@ -31,16 +32,7 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
     raise_on_interrupt()
     quiet = quiet or logs_json()
     console = Console(stderr=True, quiet=quiet)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=28),
-        TextColumn("{task.fields[count]}"),
-        TextColumn("{task.fields[doing]}", style="dim", markup=False),
-        TimeElapsedColumn(),
-    )
-    hidden = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+    with _bars(console, quiet) as bars:
         display = ProgressDisplay(bars, console)
         try:
             yield display
@@ -50,6 +42,31 @@ def progress(quiet: bool = False) -> Iterator[Callable[..., None]]:
         except Exception as error:
             display.add_note(error)
             raise
+
+
+@contextmanager
+def _bars(console: Console, quiet: bool) -> Iterator[Progress | NotebookBars]:
+    """Bars for a terminal or a notebook; elsewhere they are not shown."""
+    if console.is_jupyter and not quiet:
+        from IPython.display import display
+
+        bars = NotebookBars(display)
+        try:
+            yield bars
+        finally:
+            bars.close()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=28),
+        TextColumn("{task.fields[count]}"),
+        TextColumn("{task.fields[doing]}", style="dim", markup=False),
+        TimeElapsedColumn(),
+    )
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        yield progress
 
 
 def format_traffic(sizes: dict[str, int]) -> str:
@@ -62,9 +79,10 @@ def format_traffic(sizes: dict[str, int]) -> str:
 class ProgressDisplay:
     """Draws a bar for the current stage of a run and prints lines for failures."""
 
-    def __init__(self, bars: Progress, console: Console):
+    def __init__(self, bars: Progress | NotebookBars, console: Console):
         self.bars = bars
         self.console = console
+        self.shows_bars = console.is_terminal or console.is_jupyter
         self.task: TaskID | None = None
         self.folder: Path | None = None
         self.python = False  # the run was started from Python, and only there it can be resumed
@@ -202,7 +220,7 @@ class ProgressDisplay:
         count = self.format_count(position)
         self.update(completed=position, count=count, doing=doing)
         tenths = int(10 * position / max(1, self.rounds))
-        if not self.console.is_terminal and tenths > self.tenths:
+        if not self.shows_bars and tenths > self.tenths:
             self.tenths = tenths
             self.print(f"{self.stage}: {count}, {doing}")
 

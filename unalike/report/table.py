@@ -36,8 +36,8 @@ def show(results: dict, console: Console | None = None) -> None:
 
 def summary(results: dict) -> Group:
     """Return the table of clients and the lines below it, for rich to print."""
-    lines: list[Any] = [_clients_table(results)]
-    for name, value in _facts(results):
+    lines: list[Any] = [clients_table(results)]
+    for name, value in facts(results):
         lines.append(Text.assemble((f"{name:<11}", "bold"), value))
     failures = outcome.describe_failures(results.get("failures") or [])
     if failures:
@@ -46,7 +46,8 @@ def summary(results: dict) -> Group:
     return Group(*lines)
 
 
-def _clients_table(results: dict) -> Table:
+def clients_table(results: dict) -> Table:
+    """Return the table of clients; of very many those with the smallest gains."""
     clients = results["clients"]
     entries = list(clients.values())
     has_baseline = any(to_number(entry.get("alone")) is not None for entry in entries)
@@ -124,7 +125,7 @@ def _privacy_lines(results: dict) -> list[tuple[str, Text]]:
     return lines
 
 
-def _facts(results: dict) -> list[tuple[str, Text]]:
+def facts(results: dict) -> list[tuple[str, Text]]:
     """Return the lines below the table: (name, text)."""
     gains = outcome.gains(results)
     degraded = outcome.degraded_clients(results)

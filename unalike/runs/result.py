@@ -22,6 +22,8 @@ from unalike.tasks import find_task
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from unalike.report.notebook import Figures
+
 BACKWARD_COST = 3  # a training step costs about three forward passes
 
 
@@ -285,6 +287,22 @@ class Result(dict[str, Any]):
         from unalike.report import show
 
         show(self)
+
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the table of `show`."""
+        from unalike.report.notebook import results_html
+
+        return results_html(self)
+
+    def figures(self, *titles: str) -> "Figures":
+        """Return the figures of the run's report, or those with these titles; Jupyter shows them.
+
+        Args:
+            titles: such as "Local and federated" or "Over the rounds"; none: all figures.
+        """
+        from unalike.report.notebook import figures
+
+        return figures(self.folder, *titles)
 
     def to_pandas(self) -> "DataFrame":
         """Return a pandas DataFrame with one row per client, indexed by its id.
