@@ -25,10 +25,15 @@ from unalike.training.loop import Positive
 
 @dataclass
 class FedAWA(Averaging):
-    """Averaging with weights that the server learns."""
+    """Averaging with weights that the server learns.
+
+    Args:
+        server_lr: learning rate of the clients' weights.
+        server_epochs: steps of Adam in a round.
+    """
 
     server_lr: Annotated[float, Field(gt=0)] = 0.001
-    server_epochs: Positive = 1  # steps of Adam in a round
+    server_epochs: Positive = 1
 
     def aggregate(
         self, fed: Federation, group: str, states: dict[str, Parameters], weights: dict[str, float]

@@ -35,10 +35,15 @@ UNKNOWN, ABSENT, PRESENT = 0, 1, 2
 
 @dataclass
 class FedLGT(PromptTuning):
-    """Averages a transformer layer over label queries and patches."""
+    """Averages a transformer layer over label queries and patches.
+
+    Args:
+        heads: of the attention.
+        unsure: epsilon: a label is masked where the sent model's probability is within it of 0.5.
+    """
 
     heads: PositiveInt = 4
-    unsure: Annotated[float, Field(ge=0, le=0.5)] = 0.02  # epsilon
+    unsure: Annotated[float, Field(ge=0, le=0.5)] = 0.02
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         check_attention_heads(self, model, self.heads)

@@ -43,13 +43,19 @@ class LabelledUpdate(Update):
 
 @dataclass
 class FedMLP(Averaging):
-    """Averages models, and prototypes of labels for clients that do not know them."""
+    """Averages models, and prototypes of labels for clients that do not know them.
+
+    Args:
+        warm_up: rounds without pseudo-labels.
+        tagged: share of the samples that get a pseudo-label, on either side.
+        consistency: weight of following the sent model.
+    """
 
     needs_head = True
 
-    warm_up: NonNegativeInt = 10  # rounds without pseudo-labels
-    tagged: Annotated[float, Field(ge=0, le=0.5)] = 0.1  # share of samples on either side
-    consistency: NonNegativeFloat = 1.0  # weight of following the sent model
+    warm_up: NonNegativeInt = 10
+    tagged: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    consistency: NonNegativeFloat = 1.0
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:

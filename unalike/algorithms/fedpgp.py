@@ -26,13 +26,20 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class FedPGP(PromptTuning):
-    """Averages a context; clients keep low-rank changes of it."""
+    """Averages a context; clients keep low-rank changes of it.
+
+    Args:
+        tokens: learnt tokens of the context.
+        rank: of a client's change of it, the paper's bottleneck.
+        mu: weight of the contrast.
+        temperature: of the contrast.
+    """
 
     personalised: ClassVar[bool] = True
 
-    tokens: PositiveInt = 16  # of the context
-    rank: PositiveInt = 8  # the paper's bottleneck
-    mu: NonNegativeFloat = 1.0  # weight of the contrast
+    tokens: PositiveInt = 16
+    rank: PositiveInt = 8
+    mu: NonNegativeFloat = 1.0
     temperature: PositiveFloat = 0.5
 
     def shares(self, name: str) -> bool:

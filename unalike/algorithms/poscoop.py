@@ -24,10 +24,15 @@ from unalike.models.vlm import VisionLanguageModel
 
 @dataclass
 class PosCoOp(PromptTuning):
-    """Averages a learnt prompt and a learnt vector per label."""
+    """Averages a learnt prompt and a learnt vector per label.
 
-    tokens: PositiveInt = 16  # of a prompt's context
-    gain: PositiveFloat = 5.0  # of the logits
+    Args:
+        tokens: learnt tokens of a prompt's context.
+        gain: factor of the logits.
+    """
+
+    tokens: PositiveInt = 16
+    gain: PositiveFloat = 5.0
 
     def requires_same_labels(self) -> bool:
         return True

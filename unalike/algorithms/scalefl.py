@@ -21,7 +21,12 @@ FIRST_SHARE = 0.25  # of the rounds, without distillation
 
 @dataclass
 class ScaleFL(EarlyExitMethod):
-    """Deeper exits count more, and teach."""
+    """Deeper exits count more, and teach.
+
+    Args:
+        gamma: weight of the distillation from the deepest exit.
+        temperature: T, of the distillation.
+    """
 
     gamma: NonNegativeFloat = 0.05
     temperature: PositiveFloat = 3.0

@@ -157,14 +157,18 @@ class EarlyExitProgram(AveragingProgram):
 
 @dataclass
 class EarlyExitMethod(Averaging):
-    """Averages models of different depth."""
+    """Averages models of different depth.
+
+    Args:
+        exits: of the full model; fewer where it has fewer layers.
+    """
 
     personalised: ClassVar[bool] = True
     needs_head: ClassVar[bool] = True
     merges: ClassVar[bool] = False  # tensor by tensor, over unlike sets of clients
     Program: ClassVar[type[ClientProgram]] = EarlyExitProgram
 
-    exits: Positive = 4  # of the full model; fewer where it has fewer layers
+    exits: Positive = 4
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
