@@ -7,6 +7,7 @@ from unalike.report.formatting import printable, to_number
 from unalike.report.mpl import ReportFigure, css_variables
 
 MAX_ROWS = 40  # rows of a table before it scrolls
+DETAIL_COLUMNS = {"model", "modalities", "task"}  # left out on a narrow screen
 
 
 def format_text(value: Any) -> str:
@@ -33,11 +34,16 @@ def format_tiles(tiles: list[tuple[str, str, str, str]]) -> str:
     return f'<dl class="facts">{html}</dl>'
 
 
+def column_class(name: str) -> str:
+    """Return the class of columns that a narrow screen leaves out."""
+    return "detail" if name in DETAIL_COLUMNS else ""
+
+
 def format_table(columns: list[str], numbers: set[str], rows: list[str]) -> str:
     """Return a table of rows that are HTML; `numbers` names the columns of numbers."""
     head = ""
     for name in columns:
-        kind = "number" if name in numbers else ""
+        kind = column_class(name) or ("number" if name in numbers else "")
         head += f'<th scope="col" class="{kind}">{format_text(name)}</th>'
     kind = "wide tall" if len(rows) > MAX_ROWS else "wide"
     return (
@@ -100,6 +106,7 @@ h2 { font-size: 1.15rem; letter-spacing: -0.01em; margin: 0; }
 section, figure, details { background: var(--paper); border: 1px solid var(--rule);
   border-radius: 10px; padding: 1.25rem 1.4rem; margin: 0 0 1.5rem; }
 figure h2 + .legend { margin-top: 0.35rem; }
+.shared { color: var(--soft); font-size: 0.88rem; margin: -0.6rem 0 1rem; }
 .wide { overflow-x: auto; }
 figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin-top: 0.9rem; }
 figure svg text { font-family: inherit !important; font-variant-numeric: tabular-nums; }
@@ -142,6 +149,9 @@ pre { margin: 0.6rem 0 0; padding: 0.9rem 1rem; background: var(--desk); border-
   overflow-x: auto; font: 0.85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
   }
 ul.failures { margin: 0.7rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { main { padding: 1.2rem 0.6rem 2rem; } .detail { display: none; }
+  section, figure, details { padding: 1rem 0.8rem; } figure svg { min-width: 32rem; }
+  td, th { padding-right: 0.5rem; } td:first-child { min-width: 4rem; } }
 @media print { body { background: none; } main { padding: 0; } .tall { max-height: none;
   } section, figure, details { break-inside: avoid; } }
 """

@@ -11,6 +11,8 @@ from unalike.report.table import clients_table, facts
 
 # Colours of a gain, by the style that the table in the terminal has.
 TONES = {"green": "color:#00735a", "bold red": "color:#b3311f;font-weight:bold"}
+# Signs of a legend, by the mark that the figure draws.
+MARKS = {"line": "—", "dash": "- -", "dot": "●", "ring": "○", "diamond": "◇"}
 LIGHT = ";".join(f"--{name}:{light}" for name, (light, _) in COLOURS.items())
 
 
@@ -52,11 +54,12 @@ def figures(path: str | Path, *titles: str) -> Figures:
 def figure_html(figure: ReportFigure) -> str:
     """A figure on white, with its title, legend and caption."""
     legend = " &nbsp; ".join(
-        f"<span style='color:var(--{colour})'>&#9632;</span> {escape(text)}"
-        for _, colour, text in figure.legend
+        f"<span style='color:var(--{colour})'>{MARKS.get(mark, '■')}</span> {escape(text)}"
+        for mark, colour, text in figure.legend
     )
     return (
-        f"<figure style='{LIGHT};background:#fff;color:var(--ink);max-width:46em;margin:1em 0'>"
+        f"<figure style='{LIGHT};background:#fff;color:var(--ink);width:100%;max-width:46em;"
+        "margin:1em 0;text-align:left'>"
         f"<b>{escape(figure.title)}</b><div>{legend}</div>{figure.svg}"
         f"<figcaption style='color:var(--soft)'>{escape(figure.caption)}</figcaption></figure>"
     )

@@ -49,7 +49,9 @@ class NotebookBars:
         """Show all bars in place of what was shown before."""
         from IPython.display import HTML
 
-        bars = [_bar(task) for task in self.tasks.values()] or [_text(self.finished)]
+        bars = [_bar(task) for task in self.tasks.values()] or [
+            _text(self.finished, "description", "count")
+        ]
         content = HTML("".join(bars))
         if self.handle is None:
             self.handle = self.display(content, display_id=True)
@@ -60,9 +62,10 @@ class NotebookBars:
 def _bar(task: dict[str, Any]) -> str:
     total = task.get("total")
     amount = "" if total is None else f" max='{total}' value='{task.get('completed', 0)}'"
-    return f"<div><progress{amount}></progress> {_text(task)}</div>"
+    text = _text(task, "description", "count", "doing")
+    return f"<div><progress{amount}></progress> {text}</div>"
 
 
-def _text(task: dict[str, Any]) -> str:
-    parts = [str(task.get(name) or "") for name in ("description", "count", "doing")]
+def _text(task: dict[str, Any], *names: str) -> str:
+    parts = [str(task.get(name) or "") for name in names]
     return escape(", ".join(part for part in parts if part))

@@ -23,6 +23,7 @@ from unalike.report.formatting import (
 )
 from unalike.report.html import (
     MAX_ROWS,
+    column_class,
     format_figure,
     format_mark,
     format_table,
@@ -110,7 +111,9 @@ def _verdict(run: Run) -> str:
     if outcome.degraded_clients(run.results) or outcome.shares_nothing(run.results):
         mood = "lost"
     sharing = outcome.sharing_line(run.results)
-    shared = f'<p class="small">Shared: {format_text(sharing)}.</p>' if sharing else ""
+    shared = (
+        f'<p class="shared">What clients shared: {format_text(sharing)}.</p>' if sharing else ""
+    )
     return f'<p class="verdict {mood}">{format_text(outcome.verdict(run.results))}</p>{shared}'
 
 
@@ -175,7 +178,7 @@ def _clients_table(run: Run) -> str:
         texts = _client_texts(entry) | {"missed": str(missed.get(client, 0))}
         cells = [f"<td>{format_mark('dot', tone_of(client))}{format_text(client)}</td>"]
         for name in columns[1:]:
-            kind = "number" if name in NUMBER_COLUMNS else ""
+            kind = column_class(name) or ("number" if name in NUMBER_COLUMNS else "")
             if name == "gain":
                 kind += f" {mood_of(entry.get('gain'))}"
             cells.append(f'<td class="{kind}">{format_text(texts[name])}</td>')
