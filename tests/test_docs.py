@@ -127,3 +127,11 @@ def test_the_page_on_an_index_links_to_the_repository():
     links = re.findall(r"\]\(([^)]+)\)", shown["long_description"])
     assert len(links) == len(re.findall(r"\]\(([^)]+)\)", text)) > 20
     assert all(link.startswith(("https://", "#")) for link in links)
+
+
+def test_the_readme_counts_the_baselines():
+    from unalike.algorithms import ALGORITHMS
+
+    ours = {"fedmuscle", "fedmuscleplus", "afmcc", "fednca", "fedmpt", "subflot"}
+    assert ours < ALGORITHMS.keys()
+    assert f"with {len(ALGORITHMS) - len(ours)} baselines" in (ROOT / "README.md").read_text()
