@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 
 import docstrings  # noqa: E402
 import notebooks  # noqa: E402
+import reference  # noqa: E402
 
 import build  # noqa: E402
 
@@ -26,6 +27,11 @@ def test_every_public_name_has_a_docstring_that_describes_each_argument():
         gap for name, thing in PUBLIC.items() for gap in docstrings.undocumented(name, thing)
     ]
     assert missing == []
+
+
+def test_every_public_name_is_on_one_page_of_the_reference():
+    listed = [name for page in reference.PAGES for name in reference.names_of(page, PUBLIC)]
+    assert sorted(listed) == sorted(PUBLIC)
 
 
 def test_a_missing_argument_is_found():

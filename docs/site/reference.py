@@ -14,8 +14,8 @@ PAGES: dict[str, tuple[str, str, str]] = {
     "running": (
         "Runs and results",
         "Start a run, go on with one, compare several, take the models home.",
-        "run resume Result ClientResult show compare export rebuild trained scenario "
-        "LoadedScenario",
+        "run resume Result ClientResult show compare suggest Advice export rebuild trained "
+        "scenario LoadedScenario",
     ),
     "clients": (
         "Clients, data and budget",
