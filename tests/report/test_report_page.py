@@ -291,3 +291,11 @@ def test_of_many_clients_only_a_few_are_drawn(make):
     gains, client_curves, *_ = plot_run(read(make(clients=many)))
     assert "The 20 smallest gains of 60 clients." in gains.caption
     assert "The 9 clients with the smallest gain, of 60." in client_curves.caption
+
+
+def test_a_narrow_screen_leaves_out_model_and_task_in_head_and_body(make):
+    page = write(make(clients=TWO)).read_text()
+    table = page.split("Every client", 1)[1].split("</table>", 1)[0]
+    assert table.count('<th scope="col" class="detail">') == 2
+    assert table.count('<td class="detail">') == 2 * table.count("<tr><td>")
+    assert ".detail { display: none; }" in page

@@ -1,5 +1,6 @@
 """Parts of our pages as HTML: text, tables, tiles, figures, and the style sheet of them all."""
 
+from collections.abc import Collection
 from html import escape
 from typing import Any
 
@@ -7,7 +8,6 @@ from unalike.report.formatting import printable, to_number
 from unalike.report.mpl import ReportFigure, css_variables
 
 MAX_ROWS = 40  # rows of a table before it scrolls
-DETAIL_COLUMNS = {"model", "modalities", "task"}  # left out on a narrow screen
 
 
 def format_text(value: Any) -> str:
@@ -34,16 +34,21 @@ def format_tiles(tiles: list[tuple[str, str, str, str]]) -> str:
     return f'<dl class="facts">{html}</dl>'
 
 
-def column_class(name: str) -> str:
-    """Return the class of columns that a narrow screen leaves out."""
-    return "detail" if name in DETAIL_COLUMNS else ""
+def format_table(
+    columns: list[str], numbers: set[str], rows: list[str], details: Collection[str] = ()
+) -> str:
+    """Return a table of rows that are HTML.
 
-
-def format_table(columns: list[str], numbers: set[str], rows: list[str]) -> str:
-    """Return a table of rows that are HTML; `numbers` names the columns of numbers."""
+    Args:
+        columns: their names.
+        numbers: columns of numbers.
+        rows: <tr> elements; cells of `details` have the class "detail".
+        details: columns that a narrow screen leaves out.
+    """
     head = ""
     for name in columns:
-        kind = column_class(name) or ("number" if name in numbers else "")
+        kind = "number" if name in numbers else ""
+        kind = "detail" if name in details else kind
         head += f'<th scope="col" class="{kind}">{format_text(name)}</th>'
     kind = "wide tall" if len(rows) > MAX_ROWS else "wide"
     return (

@@ -23,7 +23,6 @@ from unalike.report.formatting import (
 )
 from unalike.report.html import (
     MAX_ROWS,
-    column_class,
     format_figure,
     format_mark,
     format_table,
@@ -41,6 +40,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 # Column: key in the results.
 METRIC_COLUMNS = {"local": "alone", "federated": "value", "safeguarded": "safeguarded"}
 NUMBER_COLUMNS = {*METRIC_COLUMNS, "gain", "missed", "epsilon"}
+DETAIL_COLUMNS = {"model", "modalities", "task"}  # left out on a narrow screen
 
 
 def write(path: str | Path) -> Path:
@@ -178,7 +178,8 @@ def _clients_table(run: Run) -> str:
         texts = _client_texts(entry) | {"missed": str(missed.get(client, 0))}
         cells = [f"<td>{format_mark('dot', tone_of(client))}{format_text(client)}</td>"]
         for name in columns[1:]:
-            kind = column_class(name) or ("number" if name in NUMBER_COLUMNS else "")
+            kind = "number" if name in NUMBER_COLUMNS else ""
+            kind = "detail" if name in DETAIL_COLUMNS else kind
             if name == "gain":
                 kind += f" {mood_of(entry.get('gain'))}"
             cells.append(f'<td class="{kind}">{format_text(texts[name])}</td>')
@@ -188,7 +189,7 @@ def _clients_table(run: Run) -> str:
         note += f" Missed counts the rounds a client was away ({format_text(reasons)})."
     if len(clients) > MAX_ROWS:
         note += " The smallest gains come first."
-    table = format_table(columns, NUMBER_COLUMNS, rows)
+    table = format_table(columns, NUMBER_COLUMNS, rows, DETAIL_COLUMNS)
     return f"<section><h2>Every client</h2>{table}<p class='small'>{note}</p></section>"
 
 
