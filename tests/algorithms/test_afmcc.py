@@ -318,7 +318,7 @@ def test_pretraining_reaches_every_fusion_set(toys, monkeypatch, steps, steps_ea
     monkeypatch.setattr(
         AFMCC.Program,
         "objective",
-        lambda self, subset: subsets.append(subset) or objective(self, subset),
+        lambda self, subset, pretraining: subsets.append(subset) or objective(self, subset),
     )
     program.pretrain()
     assert [subsets.count(subset) for subset in program.subsets()] == [steps_each] * 3

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from unalike.tasks import Clustering, clustering_scores, federated_scores, kmeans
+from unalike.tasks.federated_kmeans import federated_kmeans
 
 
 def blobs(rows, clusters=4, spread=0.1, seed=0):
@@ -140,8 +141,35 @@ def test_the_first_protocol_is_the_first_client_starting_the_others():
     first, centres = kmeans(features[0], 4, 3, starts=10)
     groups = torch.cat([first, *(kmeans(x, 4, 3, centres=centres)[0] for x in features[1:])])
     joint, _ = kmeans(torch.cat(features), 4, 3, starts=10)
-    scores = federated_scores(features, [y for _, y in clients], 4, 3, starts=10, normalise=False)
+    scores = federated_scores(
+        features, [y for _, y in clients], 4, 3, starts=10, normalise=False, protocol="first"
+    )
     assert scores == {**clustering_scores(groups, y), "joint": clustering_scores(joint, y)}
+
+
+def test_federated_kmeans_ends_where_kmeans_on_all_rows_ends():
+    """It finds the same optimum though no client's rows are like the others' (two classes each)."""
+    x, y = blobs(160, spread=0.4)
+    parts = [(y == a) | (y == b) for a, b in ((0, 1), (1, 2), (2, 3), (3, 0))]
+    parts[0][::3] = parts[2][::3] = False
+    features = [x[part].double() for part in parts]
+    groups, centres = federated_kmeans(features, 4, seed=0, starts=5)
+    rows = torch.cat(features)
+    joint, joint_centres = kmeans(rows, 4, 0, starts=20)
+    assert torch.cdist(centres, joint_centres.double()).amin(1).max() < 1e-9
+    assert clustering_scores(torch.cat(groups), joint)["acc"] == 100
+
+
+def test_the_first_client_does_not_decide_alone():
+    """It has few rows of two of four classes: the protocol "first" splits them, "least" does not."""
+    x, y = blobs(160, spread=0.1)
+    few = (y < 2).nonzero().flatten()[:8]
+    features, labels = [x[few], x], [y[few], y]
+    acc = {}
+    for protocol in ("first", "least"):
+        scores = federated_scores(features, labels, 4, 0, 20, normalise=False, protocol=protocol)
+        acc[protocol] = scores["acc"]
+    assert acc["first"] < acc["least"] == 100
 
 
 def test_clients_that_disagree_score_low_unless_they_agree_with_the_first():
@@ -180,8 +208,12 @@ def test_without_labels_there_are_no_scores():
         ),
         (lambda x, y: kmeans(x, 4, 0, centres=x[:3]), r"4 centres of width 5, got shape \(3, 5\)"),
         (
-            lambda x, y: federated_scores([x, x[:3]], [y, y[:3]], 4, 0, starts=1),
+            lambda x, y: federated_scores([x, x[:3]], [y, y[:3]], 4, 0, 1, protocol="first"),
             "client 1: k-means cannot find 4 clusters in 3 samples",
+        ),
+        (
+            lambda x, y: federated_scores([x[:2], x[:3]], [y[:2], y[:3]], 4, 0),
+            r"no client has the 4 rows that 4 clusters need, got \[2, 3\]",
         ),
         (lambda x, y: federated_scores([], [], 4, 0), "one client or more"),
         (

@@ -13,7 +13,8 @@ docs/afmcc.md says how we read what the paper leaves open, such as the weights o
 overflow as printed.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -72,6 +73,10 @@ class AFMCC(Algorithm):
         alpha: weight of the contrast, the paper's alpha.
         beta: weight of the class-correlation constraint, the paper's beta.
         flexibility: the paper's lambda in that constraint: 1 for tight clusters, 0 for none.
+        constrain: the fusion sets under that constraint: "all", or only "fused" ones of two
+            modalities or more, and only after pretraining.
+        head_lr_scale: learning rate of W, which learns from the constraint alone, relative to that
+            of all else.
         temperature: the paper's tau, of the contrast.
         steps: gradient steps of a visit for each subset of modalities.
         pretraining: gradient steps of the first client, before the others start.
@@ -79,11 +84,15 @@ class AFMCC(Algorithm):
         weights: eq. 6: models whose features are "far" from the client's own count more, as
             printed, or "near" ones; or all the same ("uniform").
         sharpness: of the weights; distances are relative to their mean.
+        reference: H of eq. 6: the client's fused features under its "own" model, or, for the weight
+            of each model, under that one ("each").
         exchange: what a client gets to compute its weights: the "encoders" that it can use, or all
             parameters ("paper").
         rest: whether fast clients stop after their visits; False: until the slowest has had its
             visits they go on.
         starts: initialisations of k-means in the evaluation.
+        kmeans: how clients agree on centres (`federated_groups`): the "least" total distance of all
+            clients' proposals, or the "first" client's, as in the paper.
     """
 
     asynchronous: ClassVar[bool] = True
@@ -92,15 +101,19 @@ class AFMCC(Algorithm):
     alpha: NonNegativeFloat = 0.01
     beta: NonNegativeFloat = 0.01
     flexibility: Share = 0.3
+    constrain: Literal["all", "fused"] = "all"
+    head_lr_scale: PositiveFloat = 1.0
     temperature: PositiveFloat = 0.5
     steps: Annotated[int, Field(ge=1)] = 2
     pretraining: NonNegativeInt = 45
     error: Literal["feature", "sample"] = "feature"
     weights: Literal["uniform", "far", "near"] = "far"
     sharpness: NonNegativeFloat = 1.0
+    reference: Literal["own", "each"] = "own"
     exchange: Literal["encoders", "paper"] = "encoders"
     rest: bool = True
     starts: Annotated[int, Field(ge=1)] = 100
+    kmeans: Literal["least", "first"] = "least"
 
     @classmethod
     def serves(cls, task: Task | type[Task]) -> bool:
@@ -194,12 +207,39 @@ class AFMCC(Algorithm):
         fed.call("receive", clients=fed.clients, quorum=0, per_client=messages)
 
     def evaluate(self, fed: Federation) -> Replies:
-        """Cluster the fused features of all clients and score them; log the weights of eq. 6."""
+        """Cluster the fused features of all clients and score them; log what acts on them."""
         names = list(fed.infos)
         fed.log_figure("aggregation weights", matrix=fed.state["shares"], rows=names, columns=names)
         messages = self.mixture_messages(fed)
         features = fed.call("appraise", clients=fed.clients, quorum=0, per_client=messages)
-        return score_federation(fed, features, starts=self.starts)
+        self.log_constraint(fed, messages, features)
+        self.log_weights(fed)
+        return score_federation(fed, features, starts=self.starts, protocol=self.kmeans)
+
+    def log_constraint(
+        self, fed: Federation, messages: Mapping[str, Any], replies: Replies
+    ) -> None:
+        """Log L_c and the mean largest p of eq. 4, where features reach the server.
+
+        A constraint without effect has p near 1/K and L_c near lambda^2 (K - 1).
+        """
+        losses: dict[str, float | None] = {}
+        largest: dict[str, float | None] = {}
+        for client, reply in replies.items():
+            W = messages[client]["parameters"]["head.weight"].cpu()
+            features = reply.get("features")
+            if features is not None and features.shape[1] == W.shape[1]:
+                p = (features.to(W) @ W.mT).softmax(-1)
+                losses[client] = float(class_correlation_loss(p, self.flexibility))
+                largest[client] = float(p.amax(-1).mean())
+        fed.log_metrics("class-correlation loss", losses)
+        fed.log_metrics("largest class probability", largest)
+
+    def log_weights(self, fed: Federation) -> None:
+        """Log the entropy of each client's weights of eq. 6: 1 where all models count the same."""
+        shares = fed.state["shares"]
+        entropy = torch.special.entr(shares).sum(1) / math.log(max(2, len(shares)))
+        fed.log_metrics("entropy of weights", dict(zip(fed.infos, entropy.tolist(), strict=True)))
 
     def privacy_problem(self) -> str | None:
         """Weights of eq. 6 are computed from a client's data and would have to be sent."""
@@ -230,7 +270,8 @@ class AFMCC(Algorithm):
             self.transient = True
             steps = self.algorithm.pretraining
             steps_per_subset = min(5, max(1, steps // len(self.subsets())))
-            return descend([self], [dict(self.model.state_dict())], steps, steps_per_subset)[0]
+            before = dict(self.model.state_dict())
+            return descend([self], [before], steps, steps_per_subset, pretraining=True)[0]
 
         def blank_pretrain(self) -> Parameters:
             """A reply without content, sent by a client with privacy whose training failed."""
@@ -334,7 +375,9 @@ class AFMCC(Algorithm):
                 subsets += combinations(names, size)
             return subsets
 
-        def objective(self, subset: tuple[str, ...]) -> Callable[..., Tensor]:
+        def objective(
+            self, subset: tuple[str, ...], pretraining: bool = False
+        ) -> Callable[..., Tensor]:
             """The loss of eq. 7 for one fusion set, as a function of model and samples.
 
             Every modality of the client is reconstructed from the fused feature, also those
@@ -342,6 +385,7 @@ class AFMCC(Algorithm):
             terms of a single modality, that one.
             """
             method = self.algorithm
+            constrained = method.constrain == "all" or (len(subset) > 1 and not pretraining)
 
             def loss(model: Model, x: dict[str, Tensor]) -> Tensor:
                 encoder: Any = model.encoder
@@ -359,7 +403,7 @@ class AFMCC(Algorithm):
                     for name, z in codes.items():
                         contrast = fusion_contrast(h, z, method.temperature, has_both[name])
                         terms.append(method.alpha * contrast)
-                if method.beta:
+                if method.beta and constrained:
                     classes = model.head(h).softmax(-1)
                     constraint = class_correlation_loss(classes, method.flexibility, has_subset)
                     terms.append(method.beta * constraint)
@@ -389,6 +433,7 @@ def descend(
     parameters: list[Parameters],
     steps: int,
     steps_per_subset: int,
+    pretraining: bool = False,
 ) -> list[Parameters]:
     """Gradient steps of several clients at once, with a fresh optimizer.
 
@@ -399,6 +444,7 @@ def descend(
         parameters: where each client starts.
         steps: number of steps.
         steps_per_subset: steps on a subset of modalities before the next subset's turn.
+        pretraining: whether these are the first client's steps before all others.
     Returns: each client's parameters after the steps.
     Raises: Diverged if a loss is not finite; with several clients the runtime then runs them one
         by one, so that the message names the right one.
@@ -406,9 +452,10 @@ def descend(
     first = programs[0]
     subsets = first.subsets()
     batch_size = first.training.batch_size
-    losses = [
-        first.objective(subsets[step // steps_per_subset % len(subsets)]) for step in range(steps)
-    ]
+    losses = []
+    for step in range(steps):
+        subset = subsets[step // steps_per_subset % len(subsets)]
+        losses.append(first.objective(subset, pretraining))
     first.model.train()
     for program in programs:
         program.work += steps * min(len(program.client.train), batch_size)
@@ -430,7 +477,7 @@ def descend_batches(
 ) -> tuple[list[Parameters], Tensor]:
     """Gradient steps on random batches; returns parameters and the last losses."""
     first = programs[0]
-    stack = Stack(first.model, parameters, first.training, learning_rate(first))
+    stack = Stack(first.model, parameters, first.training, learning_rate(first), lr_scales(first))
     generators = [
         stream(program.seed, "batches", program.client.id, program.round) for program in programs
     ]
@@ -463,7 +510,7 @@ def descend_full_batch(
     if recording is not None:
         return recording.replay(parameters)
     x = pad_rows([program.all_inputs() for program in programs])
-    stack = Stack(first.model, parameters, first.training, lr)
+    stack = Stack(first.model, parameters, first.training, lr, lr_scales(first))
     recorded = sum(recording is not None for recording in first.recordings.values())
     if key in first.recordings and recorded < MAX_RECORDINGS:
         recording = RecordedSteps(stack, losses, x)
@@ -480,6 +527,12 @@ def descend_full_batch(
 def learning_rate(program: AFMCC.Program) -> float:
     """The learning rate of the client's present round, by the schedule."""
     return program.training.lr * program.training.lr_factor(program.round)
+
+
+def lr_scales(program: AFMCC.Program) -> dict[str, float]:
+    """The rate of W, the model's head, relative to the others' (`Stack`)."""
+    scale = program.algorithm.head_lr_scale
+    return {} if scale == 1 else {"head.": scale}
 
 
 def feature_distances(
@@ -503,12 +556,16 @@ def feature_distances(
             encoder = programs[0].autoencoder.encoders[name]
             prefix = f"encoder.encoders.{name}."
             codes[name] = encode_all(encoder, [take_prefix(m, prefix, rows) for m in models], rows)
-        own_codes = {name: z[client, own_model] for name, z in codes.items()}
-        h = fuse(own_codes, x)  # H, (clients, rows, width)
+        if programs[0].algorithm.reference == "each":
+            masks = {name + MARK: x[name + MARK][:, None] for name in codes}
+            h = fuse(codes, masks)  # H, (clients, models, rows, width)
+        else:
+            own_codes = {name: z[client, own_model] for name, z in codes.items()}
+            h = fuse(own_codes, x)[:, None]  # (clients, 1, rows, width)
         distances = []
         for name, z in codes.items():
             has_modality = x[name + MARK][:, None, :, None]
-            distances.append(((z - h[:, None]) * has_modality).flatten(2).norm(dim=-1))
+            distances.append(((z - h) * has_modality).flatten(2).norm(dim=-1))
     for program in programs:
         # A forward pass counts a third of a training step.
         program.work += len(program.client.train) * len(next(iter(models[0].values()))) / 3

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from unalike.base.randomness import derive_seed
+from unalike.tasks.federated_kmeans import federated_kmeans
 from unalike.tasks.kmeans import kmeans
 from unalike.tasks.task import (
     UNKNOWN,
@@ -21,6 +22,8 @@ from unalike.tasks.task import (
     Task,
     check_whole,
 )
+
+Protocol = Literal["least", "first"]  # of k-means over several clients, see `federated_groups`
 
 
 @dataclass(frozen=True)
@@ -139,17 +142,20 @@ class Clustering(Task):
         replies: Mapping[str, Any],
         starts: int = 100,
         shared: bool = True,
+        protocol: Protocol = "least",
         **options: Any,
     ) -> dict[str, dict[str, float]]:
         """Cluster all clients' features, and score each client's clusters by themselves.
 
-        Where all clients cluster, the scores of everyone by both protocols are stored in
+        Where all clients cluster, the scores of everyone by each protocol are stored in
         `fed.state["scores"]`.
 
         Args:
             replies: by client, features (n, width) and labels y (n,).
             starts: initialisations of k-means.
             shared: clients find the same clusters, so each one gets their centres (`finish`).
+                Without it, features of different clients have nothing in common.
+            protocol: how clients agree on clusters (`federated_groups`).
         """
         valid, scores = _split_replies(fed, replies)
         if not valid:
@@ -157,8 +163,11 @@ class Clustering(Task):
         features = [reply["features"] for reply in valid.values()]
         labels = [reply["y"] for reply in valid.values()]
         clusters = len(fed.infos[next(iter(valid))].labels)
+        seed = derive_seed(fed.seed, "k-means")
+        if not shared:
+            protocol = "first"
         groups, centres, joint = federated_groups(
-            features, clusters, derive_seed(fed.seed, "k-means"), starts
+            features, clusters, seed, starts, protocol=protocol
         )
         fed.scratch["centres"] = dict(zip(valid, centres, strict=True)) if shared else {}
         if all(info.task == cls.name for info in fed.infos.values()):
@@ -168,6 +177,9 @@ class Clustering(Task):
             figures: dict[str, Any] = dict(clustering_scores(torch.cat(groups), y))
             if figures:
                 figures["joint"] = clustering_scores(joint, y)
+                if protocol != "first":
+                    by_first, _ = groups_by_first(features, clusters, seed, starts)
+                    figures["first"] = clustering_scores(torch.cat(by_first), y)
             fed.state["scores"] = figures
         for client, own, y in zip(valid, groups, labels, strict=True):
             scores[client] = clustering_scores(own, y)
@@ -277,12 +289,13 @@ def federated_scores(
     seed: int,
     starts: int = 100,
     normalise: bool = True,
+    protocol: Protocol = "least",
 ) -> dict[str, Any]:
-    """Score all clients' features by the two usual protocols (see `federated_groups`).
+    """Score all clients' features by two protocols (see `federated_groups`).
 
     Args:
         labels: one (n,) per client; the other arguments are those of `federated_groups`.
-    Returns: `acc`, `nmi` and `ari` of the first protocol, and under `joint` of the second.
+    Returns: `acc`, `nmi` and `ari` of the protocol, and under `joint` of k-means on all rows.
     """
     rows = [len(x) for x in features]
     if not features or rows != [len(y) for y in labels]:
@@ -290,32 +303,49 @@ def federated_scores(
             "scores need as many labels as rows for each of one client or more, "
             f"got rows {rows} and labels {[len(y) for y in labels]}"
         )
-    groups, _, joint = federated_groups(features, clusters, seed, starts, normalise)
+    groups, _, joint = federated_groups(features, clusters, seed, starts, normalise, protocol)
     y = torch.cat([own.cpu() for own in labels])
     return {**clustering_scores(torch.cat(groups), y), "joint": clustering_scores(joint, y)}
 
 
 def federated_groups(
-    features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100, normalise: bool = True
+    features: Sequence[Tensor],
+    clusters: int,
+    seed: int,
+    starts: int = 100,
+    normalise: bool = True,
+    protocol: Protocol = "least",
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Cluster the features of several clients by two protocols.
-
-    The first follows FMCSC (Chen et al. 2024), as AFMCC does: k-means on the first client's
-    features, whose centres start k-means at each other client. The second is k-means on all
-    features together, which no server could do without seeing them.
+    """Cluster the features of several clients.
 
     Args:
         features: one (n, width) per client.
         normalise: scale rows to length 1 first.
-    Returns: by the first protocol clusters (n,) and centres (clusters, width) of each client; by
-        the second the clusters of all rows.
+        protocol: "least": proposals of several clients are improved by all, and the one with the
+            least total distance wins (`federated_kmeans`). "first": k-means on the first client's
+            features, whose centres start k-means at each other client, as in FMCSC (Chen et al.
+            2024) and AFMCC.
+    Returns: by the protocol clusters (n,) and centres (clusters, width) of each client; and the
+        clusters of all rows by k-means on all features together, which no server could do without
+        seeing them.
     """
-    rows = [x.detach().double() for x in features]
-    if normalise:
-        rows = [normalize(x, dim=-1) for x in rows]
+    if protocol == "least":
+        rows = prepare_rows(features, normalise)
+        groups, centre = federated_kmeans(rows, clusters, seed, starts)
+        centres = [centre] * len(rows)
+    else:
+        groups, centres = groups_by_first(features, clusters, seed, starts, normalise)
+    together = torch.cat(prepare_rows(features, normalise))
+    return groups, centres, kmeans(together, clusters, seed, starts)[0]
+
+
+def groups_by_first(
+    features: Sequence[Tensor], clusters: int, seed: int, starts: int = 100, normalise: bool = True
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Clusters and centres of each client by the protocol "first" of `federated_groups`."""
     groups: list[Tensor] = []
     centres: list[Tensor] = []
-    for client, own in enumerate(rows):
+    for client, own in enumerate(prepare_rows(features, normalise)):
         initial = centres[0] if centres else None
         try:
             assigned, final = kmeans(own, clusters, seed, starts, initial)
@@ -323,7 +353,13 @@ def federated_groups(
             raise ValueError(f"client {client}: {problem}") from None
         groups.append(assigned)
         centres.append(final)
-    return groups, centres, kmeans(torch.cat(rows), clusters, seed, starts)[0]
+    return groups, centres
+
+
+def prepare_rows(features: Sequence[Tensor], normalise: bool) -> list[Tensor]:
+    """Features as float64, scaled to length 1 if asked."""
+    rows = [x.detach().double() for x in features]
+    return [normalize(x, dim=-1) for x in rows] if normalise else rows
 
 
 def _split_replies(

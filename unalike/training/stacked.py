@@ -1,6 +1,6 @@
 """Models of one architecture trained as one batched program (torch.func.vmap)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Stack:
         model: the architecture; its own parameters are not used.
         parameters: one dict of parameters by name per model.
         lr: instead of `training.lr`.
+        lr_scales: learning rates by the start of a parameter's name, relative to the others'.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Stack:
         parameters: Sequence[dict[str, Tensor]],
         training: Training,
         lr: float | None = None,
+        lr_scales: Mapping[str, float] | None = None,
     ):
         self.model = model
         self.count = len(parameters)
@@ -37,8 +39,22 @@ class Stack:
             stacked = torch.stack([own[name].detach() for own in parameters])
             stacked = _swap_matrix_axes(stacked).contiguous()
             self.stored[name] = stacked.requires_grad_(pattern.requires_grad)
-        trained = [p for p in self.stored.values() if p.requires_grad]
-        self.optimizer = build_optimizer(trained, training, lr)
+        self.optimizer = self._build_optimizer(training, lr, lr_scales or {})
+
+    def _build_optimizer(
+        self, training: Training, lr: float | None, lr_scales: Mapping[str, float]
+    ) -> torch.optim.Optimizer:
+        trained = {name: p for name, p in self.stored.items() if p.requires_grad}
+        scaled: dict[str, list[Tensor]] = {prefix: [] for prefix in lr_scales}
+        others: list[Tensor] = []
+        for name, p in trained.items():
+            prefix = next((prefix for prefix in lr_scales if name.startswith(prefix)), None)
+            others.append(p) if prefix is None else scaled[prefix].append(p)
+        optimizer = build_optimizer(others, training, lr)
+        for prefix, parameters in scaled.items():
+            rate = lr_scales[prefix] * optimizer.defaults["lr"]
+            optimizer.add_param_group({"params": parameters, "lr": rate})
+        return optimizer
 
     @property
     def parameters(self) -> dict[str, Tensor]:
