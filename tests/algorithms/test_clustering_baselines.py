@@ -1,5 +1,6 @@
 """Clustering methods beside AFMCC: autoencoders alone or averaged, FMCSC, and bad input."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from unalike.base.errors import UserError
 from unalike.core.runtime import ClientRuntime
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
-from unalike.models.autoencoder import Autoencoder
+from unalike.models.autoencoder import Autoencoder, with_masks
 
 SHAPE = {"left": (3,), "right": (3,)}
 
@@ -289,6 +290,58 @@ def test_models_by_view_are_averaged_by_mutual_information(toys, tmp_path, monke
             fed.state["models"][views]["encoder.common.0.weight"], by_hand, rtol=1e-9
         )
         assert {c for c in replies if views in replies[c]["models"]} == set(members)
+
+
+def test_a_missing_view_is_encoded_as_rows_of_zeros(toys):
+    """One row of zeros stands for all: fused features and reconstruction are the same."""
+    program = build_program(FMCSC(), clients(toys)[2], toys)
+    encoder = program.encoder
+    x = program.all_inputs()
+    zeros = torch.zeros(len(x["left"]), 3, dtype=x["left"].dtype)
+    full = {"left": x["left"], "right": zeros}
+    codes, by_hand = encoder.codes(x), encoder.codes(full)
+    assert len(codes["right"]) == 1
+    assert torch.allclose(encoder.fused(codes), encoder.fused(by_hand), rtol=1e-12)
+    both = with_masks(full)
+    assert torch.allclose(
+        program.reconstruction_loss(both, codes),
+        program.reconstruction_loss(both, by_hand),
+        rtol=1e-12,
+    )
+
+
+def test_clients_with_several_views_may_train_one_model_in_turn(toys, tmp_path):
+    """The second of two such clients starts where the first ended, and its model is the next."""
+    method = FMCSC(pretraining=1, teaching=1, in_turn=True)
+    members = clients(toys)
+    fed = toys.federation(tmp_path / "a", method, members)
+    asked = []
+    call = fed.call
+
+    def watch(operation, **arguments):
+        replies = call(operation, **arguments)
+        if operation == "update":
+            asked.append((arguments, replies))
+        return replies
+
+    fed.call = watch
+    next(method.serve(fed))
+    assert [list(arguments["clients"]) for arguments, _ in asked] == [["c", "d"], ["a"], ["b"]]
+    both = "left,right"
+    first = asked[1][1]["a"]["models"][both]
+    second = asked[2][1]["b"]["models"][both]
+    given = asked[2][0]["per_client"]["b"]["models"][both]
+    for name, tensor in first.items():
+        assert torch.equal(tensor, given[name])
+        assert torch.equal(second[name], fed.state["models"][both][name])
+
+
+def test_view_features_may_keep_their_length_in_the_contrast():
+    """Each of four rows has a dot product of 2 with its partner and of 0 with the two others."""
+    z = torch.eye(2, dtype=torch.float64)
+    loss = nt_xent(z, 2 * z, temperature=1.0, cosine=False)
+    assert loss.item() == pytest.approx(math.log(math.exp(2) + 2) - 2)
+    assert nt_xent(z, 2 * z, temperature=1.0).item() == pytest.approx(math.log(math.e + 2) - 1)
 
 
 def test_information_weights_may_be_multiplied_by_samples(toys, tmp_path):

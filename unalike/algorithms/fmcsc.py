@@ -24,8 +24,9 @@ from torch.nn.functional import cosine_similarity, cross_entropy, mse_loss, norm
 
 from unalike.base.types import Parameters
 from unalike.core.algorithm import Sharing
-from unalike.core.federation import Federation
+from unalike.core.federation import Federation, Replies
 from unalike.core.operations import operation
+from unalike.core.participation import Failure
 from unalike.data.modalities import MARK, modalities, with_masks
 from unalike.losses.clustering import class_correlation_loss, reconstruction
 from unalike.losses.contrastive import nt_xent
@@ -59,6 +60,10 @@ class FMCSC(Averaging):
         pretraining: epochs of each client, one after another.
         teaching: epochs per round of distilling into a model for fewer views.
         bins: of the histogram for mutual information.
+        cosine: whether view features are brought to length 1 in the contrast, as in the paper; the
+            published program does not.
+        in_turn: whether clients with several views train one model one after another, as in the
+            published program, instead of each its own.
         constraint: weight of AFMCC's class-correlation loss.
         flexibility: lambda of that loss.
     """
@@ -70,6 +75,8 @@ class FMCSC(Averaging):
     pretraining: NonNegativeInt = 250
     teaching: NonNegativeInt = 50
     bins: Annotated[int, Field(ge=1)] = 10
+    cosine: bool = True
+    in_turn: bool = False
     constraint: NonNegativeFloat = 0.0
     flexibility: Annotated[float, Field(ge=0, le=1)] = 0.3
 
@@ -81,18 +88,50 @@ class FMCSC(Averaging):
         for round in fed.rounds():
             self.register_clients(fed)
             models = fed.state["models"]
-            replies = fed.call(
-                "update",
-                per_client={c: {"models": self.usable_models(fed, c)} for c in fed.active},
-            )
+            before = {c: {"models": self.usable_models(fed, c)} for c in fed.active}
+            if self.in_turn:
+                replies = self.update_in_turn(fed, before)
+            else:
+                replies = fed.call("update", per_client=before)
             for views in models:
                 trained = {c: reply for c, reply in replies.items() if views in reply["models"]}
                 if trained:
-                    states = {c: reply["models"][views] for c, reply in trained.items()}
-                    weights = self.information_weights(fed, views, trained)
-                    models[views] = self.average(states, weights)
+                    models[views] = self.average_views(fed, views, trained)
             self.record_round(fed, replies)
             yield round
+
+    def update_in_turn(self, fed: Federation, messages: dict[str, dict[str, Any]]) -> Replies:
+        """Updates of clients with one view at once, then of the others, each from the one before.
+
+        Each of the others goes on training the model for its views that the last one with the same
+        views returned.
+        """
+        group = fed.state["group"]
+        single = [c for c in messages if "," not in group[c]]
+        latest: dict[str, Parameters] = {}  # by set of views
+        collected: dict[str, Any] = {}
+        failures: dict[str, Failure] = {}
+        for clients in [single, *[[c] for c in messages if c not in single]]:
+            for client in clients:
+                if group[client] in latest:
+                    messages[client]["models"][group[client]] = latest[group[client]]
+            own = {c: messages[c] for c in clients}
+            replies = fed.call("update", clients=clients, quorum=0, per_client=own)
+            for client in set(replies) - set(single):
+                latest[group[client]] = replies[client]["models"][group[client]]
+            collected |= replies
+            failures |= replies.failures
+        fed.check_quorum("update", len(collected), failures, fed.config.quorum)
+        return Replies(collected, failures)
+
+    def average_views(self, fed: Federation, views: str, trained: dict[str, Any]) -> Parameters:
+        """The next model for a set of views: the weighted mean, or where clients with these views
+        train in turn, what the last of them returned."""
+        states = {c: reply["models"][views] for c, reply in trained.items()}
+        owners = [c for c in states if fed.state["group"][c] == views]
+        if self.in_turn and "," in views and owners:
+            return states[owners[-1]]
+        return self.average(states, self.information_weights(fed, views, trained))
 
     def usable_models(self, fed: Federation, client: str) -> dict[str, Parameters]:
         """Models for sets of views that a client owns all of."""
@@ -146,7 +185,7 @@ class FMCSC(Averaging):
     class Program(AveragingProgram):
         algorithm: "FMCSC"
         sent_model: Parameters | None = None  # during training: the model that was sent
-        teacher: Parameters = {}  # during distillation: the client's own model
+        goals: Tensor | None = None  # during distillation: the client's own fused features
         student_views: tuple[str, ...] = ()  # during distillation: the views of the other model
 
         def build(self, encoder: nn.Module) -> Model:
@@ -177,9 +216,11 @@ class FMCSC(Averaging):
             self.receive(models[own])
             self.sent_model = models[own]
             loss = self.learn(optimizer=self.optimizer(fresh=True))
-            self.teacher = self.copy_shared()
-            trained = {own: self.teacher}
+            teacher = self.copy_shared()
+            trained = {own: teacher}
             weights = {own: self.information(models[own], all_views)}
+            with torch.no_grad():
+                self.goals = self.encoder(self.all_inputs())
             for views, model in models.items():
                 if views != own:
                     self.receive(model)
@@ -188,10 +229,10 @@ class FMCSC(Averaging):
                     self.learn(epochs, self.optimizer(fresh=True), self.distillation_loss)
                     trained[views] = self.copy_shared()
                     weights[views] = self.information(model, self.student_views)
-            self.receive(self.teacher)
+            self.receive(teacher)
             self.transient = True
             self.sent_model = None
-            self.teacher = {}
+            self.goals = None
             in_order = {views: trained[views] for views in models}
             return {"models": in_order, "weights": weights, "loss": loss}
 
@@ -233,7 +274,7 @@ class FMCSC(Averaging):
             """Reconstruction of every view from its own code."""
             losses = []
             for name, rows in modalities(x).items():
-                rebuilt = self.encoder.auto.decoders[name](codes[name])
+                rebuilt = self.encoder.auto.decoders[name](codes[name]).expand_as(rows.flatten(1))
                 losses.append(reconstruction(rows.flatten(1), rebuilt, weights=x[name + MARK]))
             return torch.stack(losses).sum()
 
@@ -249,7 +290,10 @@ class FMCSC(Averaging):
                 for name in views:
                     present = x[name + MARK] > 0
                     feature = encoder.view[name](codes[name])
-                    loss = loss + nt_xent(h[present], feature[present], method.temperature)
+                    contrast = nt_xent(
+                        h[present], feature[present], method.temperature, method.cosine
+                    )
+                    loss = loss + contrast
             elif self.sent_model is not None:
                 loss = loss + self.single_view_contrast(x, h, codes[views[0]])
             if method.constraint:
@@ -269,15 +313,16 @@ class FMCSC(Averaging):
             positive = torch.zeros(len(h), dtype=torch.int64, device=h.device)
             return cross_entropy(similarities / self.algorithm.temperature, positive)
 
+        def training_batch(self, index: Tensor) -> tuple[Any, Tensor]:
+            """During distillation the labels are the fused features to predict."""
+            x, y = super().training_batch(index)
+            return x, y if self.goals is None else self.goals[index.to(self.goals.device)]
+
         def distillation_loss(self, x: Tensor | dict, y: Tensor) -> Tensor:
-            """From some views, predict the teacher's fused feature of all, and reconstruct all."""
+            """From some views, predict the own model's fused feature y, and reconstruct all."""
             x = with_masks(x)
-            encoder = self.encoder
-            codes = encoder.codes(select_views(x, self.student_views))
-            with torch.no_grad():
-                state = encoder_state(self.teacher, x[self.student_views[0]])
-                goal = functional_call(encoder, state, (x,))
-            return self.reconstruction_loss(x, codes) + mse_loss(encoder.fused(codes), goal)
+            codes = self.encoder.codes(select_views(x, self.student_views))
+            return self.reconstruction_loss(x, codes) + mse_loss(self.encoder.fused(codes), y)
 
         @property
         def encoder(self) -> "MultiViewEncoder":
@@ -304,22 +349,22 @@ class MultiViewEncoder(nn.Module):
         return self.fused(self.codes(with_masks(x)))
 
     def codes(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Codes (n, width) of every view of the federation."""
+        """Codes of every view of the federation: (n, width), or (1, width) of a missing view."""
         self.auto.check_inputs(x)
         like = next(iter(x.values()))
         encoders: dict[str, Any] = dict(self.auto.encoders.items())
         codes = {}
         for name, encoder in encoders.items():
-            if name in x:
-                rows = x[name].flatten(1)
-            else:
-                rows = like.new_zeros(len(like), encoder[0].in_features)
+            # A missing view is zeros in every row, so one row is enough.
+            rows = x[name].flatten(1) if name in x else like.new_zeros(1, encoder[0].in_features)
             codes[name] = encoder(rows)
         return codes
 
     def fused(self, codes: dict[str, Tensor]) -> Tensor:
         """The fused feature (n, width) of codes of all views."""
-        return normalize(self.common(torch.cat(list(codes.values()), 1)), dim=-1)
+        rows = max(len(code) for code in codes.values())
+        expanded = [code.expand(rows, -1) for code in codes.values()]
+        return normalize(self.common(torch.cat(expanded, 1)), dim=-1)
 
 
 def feature_head(before: int, after: int) -> nn.Sequential:

@@ -28,12 +28,15 @@ def infonce(z: Tensor, other: Tensor, temperature: float | Tensor = 0.2) -> Tens
     return -likeness.log_softmax(-1).diagonal().mean()
 
 
-def nt_xent(z: Tensor, other: Tensor, temperature: float | Tensor = 0.5) -> Tensor:
+def nt_xent(
+    z: Tensor, other: Tensor, temperature: float | Tensor = 0.5, cosine: bool = True
+) -> Tensor:
     """NT-Xent: row i of `z` and row i of `other` should find each other among all 2B rows.
 
     Args:
         z, other: (B, d), any norm.
         temperature: of the softmax over rows.
+        cosine: compare rows by their cosines; false: by their dot products, lengths included.
     Returns: mean over the 2B rows, a scalar.
     Reference: Chen et al. 2020, eq. 1, https://arxiv.org/abs/2002.05709
 
@@ -47,7 +50,9 @@ def nt_xent(z: Tensor, other: Tensor, temperature: float | Tensor = 0.5) -> Tens
         )
     if not len(z):
         return (z * other).sum()
-    rows = normalize(torch.cat([z, other]), dim=-1)
+    rows = torch.cat([z, other])
+    if cosine:
+        rows = normalize(rows, dim=-1)
     itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
     logits = (rows @ rows.mT / temperature).masked_fill(itself, -torch.inf)  # (2B, 2B)
     log_share = logits.log_softmax(-1)
