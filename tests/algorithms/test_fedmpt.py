@@ -235,7 +235,7 @@ def test_dualcoop_logits_by_hand(build_program):
     stir(program.model)
     x = program.client.to_device(program.client.train.rows(torch.arange(3))[0])
     head, model = program.model.head, program.model.encoder
-    texts = model.read(*head.texts(head.tokens.flatten(0, 1)))
+    texts = model.read(*head.texts(torch.cat([head.present, head.absent]).flatten(0, 1)))
     patches, _ = model.patches(x)
     for image, label in ((0, 1), (2, 3)):
         positive, negative = (
@@ -257,6 +257,46 @@ def test_ram_without_knowledge_is_plain_transport(build_program):
     expected = head.verdict((20 * 4 * (torch.from_numpy(plan) * cosine[0]).sum(0))[None])[0]
     torch.testing.assert_close(program.model(x)[0], expected, rtol=1e-6, atol=1e-6)
     assert (build_program(method(knowledge=5.0)).model(x) - program.model(x)).abs().max() > 1e-3
+
+
+def test_ram_may_count_the_whole_image_as_a_patch(build_program):
+    """Without transport's knowledge an untrained head scores the same of patches given by hand."""
+    program = build_program(ALGORITHMS["fedram"](whole=True))
+    plain = build_program(ALGORITHMS["fedram"]())
+    x = program.client.to_device(program.client.train.rows(torch.arange(3))[0])
+    patches, whole = program.model.encoder.patches(x)
+    more = torch.cat([patches, whole[:, None]], 1)
+    expected = plain.model.head(plain.model.encoder, more, whole)
+    torch.testing.assert_close(program.model(x), expected)
+
+
+def test_hidden_labels_can_become_absent():
+    settings = ["data.options={train: 100, test: 20}", "data.partition={name: iid}"]
+    labels = []
+    for more in ([], ["clients.0.masked=0.7", "clients.0.masked_as=absent"]):
+        client = build_clients(load("fedmpt-digits", settings=[*settings, *more])[0])[0]
+        labels.append(client.train.labelled_batch(torch.arange(25))[1])
+    full, hidden = labels
+    assert (hidden >= 0).all() and (hidden <= full).all()
+    assert 0.1 < hidden.sum() / full.sum() < 0.5
+
+
+def test_clients_may_be_clusters_of_labels():
+    """Rows with the same labels are at one client, and the images are not looked at."""
+    settings = [
+        "data.options={train: 100, test: 20, most: 1}",
+        "data.partition={name: by_cluster, of: labels}",
+        "clients.0.count=4",
+    ]
+    clients = build_clients(load("fedmpt-digits", settings=settings)[0])
+    owners = {}
+    for client in clients:
+        for row in client.train.y[client.train.index]:
+            owners.setdefault(tuple(row.tolist()), set()).add(client.id)
+    assert len(owners) > 4 and all(len(ids) == 1 for ids in owners.values())
+    with pytest.raises(Problems, match="of: labels"):
+        both = "data.partition={name: by_cluster, of: labels, encoder: vlm-tiny}"
+        build_clients(load("fedmpt-digits", settings=[*settings, both])[0])
 
 
 def test_labels_can_be_masked_at_random():

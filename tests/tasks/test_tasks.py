@@ -100,11 +100,22 @@ def test_multilabel_loss_and_meter_follow_the_formula_on_known_entries():
             "macro_auc": 100 * np.mean(parted),
             "micro_auc": 100 * np.mean([a > b for a in flat[marks == 1] for b in flat[marks == 0]]),
             "exact": 100 * np.mean(exact),
+            "best_macro_f1": result["best_macro_f1"],  # by hand below
             "mAP": 100 * np.mean(precision),
             "undefined_classes": 1,
             "log_loss": entries[known].sum() / 39,
         }
     )
+
+
+def test_best_macro_f1_is_that_of_the_best_of_nine_thresholds():
+    """Probabilities 0.25 and 0.35 where present, 0.15 where absent: 0.2 separates them."""
+    p = torch.tensor([[0.25], [0.35], [0.15], [0.15]])
+    y = torch.tensor([[1.0], [1.0], [0.0], [-1.0]])
+    result = measure(MultiLabel(1), p.logit(), y)
+    assert result["best_macro_f1"] == 100 and result["macro_f1"] == 0
+    swapped = measure(MultiLabel(1), p.logit(), torch.tensor([[1.0], [0.0], [0.0], [-1.0]]))
+    assert swapped["best_macro_f1"] == pytest.approx(100 * 2 / 3)  # two guessed, one right
 
 
 def test_labels_with_undefined_metrics_are_left_out_and_counted():

@@ -12,8 +12,10 @@ texts come from many templates, ours from one with an adapter of its own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -35,6 +37,8 @@ class FedRAM(PromptTuning):
         knowledge: weight of the frozen model's matching in the plan.
         temperature: of the frozen model's matching.
         steps: Sinkhorn iterations.
+        dropout: share of what the adapter adds to patches that is left out in training.
+        whole: whether the image feature counts as one more patch.
     """
 
     rank: PositiveInt = 64
@@ -42,6 +46,8 @@ class FedRAM(PromptTuning):
     knowledge: NonNegativeFloat = 0.5
     temperature: PositiveFloat = 1.0
     steps: PositiveInt = 10
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    whole: bool = False
 
     def head(self, model: VisionLanguageModel, labels: Sequence[str]) -> nn.Module:
         return PatchTextMatching(self, model, labels)
@@ -59,12 +65,15 @@ class PatchTextMatching(nn.Module):
         self.register_buffer("texts", texts, persistent=False)
         self.eye = adapter(model.width, method.rank)
         self.words = adapter(model.width, method.rank)
+        self.dropout = nn.Dropout(method.dropout)
         self.verdict = ScoresToLogits()
 
     def forward(self, model: VisionLanguageModel, patches: Tensor, whole: Tensor) -> Tensor:
         method = self.method
+        if method.whole:
+            patches = torch.cat([patches, whole[:, None]], 1)
         patches = normalize(patches, dim=-1)
-        adapted_patches = normalize(patches + self.eye(patches), dim=-1)
+        adapted_patches = normalize(patches + self.dropout(self.eye(patches)), dim=-1)
         adapted_texts = normalize(self.texts + self.words(self.texts), dim=-1)
         cosine = adapted_patches @ adapted_texts.mT  # (n, places, labels)
         frozen = (SCALE * patches @ self.texts.mT / method.temperature).log_softmax(1)

@@ -64,13 +64,16 @@ class Prompts(nn.Module):
         return self.base.scatter(1, positions, tokens), self.mask
 
 
-def initial_tokens(model: VisionLanguageModel, *shape: int) -> nn.Parameter:
-    """Learned tokens (*shape, word) that start as "a photo of a", repeated, with a little noise."""
+def initial_tokens(
+    model: VisionLanguageModel, *shape: int, words: str = INITIAL_WORDS
+) -> nn.Parameter:
+    """Learned tokens (*shape, word) that start as some words, repeated, with a little noise."""
     with torch.no_grad():
-        words = model.embed(model.tokens([INITIAL_WORDS])[0])[0]  # (tokens, word)
-        order = torch.arange(shape[-1], device=words.device) % len(words)
-        start = words[order].expand(*shape, -1)
-        return nn.Parameter(start + NOISE * words.std() * torch.randn(start.shape).to(words))
+        embedded = model.embed(model.tokens([words])[0])[0]  # (tokens, word)
+        order = torch.arange(shape[-1], device=embedded.device) % len(embedded)
+        start = embedded[order].expand(*shape, -1)
+        noise = NOISE * embedded.std() * torch.randn(start.shape).to(embedded)
+        return nn.Parameter(start + noise)
 
 
 def zero_linear(before: int, after: int) -> nn.Linear:

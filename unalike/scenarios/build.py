@@ -305,7 +305,10 @@ def _training_samples(
     train = Tensors(x, y, rows)
     if group.masked:
         draws = torch.rand(len(rows), y.shape[1], generator=stream(scenario.seed, "masked", id))
-        labels = torch.where(draws < group.masked, -1.0, y[rows])  # -1: unknown
+        hidden = draws < group.masked
+        labels = torch.where(hidden, -1.0, y[rows])  # -1: unknown
+        if group.masked_as == "absent":
+            labels = torch.where(hidden & (y[rows] == 1), 0.0, y[rows])
         train = Tensors(map_modalities(x, lambda part: part[rows]), labels)
     if group.missing and isinstance(x, dict):
         train = drop_modalities(train, group.missing, stream(scenario.seed, "missing", id))

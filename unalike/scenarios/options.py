@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
@@ -123,9 +123,9 @@ def model_options(path: str, named: Named) -> Options:
 def partition_options(path: str, named: Named) -> Options:
     """Check the options of a partition.
 
-    Besides its own parameters: `by`, the target whose labels it looks at; `encoder`, the model
-    that computes the features it looks at; `clients`, among how many clients it deals out rows
-    where only the first of them take part.
+    Besides its own parameters: `by`, the target whose labels it looks at; `of`, whether it looks at
+    inputs or labels; `encoder`, the model that computes the features it looks at; `clients`, among
+    how many clients it deals out rows where only the first of them take part.
     """
     try:
         function = find_named("partition", named.name, PARTITIONS)
@@ -136,7 +136,7 @@ def partition_options(path: str, named: Named) -> Options:
     if "y" in parameters:
         more["by"] = str
     elif "features" in parameters:
-        more["encoder"] = str
+        more |= {"encoder": str, "of": Literal["inputs", "labels"], "by": str}
     if "clients" in parameters:
         more["clients"] = Count
     options, problems = function_options(
@@ -145,6 +145,9 @@ def partition_options(path: str, named: Named) -> Options:
     problem = name_problem("model", options["encoder"], ENCODERS) if "encoder" in options else None
     if problem is not None:
         problems.append((f"{path}.encoder", problem))
+    if options.get("of") == "labels" and "encoder" in options:
+        text = "computes features of inputs, and `of: labels` clusters labels: leave one out."
+        problems.append((f"{path}.encoder", text))
     return options, problems
 
 

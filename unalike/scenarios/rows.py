@@ -247,6 +247,7 @@ class _Dealer:
             problems.append((f"{path}.by", unknown_name("target", str(by), self.table.targets)))
             return []
         encoder = options.pop("encoder", None)
+        of = options.pop("of", "inputs")
         count = len(self.limits)
         sharers = options.pop("clients", count)
         if sharers < count:  # type: ignore[operator]
@@ -259,6 +260,8 @@ class _Dealer:
             what: int | Tensor = self.table.targets[str(by)][pool]
             if "rows" in parameters:
                 what = len(pool)
+            elif "features" in parameters and of == "labels":
+                what = label_shares(what)
             elif "features" in parameters:
                 what = self._features(pool, encoder)  # type: ignore[arg-type]
             parts = function(what, sharers, generator=generator, **options)
@@ -295,6 +298,23 @@ class _Dealer:
             for indices in batches(len(rows), 256):
                 features.append(frozen(client.to_device(samples.rows(indices)[0])))
         return torch.cat(features)
+
+
+def label_shares(y: Tensor) -> Tensor:
+    """What rows are clustered by their labels with: the softmax of a row's present labels.
+
+    Rows with few labels are then farther from each other than rows with many.
+
+    Args:
+        y: (n, labels), 1 where present; or classes (n,), whole numbers.
+    Returns: (n, labels), rows sum to 1.
+
+    >>> label_shares(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))[1].tolist()
+    [0.5, 0.5]
+    """
+    if y.ndim == 1:
+        y = torch.nn.functional.one_hot(y.long() - int(y.min()))
+    return (y == 1).to(torch.float64).softmax(-1)
 
 
 def check_parts(parts: list[Tensor], rows: int, clients: int) -> None:

@@ -98,6 +98,8 @@ class Group(Settings):
     missing: Share = 0
     # Share of the labels in its training rows that are hidden (multi-label tasks only).
     masked: Share = 0
+    # What hidden labels become: unknown, or absent (so that present ones are wrong).
+    masked_as: Literal["unknown", "absent"] = "unknown"
     train: Count | None = None  # most training rows a client gets
     test: Count | None = None  # most test rows
     capacity: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of the full model it can train
