@@ -88,7 +88,9 @@ class FMCSC(Averaging):
         for round in fed.rounds():
             self.register_clients(fed)
             models = fed.state["models"]
-            before = {c: {"models": self.usable_models(fed, c)} for c in fed.active}
+            before: dict[str, dict[str, Any]] = {}
+            for client in fed.active:
+                before[client] = {"models": self.usable_models(fed, client)}
             if self.in_turn:
                 replies = self.update_in_turn(fed, before)
             else:

@@ -261,7 +261,7 @@ class _Dealer:
             if "rows" in parameters:
                 what = len(pool)
             elif "features" in parameters and of == "labels":
-                what = label_shares(what)
+                what = label_shares(self.table.targets[str(by)][pool])
             elif "features" in parameters:
                 what = self._features(pool, encoder)  # type: ignore[arg-type]
             parts = function(what, sharers, generator=generator, **options)
