@@ -1,12 +1,14 @@
 """AFMCC: it finds clusters, workers and resuming change nothing, formulas are the paper's."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 from unalike import Clustering, FederationConfig, run
-from unalike.algorithms.afmcc import AFMCC
+from unalike.algorithms import afmcc
+from unalike.algorithms.afmcc import AFMCC, descend, feature_distances
 from unalike.algorithms.fmcsc import FMCSC
 from unalike.base.errors import UserError
 from unalike.core.runtime import ClientRuntime
@@ -442,3 +444,94 @@ def test_a_problem_of_several_clients_is_reported_once(toys, tmp_path):
         'clients.a   its modality "left" is the same in all its samples and tells nothing apart: '
         "leave it out. The same is true of b" in str(error.value)
     )
+
+
+def test_w_may_learn_at_a_rate_of_its_own(toys):
+    """One step of SGD moves W ten times as far, and all else as before."""
+    moved = {}
+    for scale in (1.0, 10.0):
+        method = small(head_lr_scale=scale, beta=0.1)
+        training = toys.training(optimizer="sgd", momentum=0.0)
+        program = method.Program(clients(toys)[0], method, training, 0)
+        before = {name: t.clone() for name, t in program.model.state_dict().items()}
+        after = descend([program], [before], steps=1, steps_per_subset=1)[0]
+        moved[scale] = {name: after[name] - before[name] for name in before}
+    for name, step in moved[1.0].items():
+        factor = 10.0 if name.startswith("head.") else 1.0
+        assert torch.allclose(moved[10.0][name], factor * step, rtol=1e-9, atol=1e-15)
+
+
+def test_the_constraint_may_act_on_fused_sets_after_pretraining_only(toys):
+    plain, fused = small(beta=0.0), small(beta=0.5, constrain="fused")
+    programs = [m.Program(clients(toys)[0], m, toys.training(), 0) for m in (plain, fused)]
+    x = programs[0].all_inputs()
+    cost = {}
+    for subset in (("left",), ("left", "right")):
+        for pretraining in (True, False):
+            one, other = (p.objective(subset, pretraining)(p.model, x).item() for p in programs)
+            cost[subset, pretraining] = other - one
+    assert cost.pop((("left", "right"), False)) > 1e-6
+    assert set(cost.values()) == {0.0}
+
+
+def test_h_may_be_that_of_each_model(toys):
+    """With one modality a model's code is its fused feature, so no model deviates."""
+    program_of = lambda method: method.Program(clients(toys)[2], method, toys.training(), 0)
+    own, each = program_of(small()), program_of(small(reference="each"))
+    models = {}
+    for name, tensor in own.model.state_dict().items():
+        models[name] = torch.stack([tensor, 1.5 * tensor])
+    assert feature_distances([each], [models], [0]).abs().max() < 1e-12
+    assert feature_distances([own], [models], [0])[0, 1] > 0.1
+
+
+def test_what_acts_is_logged(toys, tmp_path):
+    toys.execute(tmp_path / "run", small(weights="uniform"), clients(toys), rounds=2)
+    notes = {}
+    for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "note":
+            notes[event["name"]] = event["values"]
+    assert notes["entropy of weights"] == pytest.approx(dict.fromkeys("abcd", 1.0))
+    assert all(1 / 4 <= p <= 1 for p in notes["largest class probability"].values())
+    assert set(notes["class-correlation loss"]) == {"a", "b", "c", "d"}
+
+
+def test_the_most_stable_visit_may_be_kept(toys, tmp_path, monkeypatch):
+    """Scores are given by hand: of four visits the second is kept, whatever came later."""
+    scores = iter((0.2, 0.9, 0.5, 0.4, 0.3))
+    monkeypatch.setattr(afmcc, "stability_score", lambda *agreements: next(scores))
+    kept = {}
+    keep = AFMCC.keep_if_stable
+
+    def watch(self, fed, messages):
+        keep(self, fed, messages)
+        kept[fed.round] = fed.state["shares"].clone(), fed.state["stable"]["score"]
+
+    monkeypatch.setattr(AFMCC, "keep_if_stable", watch)
+    finals = []
+    mixtures = AFMCC.mixtures
+    monkeypatch.setattr(
+        AFMCC,
+        "mixtures",
+        lambda self, fed, names: (
+            finals.append(fed.state["shares"].clone()) or mixtures(self, fed, names)
+        ),
+    )
+    toys.execute(tmp_path / "run", small(keep="stable"), clients(toys), rounds=4)
+    assert {round: score for round, (_, score) in kept.items()} == {1: 0.2, 2: 0.9, 3: 0.9, 4: 0.9}
+    assert torch.equal(finals[-1], kept[2][0]) and not torch.equal(finals[-1], kept[4][0])
+
+
+def test_groups_that_hold_score_one(toys):
+    """Codes at the centres themselves: own k-means, every modality and a second look agree."""
+    method = small()
+    program = method.Program(clients(toys)[0], method, toys.training(), 0)
+    rows = torch.eye(4).repeat(6, 1)  # 24 samples at four places
+    program.model.encoder.codes = lambda x: {"left": rows, "right": rows}
+    parameters = dict(program.model.state_dict())
+    first = program.stability(parameters, torch.eye(4))
+    assert first == {"own": 1.0, "modalities": 1.0, "before": 0.0}
+    assert program.stability(parameters, torch.eye(4))["before"] == 1.0
+    program.model.encoder.codes = lambda x: {"left": rows, "right": rows.roll(1, 1)}
+    assert program.stability(parameters, torch.eye(4))["modalities"] < 1
