@@ -31,6 +31,7 @@ STUDIES = [
     "afmcc-federation",
     "afmcc-speeds",
     "afmcc-degeneration",
+    "afmcc-stop",
     "budget",
     "safeguard",
     "fednca",
@@ -41,6 +42,7 @@ STUDIES = [
     "fedmpt",
     "fedmpt-ablation",
     "fedmpt-annotation",
+    "fedmpt-labels",
     "fedmpt-heterogeneity",
     "fedmpt-participation",
     "rivals",
@@ -106,6 +108,7 @@ def made_up(scenario, algorithm, seed):
     known = dict.fromkeys(SHOWN, 60.0) | {
         "macro_f1": 40.0 + 9 * (type(algorithm).__name__ == "FedNCA"),
         "accuracy": 70.0,
+        "best_macro_f1": 45.0,
     }
     results = {
         "metrics": scores | known | {"joint": scores},
