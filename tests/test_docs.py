@@ -12,11 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
+import build  # noqa: E402
 import docstrings  # noqa: E402
 import notebooks  # noqa: E402
 import reference  # noqa: E402
-
-import build  # noqa: E402
 
 BOOKS = ROOT / "docs" / "notebooks"
 PUBLIC = docstrings.public_names()
