@@ -250,9 +250,9 @@ def test_the_benchmark_measures_its_baselines(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(Study, "once", once)
     rows = bench.bench_fednca(
-        Study(seeds=(0,), only=("ETF alone, alpha 0.1", "fedavg, ASL, alpha 0.5", "centralised"))
+        Study(seeds=(0,), only=("ETF alone, alpha 0.1", "chest: fedavg, ASL, alpha 0.5"))
     )["rows"]
-    assert len(rows) == 3 and all(set(bench.SHOWN) <= set(row) for row in rows.values())
+    assert len(rows) == 4 and all(set(bench.SHOWN) <= set(row) for row in rows.values())
 
 
 def test_the_cost_is_a_ratio():

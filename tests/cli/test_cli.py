@@ -451,9 +451,11 @@ def test_settings_of_a_scenario_with_an_invalid_algorithm(rejected, scenario):
         assert "algorithm" in message
 
 
-def test_the_safeguard_of_a_shared_model_is_rejected_before_the_run(rejected, scenario):
-    message = rejected("run", scenario(), "--algorithm", "fedavg", "--safeguard")
-    assert "safeguard is for methods whose clients keep their own model" in message
+def test_a_safeguard_that_cannot_judge_is_rejected_before_the_run(rejected, scenario):
+    message = rejected("run", scenario(), "--algorithm", "fedproto", "--safeguard")
+    assert (
+        "safeguard is for methods whose clients get nothing made from their own labels" in message
+    )
 
 
 @pytest.mark.parametrize(

@@ -460,11 +460,12 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
 def test_the_benchmark_kills_after_a_round_was_saved(tmp_path, monkeypatch):
     """A round is logged before it is saved: a kill in between would measure a new start."""
     from unalike.cli.benchmarks import benchmark_module
+    from unalike.cross_silo import flare_kits
 
-    bench = benchmark_module("engines")
+    bench = benchmark_module("flare")
 
     struck, killed, events = [], [], tmp_path / "events.jsonl"
-    monkeypatch.setattr(bench.kits, "job_processes", lambda kit: [7])
+    monkeypatch.setattr(flare_kits, "job_processes", lambda kit: [7])
     monkeypatch.setattr(
         bench.os, "kill", lambda pid, how: killed.append(events.read_text().count("\n"))
     )

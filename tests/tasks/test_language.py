@@ -19,7 +19,7 @@ BUDGET = Training(rounds=1, batch_size=8, lr=0.02)
 SERVED = (
     *("local", "fedavg", "fedprox", "fedbn", "fedavgft", "ditto", "apfl", "pfedme", "perfedavg"),
     *("fedamp", "fedfomo", "fedala", "scaffold", "fednova", "feddyn", "fedavgm", "fedadam"),
-    *("fedyogi", "fedadagrad", "hetlora"),
+    *("fedyogi", "fedadagrad", "fedawa", "hetlora"),
 )
 
 

@@ -655,7 +655,8 @@ def mean_states(states: dict[str, Parameters], weights: dict[str, float]) -> Par
         totals.append(torch.zeros_like(tensor, dtype=dtype))
     for client, state in states.items():
         own = [state[name].to(t.device, t.dtype) for name, t in zip(first, totals, strict=True)]
-        torch._foreach_add_(totals, own, alpha=weights[client] / total_weight)
+        if own:  # torch refuses an empty list
+            torch._foreach_add_(totals, own, alpha=weights[client] / total_weight)
     return {name: cast_like(total, first[name]) for name, total in zip(first, totals, strict=True)}
 
 

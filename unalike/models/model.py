@@ -126,4 +126,5 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
                 f"expected {name} with shape {tuple(own[name].shape)}, "
                 f"got {tuple(tensors[name].shape)}"
             )
-    torch._foreach_copy_([own[name] for name in names], [tensors[name] for name in names])
+    if names:  # torch refuses an empty list
+        torch._foreach_copy_([own[name] for name in names], [tensors[name] for name in names])
