@@ -114,6 +114,17 @@ def test_clients_of_the_local_baseline_that_were_away_are_no_failures(folder, wr
     assert "Rounds missed: ada 1 (away)" in page(live_run(folder))
 
 
+def test_a_client_that_failed_alone_is_told_with_its_reason_until_all_work_together(folder, writer):
+    writer.start()
+    writer("failure", client="ada", operation="train", round=1, reason="no disk", lasting=True)
+    writer.local(4, 20.0, 2.0)
+    html = page(live_run(folder))
+    assert "ada failed at train in round 1: no disk" in html and "failed</span>" in html
+    writer.measure(1, 30.0, 1.5)
+    html = page(live_run(folder))
+    assert "no disk" not in html and "failed</span>" not in html
+
+
 def test_a_run_that_nobody_works_on_is_stopped_and_goes_on_after_a_resume(folder, writer):
     writer.start()
     writer.round(1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unalike.report.mpl import ReportFigure
+from unalike.report.mpl import Drawing, ReportFigure
 from unalike.report.notebook import Figures, figure_html, results_html
 from unalike.report.notebook_progress import NotebookBars
 
@@ -31,7 +31,7 @@ def test_results_are_a_table_with_degraded_clients_in_red_and_names_escaped():
 
 
 def test_figures_carry_their_colours_and_escape_their_words():
-    figure = ReportFigure("A < B", "caption", "<svg></svg>", [("line", "c0", "ada & ben")])
+    figure = ReportFigure("A < B", "caption", Drawing("<svg></svg>"), [("line", "c0", "ada & ben")])
     shown = figure_html(figure)
     assert "--c0:#0072b2" in shown and "<svg></svg>" in shown
     assert "<span style='color:var(--c0)'>—</span> ada &amp; ben" in shown

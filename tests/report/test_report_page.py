@@ -101,7 +101,7 @@ def test_a_whole_run_shows_every_part_and_needs_no_network(make):
     text = " ".join(page.words).replace("\N{NO-BREAK SPACE}", " ")
     for part in PARTS:
         assert part in text, part
-    assert page.tags.count("svg") == 5 and "script" not in page.tags
+    assert page.tags.count("svg") == 2 * 5 and "script" not in page.tags  # desktop and phone
     assert all(value for name, value in page.attributes if name == "aria-label")
 
 
@@ -138,7 +138,8 @@ def test_hostile_names_stay_text(make):
     page = outline(
         make(clients=HOSTILE, scenario="a b; rm -rf <x>", arrivals=True, failures=failed)
     )
-    assert "script" not in page.tags and "img" not in page.tags and page.tags.count("svg") == 5
+    assert "script" not in page.tags and "img" not in page.tags
+    assert page.tags.count("svg") == 2 * 5
     assert not [name for name, _ in page.attributes if name.startswith("on")]
     text = " ".join(page.words)
     assert "<script>alert(1)</script>" in text and "fedmuscle on a b; rm -rf <x>" in text
@@ -244,6 +245,19 @@ def test_svg_files_of_a_method_are_shown_as_images(make):
     page = outline(folder)
     assert ("alt", "transport plan") in page.attributes and "Transport plan" in page.words
     assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_a_phone_gets_narrow_drawings_with_letters_as_large_and_nothing_left_out(make):
+    sizes = lambda svg: set(re.findall(r"font-size: ([\d.]+px)", svg))
+    for figure in plot_run(read(make(arrivals=True))):
+        wide, narrow = (
+            float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1])
+            for svg in (figure.svg, figure.drawing.narrow)
+        )
+        assert narrow < 0.5 * wide, figure.title
+        assert sizes(figure.drawing.narrow) == sizes(figure.svg) != set()
+        names = lambda svg: set(re.findall(r">([^<>]*[a-z][^<>]*)</text>", svg))
+        assert names(figure.drawing.narrow) == names(figure.svg) != set()
 
 
 def test_many_clients_show_the_smallest_gains(make, monkeypatch):

@@ -13,10 +13,10 @@ from unalike.report.mpl import (
     ReportFigure,
     client_colours,
     colour,
+    draw,
     hide_unused,
     integer_rounds,
     new_figure,
-    to_svg,
 )
 
 MAX_OPERATIONS = 12  # bars of traffic; the others are summed up
@@ -60,8 +60,8 @@ def plot_logged_metrics(run: Run) -> ReportFigure | None:
             ("square", "down", "from the lowest to the highest"),
         ]
     names = join_names([name.replace("_", " ") for name in logged])
-    svg = to_svg(figure, "notes", f"Line plots over the rounds, for each client: {names}.")
-    return ReportFigure("Logged by the method", f"By round and client: {names}.", svg, legend)
+    drawing = draw(figure, "notes", f"Line plots over the rounds, for each client: {names}.")
+    return ReportFigure("Logged by the method", f"By round and client: {names}.", drawing, legend)
 
 
 def _draw_range(axis: Any, curves: list[Curve]) -> None:
@@ -119,8 +119,8 @@ def plot_traffic(run: Run) -> ReportFigure | None:
     measuring = all_bytes - own["up"] - own["down"]
     if run.results and measuring:
         caption += f" Measuring took {format_bytes(measuring)} of it, left out of the totals above."
-    svg = to_svg(figure, "traffic", description)
-    return ReportFigure("What was sent", caption, svg, legend)
+    drawing = draw(figure, "traffic", description)
+    return ReportFigure("What was sent", caption, drawing, legend)
 
 
 def plot_visits(run: Run) -> ReportFigure | None:
@@ -158,5 +158,5 @@ def plot_visits(run: Run) -> ReportFigure | None:
     if len(shown) < len(visits):
         caption += f" The {len(shown)} clients with the fewest, of {len(visits)}."
     counts = join_names([f"{client} {len(visits[client])}" for client in shown], 8)
-    svg = to_svg(figure, "visits", f"Timeline of visits to each client: {counts}.")
-    return ReportFigure("Who was visited when", caption, svg)
+    drawing = draw(figure, "visits", f"Timeline of visits to each client: {counts}.")
+    return ReportFigure("Who was visited when", caption, drawing)

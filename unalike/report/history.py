@@ -171,18 +171,28 @@ def label_names(run: Run) -> list[str]:
 def failures(run: Run) -> list[dict]:
     """Return failures of clients from the results or, before there are any, from the events.
 
-    Those of the local baseline, before it was measured last, are left out.
+    Of the local baseline only clients that failed, and only while it is under way.
     """
     if run.results:
         known = run.results.get("failures") or []
         return [failure for failure in known if isinstance(failure, dict)]
     failed: list[dict] = []
+    baseline = False
     for event in run.events:
         if event["event"] == "failure":
             failed.append(event)
         elif event["event"] == "evaluation" and event.get("who") == "alone":
+            baseline = True
+            failed = [failure for failure in failed if failure.get("lasting", True)]
+        elif baseline and ends_baseline(event):
+            baseline = False
             failed = []
     return failed
+
+
+def ends_baseline(event: dict) -> bool:
+    """Return whether an event shows that the local baseline is over: clients work together."""
+    return event["event"] in ("sharing", "round") or event.get("who") == "together"
 
 
 def count_rounds(run: Run) -> int:

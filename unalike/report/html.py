@@ -68,8 +68,14 @@ def format_figure(figure: ReportFigure) -> str:
     for kind, tone, text in figure.legend:
         marks += f"<li>{format_mark(kind, tone)}{format_text(text)}</li>"
     legend = f'<ul class="legend">{marks}</ul>' if marks else ""
+    drawing = f'<div class="wide">{figure.svg}</div>'
+    if figure.drawing.narrow:
+        drawing = (
+            f'<div class="desktop">{figure.svg}</div>'
+            f'<div class="phone">{figure.drawing.narrow}</div>'
+        )
     return (
-        f'<figure><h2>{format_text(figure.title)}</h2>{legend}<div class="wide">{figure.svg}</div>'
+        f"<figure><h2>{format_text(figure.title)}</h2>{legend}{drawing}"
         f"<figcaption>{format_text(figure.caption)}</figcaption></figure>"
     )
 
@@ -94,26 +100,34 @@ h1 { font-size: 2.1rem; line-height: 1.15; letter-spacing: -0.02em; margin: 0.2r
   overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; letter-spacing: -0.01em; margin: 0; }
 .kind { color: var(--soft); font-size: 0.85rem; margin: 0; overflow-wrap: anywhere; }
-.summary { color: var(--soft); margin: 0 0 1.4rem; max-width: 46rem; overflow-wrap: anywhere; }
+.summary { color: var(--soft); margin: 0 0 1.4rem; max-width: 46rem; overflow-wrap: anywhere;
+  text-wrap: pretty; }
 .verdict { font-size: 1.3rem; line-height: 1.45; margin: 1.2rem 0 1.6rem; padding-left: 1rem;
   border-left: 4px solid var(--good); max-width: 50rem; overflow-wrap: anywhere; }
 .verdict.lost { border-color: var(--bad); }
 .verdict.open { border-color: var(--soft); }
 .verdict + .small { margin: -0.6rem 0 1.6rem; }
-.facts { display: flex; flex-wrap: wrap; gap: 1px; background: var(--rule);
-  border: 1px solid var(--rule); border-radius: 10px; overflow: hidden; margin: 0 0 1.5rem; }
-.facts div { flex: 1 1 auto; background: var(--paper); padding: 0.8rem 1rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
+  background: var(--paper); border: 1px solid var(--rule); border-radius: 10px;
+  overflow: hidden; margin: 0 0 1.5rem; }
+.facts div { box-shadow: 1px 1px 0 var(--rule); padding: 0.8rem 1rem; }
 .facts dt { color: var(--soft); font-size: 0.8rem; }
 .facts dd { margin: 0; font-size: 1.25rem; font-weight: 600;
   font-variant-numeric: tabular-nums; letter-spacing: -0.01em; white-space: nowrap; }
 .facts dd small { display: block; font-size: 0.8rem; font-weight: 400; color: var(--soft);
-  letter-spacing: 0; white-space: normal; overflow-wrap: anywhere; min-width: 5rem; }
+  letter-spacing: 0; white-space: normal; overflow-wrap: anywhere; }
 section, figure, details { background: var(--paper); border: 1px solid var(--rule);
   border-radius: 10px; padding: 1.25rem 1.4rem; margin: 0 0 1.5rem; }
 figure h2 + .legend { margin-top: 0.35rem; }
 .shared { color: var(--soft); font-size: 0.88rem; margin: -0.6rem 0 1rem; }
-.wide { overflow-x: auto; }
-figure svg { display: block; width: 100%; min-width: 38rem; height: auto; margin-top: 0.9rem; }
+.wide { overflow-x: auto; background:
+  linear-gradient(to right, var(--paper) 1rem, transparent) 0 0 / 2rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 1rem, transparent) 100% 0 / 2rem 100% no-repeat local,
+  linear-gradient(to right, var(--rule), transparent) 0 0 / 0.7rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--rule), transparent) 100% 0 / 0.7rem 100% no-repeat scroll; }
+.phone { display: none; }
+figure svg { display: block; width: 100%; height: auto; margin-top: 0.9rem; }
+.wide svg { min-width: 38rem; }
 figure svg text { font-family: inherit !important; font-variant-numeric: tabular-nums; }
 figure img { display: block; max-width: 100%; margin: 0.9rem auto 0; background: #fff;
   border-radius: 6px; }
@@ -142,6 +156,8 @@ tbody tr:last-child td { border-bottom: 0; }
 th.number, td.number { text-align: right; white-space: nowrap; }
 th:last-child, td:last-child { padding-right: 0; }
 td:first-child { font-weight: 600; min-width: 6rem; }
+td:has(> .dot) { position: relative; padding-left: 1.2em; }
+td > .dot { position: absolute; left: 0; top: 0.95em; margin: 0; }
 .tall { max-height: 42rem; overflow-y: auto; }
 .tall thead th { position: sticky; top: 0; background: var(--paper); }
 .good { color: var(--good); }
@@ -155,7 +171,9 @@ pre { margin: 0.6rem 0 0; padding: 0.9rem 1rem; background: var(--desk); border-
   }
 ul.failures { margin: 0.7rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { main { padding: 1.2rem 0.6rem 2rem; } .detail { display: none; }
-  section, figure, details { padding: 1rem 0.8rem; } figure svg { min-width: 32rem; }
+  section, figure, details { padding: 1rem 0.8rem; } .wide svg { min-width: 32rem; }
+  .desktop { display: none; } .phone { display: block; } h1 { font-size: 1.6rem; }
+  .verdict { font-size: 1.15rem; } .facts { grid-template-columns: 1fr 1fr; }
   td, th { padding-right: 0.5rem; } td:first-child { min-width: 4rem; } }
 @media print { body { background: none; } main { padding: 0; } .tall { max-height: none;
   } section, figure, details { break-inside: avoid; } }

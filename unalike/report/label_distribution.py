@@ -6,10 +6,11 @@ from typing import Any
 from unalike.report import mpl
 from unalike.report.folder import Run
 from unalike.report.formatting import count_noun, join_names, shorten
-from unalike.report.mpl import ReportFigure, colour, hide_unused, new_figure, to_svg
+from unalike.report.mpl import ReportFigure, colour, draw, hide_unused, new_figure
 
 MAX_LABELS = 60  # those with the most samples are drawn
 MAX_PAIR_PANELS = 6
+PHONE_LABELS = 20  # of more the drawing for a phone would be black
 
 
 def plot_label_counts(run: Run) -> ReportFigure | None:
@@ -38,8 +39,8 @@ def plot_label_counts(run: Run) -> ReportFigure | None:
     )
     lacking = join_names([f"{client} {count}" for client, count in missing.items()], 8)
     description = f"A table of dots, clients by labels. Labels that clients lack: {lacking}."
-    svg = to_svg(figure, "holdings", description)
-    return ReportFigure("Label distribution", caption, svg)
+    drawing = draw(figure, "holdings", description, phone=len(names) <= PHONE_LABELS)
+    return ReportFigure("Label distribution", caption, drawing)
 
 
 def plot_label_pairs(run: Run) -> ReportFigure | None:
@@ -68,8 +69,8 @@ def plot_label_pairs(run: Run) -> ReportFigure | None:
         f"each panel.{_note_omitted(labels, shown_labels)}"
     )
     panels = join_names(list(shown), MAX_PAIR_PANELS)
-    svg = to_svg(figure, "pairs", f"Tables of dots, label by label, for {panels}.")
-    return ReportFigure("Labels that occur together", caption, svg)
+    drawing = draw(figure, "pairs", f"Tables of dots, label by label, for {panels}.", phone=False)
+    return ReportFigure("Labels that occur together", caption, drawing)
 
 
 def _draw_pairs(axis: Any, matrix: list[list[int]], shown_labels: list[int]) -> None:

@@ -236,7 +236,7 @@ def _clients(live: LiveRun) -> str:
     if not clients:
         return ""
     curves = _Curves(run, live.progress())
-    note = "Solid: federated. Dashed: alone. " if curves.local else ""
+    note = "Solid: federated. Dashed: local. " if curves.local else ""
     if len(clients) <= MAX_PANELS:
         panels = "".join(curves.panel(client) for client in clients)
         note += "Clients with the same metric share one scale."
@@ -246,8 +246,8 @@ def _clients(live: LiveRun) -> str:
         )
     shown = sorted(clients, key=lambda client: curves.gains.get(client, math.inf))[:MAX_CLIENTS]
     rows = [curves.row(client) for client in shown]
-    columns = ["client", "model", "metric", "over the rounds", "alone", "now", "gain"]
-    table = format_table(columns, {"alone", "now", "gain"}, rows)
+    columns = ["client", "model", "metric", "over the rounds", "local", "now", "gain"]
+    table = format_table(columns, {"local", "now", "gain"}, rows)
     note += "The smallest gains come first."
     if len(shown) < len(clients):
         note += f" {len(shown)} of {len(clients)} clients."
@@ -502,6 +502,8 @@ svg.curve { display: block; width: 100%; height: auto; margin-top: 0.3rem; }
 svg.curve.small { width: 9rem; height: 2.1rem; margin: 0; }
 svg.curve text { font-size: 10.5px; fill: var(--soft); font-family: inherit;
   font-variant-numeric: tabular-nums; }
+svg.curve text[text-anchor="middle"] { paint-order: stroke; stroke: var(--paper);
+  stroke-width: 5px; }
 svg.curve line { stroke: var(--rule); }
 svg.curve polyline { fill: none; stroke: var(--tone); stroke-width: 1.8;
   stroke-linejoin: round; vector-effect: non-scaling-stroke; }
@@ -522,8 +524,7 @@ ul.notices { list-style: none; margin: 0.7rem 0 0; padding: 0; overflow-wrap: an
 #lost { position: sticky; top: 0; z-index: 1; text-align: center; padding: 0.45rem 1rem;
   background: var(--ink); color: var(--paper); font-size: 0.9rem; }
 @media (max-width: 40rem) { main { padding: 1.6rem 0.9rem 3.5rem; }
-  section, figure, details { padding: 1rem; } .facts div { flex-basis: 45%; }
-  h1 { font-size: 1.6rem; } }
+  section, figure, details { padding: 1rem; } }
 @media (prefers-reduced-motion: reduce) { .state::before { animation: none !important; }
   .bar i { transition: none; } }
 """

@@ -10,9 +10,9 @@ from unalike.report.mpl import (
     PAGE_WIDTH,
     ReportFigure,
     colour,
+    draw,
     hide_unused,
     new_figure,
-    to_svg,
 )
 
 POINT_PANELS = 4
@@ -72,8 +72,8 @@ def plot_points(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
         "starts from the one before it."
     )
     description = f"Scatter plots of {count} points in {len(classes)} colours, one a class."
-    svg = to_svg(figure, name.replace(" ", "-"), description)
-    return ReportFigure(_title(name), caption, svg, legend)
+    drawing = draw(figure, name.replace(" ", "-"), description)
+    return ReportFigure(_title(name), caption, drawing, legend)
 
 
 def tsne_layout(points: Any, start: Any = None) -> Any:
@@ -152,7 +152,8 @@ def plot_matrix(run: Run, name: str, rounds: dict[int, dict]) -> ReportFigure:
         "one gets from each column."
     )
     description = f"A matrix of {height} by {width} shades, from {low:.3g} to {high:.3g}."
-    return ReportFigure(_title(name), caption, to_svg(figure, name.replace(" ", "-"), description))
+    drawing = draw(figure, name.replace(" ", "-"), description, phone=width <= MAX_TICKS)
+    return ReportFigure(_title(name), caption, drawing)
 
 
 def _name_ticks(axis: Any, names: Any) -> None:

@@ -78,8 +78,14 @@ def failed_clients(run: folder.Run) -> set[str]:
 def absent_clients(run: folder.Run) -> dict[str, bool]:
     """Clients that do not take part now; true for those that failed, false for one round missed."""
     absent: dict[str, bool] = {}
+    baseline = False
     for event in run.events:
         client = str(event.get("client"))
+        if event["event"] == "evaluation" and event.get("who") == "alone":
+            baseline = True
+        elif baseline and history.ends_baseline(event):
+            baseline = False  # whoever failed there is asked anew
+            absent = {}
         if event["event"] == "failure":
             absent[client] = bool(event.get("lasting", True))
         elif event["event"] == "again":

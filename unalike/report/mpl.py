@@ -14,6 +14,7 @@ MAX_PANELS = 24  # clients drawn as panels; of more only PANELS_OF_MANY
 ROWS_OF_MANY = 20
 PANELS_OF_MANY = 9
 PAGE_WIDTH = 8.6  # inches
+PHONE_WIDTH = 3.7  # inches: letters of a phone's drawing are as large as those of the page
 
 # Name: (light, dark). The clients' eight colours are those of Okabe and Ito, without the yellow
 # and black that one of the two pages would swallow.
@@ -45,19 +46,37 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 
 
 @dataclass
+class Drawing:
+    """A plot as <svg> elements.
+
+    Attributes:
+        wide: as wide as the page.
+        narrow: for a phone; empty where there is too much in it, so that the wide one scrolls.
+    """
+
+    wide: str
+    narrow: str = ""
+
+
+@dataclass
 class ReportFigure:
     """A figure of the report.
 
     Attributes:
         title, caption: its text.
-        svg: the plot as an <svg> element.
+        drawing: the plot.
         legend: (mark, colour name, text) for each entry.
     """
 
     title: str
     caption: str
-    svg: str
+    drawing: Drawing
     legend: list[tuple[str, str, str]] = field(default_factory=list)
+
+    @property
+    def svg(self) -> str:
+        """The plot as an <svg> element, as wide as the page."""
+        return self.drawing.wide
 
 
 def colour(name: str) -> str:
@@ -163,13 +182,40 @@ def integer_rounds(axis: Any) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
 
 
-def to_svg(figure: Any, name: str, description: str) -> str:
-    """Return a figure as an <svg> element: colours as CSS variables, ids that start with `name`.
+def draw(figure: Any, name: str, description: str, phone: bool = True) -> Drawing:
+    """Return a figure as <svg> elements: colours as CSS variables, ids that start with `name`.
 
     Args:
         name: unique on the page.
         description: for readers who cannot see it (aria-label).
+        phone: also draw it for a phone. This changes the figure.
     """
+    wide = _to_svg(figure, name, description)
+    if not phone:
+        return Drawing(wide)
+    _fit_phone(figure)
+    return Drawing(wide, _to_svg(figure, f"{name}-phone", description))
+
+
+def _fit_phone(figure: Any) -> None:
+    """Make a figure as wide as a phone: at most two panels side by side, one where they are few."""
+    from matplotlib.gridspec import GridSpec
+
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    place = panels[0].get_subplotspec()
+    height = figure.get_figheight()
+    rows, columns, _, _ = place.get_geometry()
+    if columns > 1:
+        few = 2 if columns > 2 else 1
+        grid = GridSpec(-(-len(panels) // few), few, figure=figure)
+        for panel, cell in zip(panels, grid):
+            panel.set_subplotspec(cell)
+            panel.tick_params(labelbottom=True)
+        height *= grid.nrows / rows
+    figure.set_size_inches(PHONE_WIDTH, height)
+
+
+def _to_svg(figure: Any, name: str, description: str) -> str:
     text = StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())

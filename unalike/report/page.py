@@ -154,7 +154,7 @@ def _tiles(run: Run) -> str:
     tiles.append(("Sent", format_bytes(sent["up"] + sent["down"]), note, ""))
     if results:
         clock = to_number(results.get("clock"))
-        note = f"simulated {format_duration(clock)}" if clock else ""
+        note = f"{format_duration(clock)} on the simulated clock" if clock else ""
         tiles.append(("Time", format_duration(results.get("seconds")), note, ""))
     return format_tiles(tiles)
 

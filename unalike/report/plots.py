@@ -22,11 +22,11 @@ from unalike.report.mpl import (
     ReportFigure,
     client_colours,
     colour,
+    draw,
     drawing_style,
     hide_unused,
     integer_rounds,
     new_figure,
-    to_svg,
 )
 from unalike.report.outcome import common_unit, falling_metrics, gains, unit_of
 
@@ -102,7 +102,7 @@ def plot_gains(run: Run) -> ReportFigure | None:
         f"Dots on a line for each client, {compared}{_in_percent(unit)}: {join_names(ends, 8)}."
     )
     title = "Local and federated" if has_baseline else "Where each client ended"
-    return ReportFigure(title, caption, to_svg(figure, "gains", description), legend)
+    return ReportFigure(title, caption, draw(figure, "gains", description), legend)
 
 
 def _draw_gain(axis: Any, row: int, entry: dict, tone: str) -> bool:
@@ -161,8 +161,8 @@ def plot_federation(run: Run) -> ReportFigure | None:
         "Lines over the rounds for the whole federation"
         f"{_in_percent(unit)}, ending at {join_names(ends)}."
     )
-    svg = to_svg(figure, "whole", description)
-    return ReportFigure("The whole federation", caption, svg, legend)
+    drawing = draw(figure, "whole", description)
+    return ReportFigure("The whole federation", caption, drawing, legend)
 
 
 def plot_client_curves(run: Run) -> ReportFigure | None:
@@ -228,7 +228,7 @@ def plot_client_curves(run: Run) -> ReportFigure | None:
         f"A small line plot for each client: its value{_in_percent(unit)}, over the rounds. "
         f"Federated they end at: {join_names(last, 8)}."
     )
-    return ReportFigure("Over the rounds", caption, to_svg(figure, "courses", description), legend)
+    return ReportFigure("Over the rounds", caption, draw(figure, "courses", description), legend)
 
 
 def _choose_clients(run: Run, known: list[str]) -> list[str]:
