@@ -26,7 +26,7 @@ ROOT_PAGES = {
     "LOG.md": "log.md",
 }
 LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
-LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src"}
+LOADS = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "srcset"}
 
 
 def main(site: Path) -> int:
@@ -72,7 +72,7 @@ def assemble(out: Path, execute: bool) -> None:
 def methods_page() -> str:
     """The table of methods, which is a section of the README."""
     readme = (ROOT / "README.md").read_text()
-    section = readme.split("## Methods\n", 1)[1].split("\nThe losses are useful", 1)[0]
+    section = readme.split("## Methods\n", 1)[1].split("\n## ", 1)[0]
     return (
         "# Methods\n\nOne command runs any of them on any scenario whose clients fit: "
         "`unalike run SCENARIO --algorithm NAME`. Fields and their defaults: "

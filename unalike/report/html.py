@@ -174,7 +174,8 @@ ul.failures { margin: 0.7rem 0 0; padding-left: 1.1rem; overflow-wrap: anywhere;
   section, figure, details { padding: 1rem 0.8rem; } .wide svg { min-width: 32rem; }
   .desktop { display: none; } .phone { display: block; } h1 { font-size: 1.6rem; }
   .verdict { font-size: 1.15rem; } .facts { grid-template-columns: 1fr 1fr; }
-  td, th { padding-right: 0.5rem; } td:first-child { min-width: 4rem; } }
+  table { font-size: 0.88rem; } td, th { padding-right: 0.4rem; }
+  td:first-child { min-width: 4rem; } }
 @media print { body { background: none; } main { padding: 0; } .tall { max-height: none;
   } section, figure, details { break-inside: avoid; } }
 """

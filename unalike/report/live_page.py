@@ -524,7 +524,7 @@ ul.notices { list-style: none; margin: 0.7rem 0 0; padding: 0; overflow-wrap: an
 #lost { position: sticky; top: 0; z-index: 1; text-align: center; padding: 0.45rem 1rem;
   background: var(--ink); color: var(--paper); font-size: 0.9rem; }
 @media (max-width: 40rem) { main { padding: 1.6rem 0.9rem 3.5rem; }
-  section, figure, details { padding: 1rem; } }
+  section, figure, details { padding: 1rem 0.8rem; } }
 @media (prefers-reduced-motion: reduce) { .state::before { animation: none !important; }
   .bar i { transition: none; } }
 """
