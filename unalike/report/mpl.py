@@ -202,14 +202,13 @@ def _fit_phone(figure: Any) -> None:
     from matplotlib.gridspec import GridSpec
 
     panels = [axis for axis in figure.axes if axis.get_visible()]
-    place = panels[0].get_subplotspec()
     height = figure.get_figheight()
-    rows, columns, _, _ = place.get_geometry()
+    rows, columns, _, _ = panels[0].get_subplotspec().get_geometry()
     if columns > 1:
         few = 2 if columns > 2 else 1
         grid = GridSpec(-(-len(panels) // few), few, figure=figure)
-        for panel, cell in zip(panels, grid):
-            panel.set_subplotspec(cell)
+        for place, panel in enumerate(panels):
+            panel.set_subplotspec(grid[divmod(place, few)])
             panel.tick_params(labelbottom=True)
         height *= grid.nrows / rows
     figure.set_size_inches(PHONE_WIDTH, height)
