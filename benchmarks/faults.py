@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -304,13 +305,27 @@ def _children(pid: int) -> list[int]:
 
 @benchmark("soak")
 def bench_soak(quick: bool = False) -> dict:
-    """1,000 rounds, 20 clients, a tenth of them away at random: memory, open files, processes."""
+    """1,000 rounds, 20 clients, a tenth away at random and 5 % failing: memory, files, processes."""
     with temporary_folder() as folder:
         return soak(folder, rounds=40 if quick else 1000)
 
 
-def soak(folder: Path, rounds: int, clients: int = 20) -> dict[str, Any]:
-    """Run FedAvg with clients that are away at random, and watch this process.
+class Failing(MLP):
+    """A model that diverges at random while it is trained, so that its client fails this once."""
+
+    def __init__(self, share: float, seed: int):
+        super().__init__((8,), (8,), 4)
+        self.share = share
+        self.draw = random.Random(seed)
+
+    def forward(self, x: Any) -> Any:
+        """The representation, or not a number."""
+        z = super().forward(x)
+        return z * math.nan if self.training and self.draw.random() < self.share else z
+
+
+def soak(folder: Path, rounds: int, clients: int = 20, failing: float = 0.05) -> dict[str, Any]:
+    """Run FedAvg with clients that are away at random, or fail, and watch this process.
 
     Returns: memory (MiB) after a tenth of the rounds and at the end, open files and child processes
         before and after, failures by kind.
@@ -320,7 +335,7 @@ def soak(folder: Path, rounds: int, clients: int = 20) -> dict[str, Any]:
     for index in range(clients):
         x = torch.randn(16, 8, generator=draw)
         y = torch.randint(3, (16,), generator=draw)
-        model = partial(MLP, (8,), (8,), 4)
+        model = partial(Failing, failing, index)
         participants.append(
             Client(id=f"c{index}", model=model, task=Classification(3), train=(x, y), test=(x, y))
         )
@@ -337,13 +352,15 @@ def soak(folder: Path, rounds: int, clients: int = 20) -> dict[str, Any]:
         FedAvg(),
         participants,
         training=Training(rounds=rounds, epochs=1, batch_size=16, lr=0.01),
-        federation=FederationConfig(dropout=0.1, quorum=0, evaluations=1),
+        federation=FederationConfig(dropout=0.1, quorum=0, evaluations=1, retries=5),
         alone=False,
+        engine={"name": "local", "stack": "never"},
         out=folder / "soak",
         watch=watch,
     )
     seconds = time.time() - start
     failures = Counter(failure["reason"] for failure in result["failures"])
+    lasting = sum(failure["lasting"] for failure in result["failures"])
     del result
     gc.collect()
     return {
@@ -354,6 +371,7 @@ def soak(folder: Path, rounds: int, clients: int = 20) -> dict[str, Any]:
         "open_files": [before, _open_files()],
         "child_processes": [children, len(_children(os.getpid()))],
         "failures": dict(failures.most_common(5)),
+        "lasting": lasting,
         "problems": verify(folder / "soak")[0],
     }
 
