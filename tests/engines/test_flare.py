@@ -7,11 +7,13 @@ import json
 import os
 import random
 import re
+import socket
 import sys
 import threading
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import organisations
 import pytest
@@ -455,6 +457,78 @@ def test_a_job_is_submitted_to_a_server_that_was_just_started_again(monkeypatch)
     tried.clear()
     with pytest.raises(EngineError, match="FLARE's server takes no job: cannot connect"):
         session.submit(job)
+
+
+def system(start, sites):
+    """What FLARE's server says of itself."""
+    heard = [SimpleNamespace(name=name, last_connect_time=time.time()) for name in sites]
+    server_info = SimpleNamespace(start_time=start)
+    return SimpleNamespace(server_info=server_info, client_info=heard)
+
+
+@pytest.fixture
+def admin(tmp_path):
+    """A session with an administrator's kit as `unalike deploy flare` leaves it; no server."""
+    from unalike.cross_silo import flare
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (tmp_path / "admin" / "startup").mkdir(parents=True)
+    config = {"admin": {"username": "admin", "host": "127.0.0.1", "port": port}}
+    (tmp_path / "admin" / "startup" / "fed_admin.json").write_text(json.dumps(config))
+    for site in "abc":
+        (tmp_path / "sites" / site).mkdir(parents=True)
+    session = flare.Session(tmp_path / "admin")
+    session.port, session.said = port, []
+    session.watch = lambda event, **facts: session.said.append(facts["text"])
+    return session
+
+
+def test_a_run_goes_on_when_flares_server_was_started_again(admin, monkeypatch):
+    """It says of a job before that it is running, which nobody does any more."""
+    from unalike.cross_silo import flare
+
+    monkeypatch.setattr(flare, "WAITING_POLL", 0.0)
+    look = flare.Waiting(admin, 3)
+    start = 1.0
+    monkeypatch.setattr(admin, "system_info", lambda: start and system(start, "abc"))
+    assert look.report("SUBMITTED") is None
+    start = 2.0  # started again before the job began: the job is its own
+    assert look.report("SUBMITTED") is look.report("RUNNING") is None
+    start = None  # starting
+    assert look.report("RUNNING") is None
+    start = 3.0
+    assert look.report("RUNNING") == "FLARE's server was started again"
+    start, admin.lost = 2.0, {"b"}
+    assert look.report("RUNNING") == "b came back"
+
+
+def test_sites_that_are_awaited_are_named(admin, monkeypatch):
+    from unalike.cross_silo import flare
+
+    monkeypatch.setattr(flare, "WAITING_POLL", 0.0)
+    monkeypatch.setattr(admin, "system_info", lambda: system(1.0, "ca"))
+    look = flare.Waiting(admin, 3)
+    look.report("SUBMITTED")
+    look.report("SUBMITTED")
+    assert admin.said == ["waiting for sites: 2 of 3 are connected (a, c); not connected: b"]
+
+
+def test_that_flares_server_is_away_is_said_before_a_command_hangs(admin, monkeypatch):
+    from unalike.cross_silo import flare
+
+    monkeypatch.setattr(flare, "START_TIMEOUT", 0.5)
+    monkeypatch.setattr(flare, "check_certificate", lambda path: None)
+    where = f"FLARE's server at 127.0.0.1:{admin.port}"
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=f"{where} cannot be reached"):
+        admin._connect()
+    assert time.monotonic() - start < 5.0
+    assert admin.said == [f"{where} cannot be reached: waiting up to 0.5 s for it"]
+    admin.abort()  # which cannot reach it either, and does not try
+    with socket.create_server(("127.0.0.1", admin.port)):
+        admin._await_server()
+    assert admin.said[1:] == [f"{where} is there again"]
 
 
 def test_the_benchmark_kills_after_a_round_was_saved(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """`unalike deploy flare`: startup kits from which a federation can be started, and renewed."""
 
+import json
 import re
 import shlex
 import ssl
@@ -80,6 +81,18 @@ def test_kits_have_keys_of_their_own_and_allow_our_job_only(place):
         assert policy.allows_no_more((kit / "local" / "authorization.json").read_text())
     assert handshake(place / "server", place / "sites" / "north")
     assert not list(place.glob("tmp*")), "nothing is left lying about"
+
+
+def test_a_job_that_waits_for_sites_starts_when_they_are_there(place):
+    """As FLARE provisions it, it is cancelled after ten looks, which come ever more rarely."""
+    from unalike.cross_silo import flare_kits
+
+    flare_kits.restrict_kit(place / "server")
+    resources = json.loads((place / "server" / "local" / "resources.json").read_text())
+    (scheduler,) = [c["args"] for c in resources["components"] if c["id"] == "job_scheduler"]
+    assert scheduler["max_schedule_interval"] <= 2.0
+    assert scheduler["max_schedule_count"] * scheduler["max_schedule_interval"] > 10 * 24 * 3600
+    assert "/tmp/nvflare" not in json.dumps(resources), "where jobs of all servers would be mixed"
 
 
 def test_a_site_is_added_and_another_renewed_by_the_same_authority(place):

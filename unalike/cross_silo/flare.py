@@ -8,7 +8,9 @@ allow and have installed. Knows nothing of methods.
 import io
 import json
 import logging
+import math
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -41,6 +43,7 @@ QUIET = 0.2  # of these: after so long without a sign of a site, that is said
 RETURN = 60.0  # seconds that sites which were lost have to come back, before the run goes on
 SIGN = 25.0  # seconds since a site's last sign, by FLARE's server, within which it is connected
 WAITING_POLL = 3.0  # seconds between looks which sites are connected
+PROBE_TIMEOUT = 3.0  # seconds until the server's port must answer
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -178,6 +181,9 @@ class Session:
         self.job_id: Any = None  # of the last job
         self.sites: set[str] = set()  # connected when the last job was running
         self.lost: set[str] = set()  # sites of the last job that could not be reached any more
+        self.server_start: float | None = None  # when the server that has the last job was started
+        self.is_away = False  # whether it was said that the server cannot be reached
+        self.last_probe = -math.inf  # when its port last answered
         self.restarted: set[str] = set()  # processes started again since it was submitted
 
     def submit(self, job: Job) -> Callable[[], str | None]:
@@ -202,10 +208,10 @@ class Session:
                 return f"the process of {', '.join(sorted(self.restarted))} died"
             try:
                 status = str(self._connect().get_job_status(job_id))
-                returned = look.report(status)
-                if returned:  # FLARE fixes the sites when a job starts: only a new one has them
+                reason = look.report(status)
+                if reason is not None:
                     self.abort()
-                    return f"{', '.join(sorted(returned))} came back"
+                    return reason
             except EngineError:
                 raise
             except Exception:  # the server may be starting again
@@ -215,11 +221,16 @@ class Session:
 
         return job_end
 
-    def connected_sites(self) -> set[str]:
-        """Sites that FLARE's server has heard of in the last SIGN seconds."""
-        now = time.time()
-        clients = self._connect().get_system_info().client_info
-        return {c.name for c in clients if now - (c.last_connect_time or 0.0) < SIGN}
+    def system_info(self) -> Any:
+        """What FLARE's server says of itself and the sites; None while it is starting again."""
+        with suppress(Exception):
+            return self._connect().get_system_info()
+        return None
+
+    def provisioned_sites(self) -> set[str]:
+        """Sites that `unalike deploy flare` wrote kits for, if they are beside this one."""
+        sites = self.kit.parent / "sites"
+        return {path.name for path in sites.iterdir()} if sites.is_dir() else set()
 
     def _await_sites(self) -> set[str]:
         """Wait until the sites of the last job are connected again, RETURN seconds at most."""
@@ -227,8 +238,8 @@ class Session:
         connected: set[str] = set()
         lost: set[str] = set()
         while time.monotonic() - start < RETURN:
-            with suppress(Exception):  # the server may be starting again
-                connected = self.connected_sites()
+            info = self.system_info()
+            connected = recent_sites(info) if info is not None else connected
             if self.sites <= connected:
                 return connected
             if self.sites - connected != lost:
@@ -249,6 +260,7 @@ class Session:
             try:
                 connection = self._connect()
                 self.restarted.clear()
+                self.server_start = None
                 return connection.submit_job(folder)
             except (UserError, EngineError):
                 raise
@@ -259,7 +271,9 @@ class Session:
                 time.sleep(RETRY)
 
     def abort(self) -> None:
-        """End the job that was submitted last, if it is still running."""
+        """End the job that was submitted last, if it is still running and the server is there."""
+        if self.is_away:
+            return
         with suppress(Exception):
             self._connect().abort_job(self.job_id)
 
@@ -267,8 +281,11 @@ class Session:
         """FLARE's session with the server; waits for a server that is just starting."""
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+        # its lines about a server that is away say less than ours
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)
         check_certificate(self.kit / "startup" / "client.crt")
         start = time.monotonic()
+        self._await_server()
         while self.connection is None:
             self._restart_processes()  # the server may die while it is waited for
             try:
@@ -284,16 +301,49 @@ class Session:
                 time.sleep(RETRY)
         return self.connection
 
-    def _admin(self) -> str:
-        """The administrator's name."""
+    def _await_server(self) -> None:
+        """Wait until the server's port answers, and say so: FLARE's commands would only hang.
+
+        Servers on this machine are not waited for here: they are started again.
+        """
+        is_recent = time.monotonic() - self.last_probe < WAITING_POLL
+        if self.local is not None or (self.connection is not None and is_recent):
+            return
+        admin = self._admin_config()
+        address = (str(admin["host"]), int(admin["port"]))
+        where = "FLARE's server at {}:{}".format(*address)
+        start = time.monotonic()
+        while True:
+            try:
+                socket.create_connection(address, timeout=PROBE_TIMEOUT).close()
+                break
+            except OSError as error:
+                if time.monotonic() - start > START_TIMEOUT:
+                    raise EngineError(f"{where} cannot be reached: {error}") from None
+                if not self.is_away:
+                    self.is_away = True
+                    text = f"{where} cannot be reached: waiting up to {START_TIMEOUT:g} s for it"
+                    self.watch("waiting", text=text)
+                self._disconnect()
+                time.sleep(RETRY)
+        self.last_probe = time.monotonic()
+        if self.is_away:
+            self.is_away = False
+            self.watch("waiting", text=f"{where} is there again")
+
+    def _admin_config(self) -> dict[str, Any]:
         path = self.kit / "startup" / "fed_admin.json"
         try:
-            admin = json.loads(path.read_text())["admin"]
+            admin: dict[str, Any] = json.loads(path.read_text())["admin"]
         except (OSError, ValueError, KeyError):
             raise UserError(
                 f"{self.kit} is no administrator's startup kit: it has no startup/fed_admin.json"
             ) from None
-        return admin.get("username") or self.kit.name
+        return admin
+
+    def _admin(self) -> str:
+        """The administrator's name."""
+        return self._admin_config().get("username") or self.kit.name
 
     def _disconnect(self) -> None:
         if self.connection is not None:
@@ -322,32 +372,50 @@ class Waiting:
         self.last_look = time.monotonic()
         self.known: set[str] | None = None
 
-    def report(self, status: str) -> set[str]:
+    def report(self, status: str) -> str | None:
         """Look, every few seconds, which sites are connected; tell it while the job waits.
 
-        Returns: sites that were lost since the job began and are connected again.
+        Returns: why the job should be submitted again, if it should. FLARE fixes the sites when a
+            job starts, so only a new one has those that came back; and a server that was started
+            again says of the jobs before that they are running.
         """
         session = self.session
         if time.monotonic() - self.last_look < WAITING_POLL:
-            return set()
+            return None
         self.last_look = time.monotonic()
         waits = status.startswith("SUBMITTED")
         if not waits and (session.local is not None or not status.startswith("RUNNING")):
-            return set()
-        with suppress(Exception):  # FLARE's server may be starting again
-            connected = session.connected_sites()
-            if not waits:
-                session.sites |= connected
-                return session.lost & connected
-            if connected != self.known:
-                self.known = connected
-                names = ", ".join(sorted(connected)) or "none"
-                session.watch(
-                    "waiting",
-                    text=f"waiting for sites: {len(connected)} of {self.needed} are connected "
-                    f"({names})",
-                )
-        return set()
+            return None
+        info = session.system_info()
+        if info is None:
+            return None
+        connected = recent_sites(info)
+        start = info.server_info.start_time
+        if waits or session.server_start is None:
+            session.server_start = start
+        if start != session.server_start:
+            return "FLARE's server was started again"
+        if not waits:
+            session.sites |= connected
+            returned = sorted(session.lost & connected)
+            return f"{', '.join(returned)} came back" if returned else None
+        if connected != self.known:
+            self.known = connected
+            names = ", ".join(sorted(connected)) or "none"
+            missing = ", ".join(sorted(session.provisioned_sites() - connected))
+            awaited = f"; not connected: {missing}" if missing else ""
+            session.watch(
+                "waiting",
+                text=f"waiting for sites: {len(connected)} of {self.needed} are connected "
+                f"({names}){awaited}",
+            )
+        return None
+
+
+def recent_sites(info: Any) -> set[str]:
+    """Sites in FLARE's system information that it has heard of in the last SIGN seconds."""
+    now = time.time()
+    return {c.name for c in info.client_info if now - (c.last_connect_time or 0.0) < SIGN}
 
 
 # The two classes that run in the job.

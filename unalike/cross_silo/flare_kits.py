@@ -46,6 +46,15 @@ PREFORK_IMPORTS = [
 ]
 
 
+# FLARE looks ever more rarely whether the sites that a job waits for are connected, in the end
+# every ten minutes, and cancels the job after ten looks.
+SCHEDULE = {
+    "min_schedule_interval": 1.0,
+    "max_schedule_interval": 2.0,
+    "max_schedule_count": 1_000_000,
+}
+
+
 class LocalFlareFederation:
     """A FLARE server and a site for each client, provisioned and started here, on loopback only.
 
@@ -291,8 +300,7 @@ def restrict_kit(kit: Path, fast: bool = False) -> str | None:
     """Let a site's startup kit run our job, and nothing else.
 
     Args:
-        fast: for one machine: jobs are looked for every second, and their processes forked by the
-            prefork server.
+        fast: for one machine: job processes are forked by the prefork server.
     Returns: what was replaced for that, as a sentence; None if nothing was.
     """
     role = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
@@ -307,29 +315,19 @@ def restrict_kit(kit: Path, fast: bool = False) -> str | None:
     if role == "client":
         resources["app_validator"] = JOB_GUARD
         components.append(COMMAND_GUARD)
-    resources["components"] = components
-    if fast:
-        _speed_up(resources, kit, role)
-    path.write_text(json.dumps(resources, indent=1))
-    return write_authorization(path.parent)
-
-
-def _speed_up(resources: dict[str, Any], kit: Path, role: str) -> None:
-    """Change a site's resources for a federation on one machine, in place."""
-    for component in resources["components"]:
+    for component in components:
         if component["id"] == "job_scheduler":
-            component["args"] |= {
-                "min_schedule_interval": 1.0,
-                "max_schedule_interval": 2.0,
-                "max_schedule_count": 100,
-            }
-        elif component["id"] == "process_launcher":
+            component["args"] |= SCHEDULE
+        elif component["id"] == "job_manager":  # else in /tmp, with those of all other servers
+            component["args"]["uri_root"] = str(kit.resolve() / "jobs")
+        elif component["id"] == "process_launcher" and fast:
             component["path"] = f"unalike.cross_silo.flare_launcher.{role.title()}"
-        elif component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(kit / "jobs")
     if "snapshot_persistor" in resources:
         storage = resources["snapshot_persistor"]["args"]["storage"]
-        storage["args"]["root_dir"] = str(kit / "snapshots")
+        storage["args"]["root_dir"] = str(kit.resolve() / "snapshots")
+    resources["components"] = components
+    path.write_text(json.dumps(resources, indent=1))
+    return write_authorization(path.parent)
 
 
 def free_port() -> int:
