@@ -5,11 +5,16 @@ Usage: python on_flower.py FOLDER STEP...
 
 import http.client
 import json
+import os
+import random
 import shutil
+import signal
 import ssl
 import subprocess
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import conftest as toys
@@ -40,12 +45,14 @@ def federation(folder, ids="ab", code=deploy.CODE):
     return flower.LocalFlowerFederation(folder / "flower", list(ids))
 
 
-def carried(folder, here, name, watch=lambda event, **facts: None, rounds=1, **about):
+def carried(
+    folder, here, name, watch=lambda event, **facts: None, rounds=1, timeout=120.0, **about
+):
     """A run in the federation, compared with the same here."""
     organisations.here(folder / name / "here", name, rounds=rounds, count=len(here.ids), **about)
     replay = {"replay": folder / name / "here"} if ALGORITHMS[name].asynchronous else {}
     run = organisations.prepared(folder / name / "away", name, rounds=rounds, **about, **replay)
-    engine = flower.FlowerEngine(run, app=str(here.place), clients=len(here.ids), timeout=120.0)
+    engine = flower.FlowerEngine(run, app=str(here.place), clients=len(here.ids), timeout=timeout)
     follow(run, watch, engine.submit, every=1.0)
     return organisations.same(
         run.path, folder / name / "here", [here.place / "clients" / id for id in here.ids]
@@ -177,6 +184,41 @@ def killed(folder):
         at for event, at in report if event in ("note", "evaluation") and struck and at > struck[0]
     ]  # everyone was heard
     return {**outcome, "struck": len(struck), "seconds": on[0] - struck[0] if on else None}
+
+
+def storm(folder, rounds=30, kills=30):
+    """Kill processes at random: SuperNodes, those of their apps, the SuperLink and the server's."""
+    killed, rounds_seen, over = [], [0], threading.Event()
+    draw = random.Random(0)
+
+    def strike(here):
+        since = 0  # kills since a round was finished: after five attempts without any it is over
+        while len(killed) < kills and not over.wait(draw.uniform(2.0, 15.0)):
+            since = 0 if rounds_seen[0] else since
+            if since > 1:
+                continue
+            victim = draw.choices(["a", "b", "superlink"], [4, 4, 1])[0]
+            pids = supervisor.descendants(here.processes[victim].pid)
+            if not pids:
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(pids), signal.SIGKILL)
+                killed.append("superlink" if victim == "superlink" else "supernode")
+                since, rounds_seen[0] = since + 1, 0
+            time.sleep(1.0)
+            here.start()
+
+    def watch(event, **facts):
+        rounds_seen[0] += event == "round"
+
+    def do(here):
+        threading.Thread(target=strike, args=(here,), daemon=True).start()
+        try:
+            return carried(folder, here, "fedavg", watch=watch, rounds=rounds, timeout=600.0)
+        finally:
+            over.set()
+
+    return {**within(folder, do), "killed": Counter(killed), "rounds": rounds}
 
 
 OWNED = '''"""An app that leaves a file wherever it runs."""

@@ -20,10 +20,9 @@ faults = pytest.mark.skipif(
 )
 
 
-def flower(folder, *steps):
-    return run_steps(
-        folder, *steps, program="on_flower.py", seconds=1800
-    )  # an exchange takes seconds, on a busy machine a dozen
+def flower(folder, *steps, seconds=1800):
+    """An exchange takes seconds, on a busy machine a dozen."""
+    return run_steps(folder, *steps, program="on_flower.py", seconds=seconds)
 
 
 def test_an_operation_has_the_local_answer_and_the_client_is_stored(tmp_path):
@@ -51,6 +50,13 @@ def test_a_supernode_killed_and_started_again_changes_nothing(tmp_path):
     outcome = flower(tmp_path, "killed")["killed"]
     assert outcome["struck"] == 1 and outcome["apart"] <= 1e-9 and outcome["same_ledger"]
     assert outcome["seconds"] < 180, "60 s is the bar on a machine that has nothing else to do"
+
+
+@faults
+def test_thirty_kills_of_supernodes_their_processes_and_the_superlink_change_nothing(tmp_path):
+    outcome = flower(tmp_path, "storm", seconds=7200)["storm"]
+    assert sum(outcome["killed"].values()) >= 30
+    assert outcome["apart"] <= 1e-9 and outcome["same_ledger"]
 
 
 @faults
@@ -368,10 +374,47 @@ def test_that_there_is_no_sign_of_a_supernode_is_said_before_flower_notices(
     until(lambda: len(grid.pushed) == 2)
     os.utime(seen, (1.0, time.time() - flower.QUIET - 1))
     until(lambda: said)
-    assert said[0].startswith("no sign of ada for 1")
+    assert said[0].startswith("no sign of ada for 8 s")
     seen.touch()
     until(lambda: len(said) == 2)
     assert said[1] == "ada is there again", "ben has no gate, and nothing is said of it"
+    transport.close()
+
+
+def test_a_supernode_that_works_for_long_is_not_taken_for_one_that_is_gone(
+    open_transport, monkeypatch, tmp_path
+):
+    """While it works it asks for nothing; its connection stays open until it is killed."""
+    from unalike.cross_silo import flower
+
+    monkeypatch.setattr(
+        flower, "Message", lambda content, node, kind, ttl: SimpleNamespace(content=content)
+    )
+    monkeypatch.setattr(flower, "NODE_POLL", 3600.0)
+    seen, connected = tmp_path / "seen" / "ada", tmp_path / "connected" / "ada"
+    for path in (seen, connected):
+        path.parent.mkdir()
+        path.touch()
+    _, transport = open_transport({1: "ada"})
+    said = []
+    transport.say = said.append
+    transport.admit("1", "ada")
+    transport.request("1", "call", b"x", "r", "clients", 60.0)
+    until(lambda: transport.in_flight)
+    (request,) = transport.in_flight.values()
+    request.sent_at = time.time() - 100
+    for path, ago in ((seen, 90), (connected, 1)):  # it took the request and has worked since
+        os.utime(path, (1.0, time.time() - ago))
+    transport._look_for_silence()
+    assert not said
+    os.utime(connected, (1.0, time.time() - 8))
+    transport._look_for_silence()
+    assert len(said) == 1 and said[0].startswith("no sign of ada for 8 s")
+    request.sent_at = time.time() - 20  # one that never took its request, connected or not
+    connected.touch()
+    transport.quiet.clear()
+    transport._look_for_silence()
+    assert len(said) == 2 and said[1].startswith("no sign of ada for 90 s")
     transport.close()
 
 

@@ -1,8 +1,12 @@
 """Who the gate of a Flower federation lets through to the SuperLink, and what SuperNodes run."""
 
+import asyncio
 import base64
 import hashlib
 import json
+import socket
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import httpx
+import uvicorn
 import yaml
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fab_pb2 import Fab, GetFabResponse
@@ -95,6 +100,63 @@ def test_when_a_member_was_last_heard_of_is_kept(gate, federation):
     assert list((federation / "seen").iterdir()) == []
     outside.post(PULL, content=b"", headers=signed(federation / "keys" / "ada"))
     assert [path.name for path in (federation / "seen").iterdir()] == ["ada"]
+
+
+def test_which_members_have_a_connection_is_kept(gate, federation, monkeypatch):
+    """A SuperNode that works asks for nothing; that it was killed shows by its connections."""
+    outside = TestClient(gate)
+    peer = ("testclient", 50000)  # of every request of a TestClient
+    outside.post(PULL, content=b"", headers=signed(federation.parent / "mallory"))
+    assert gate.connections == {}
+    outside.post(PULL, content=b"", headers=signed(federation / "keys" / "ada"))
+    assert gate.connections == {peer: "ada"}
+
+    class Enough(Exception):
+        pass
+
+    def stop(seconds):
+        raise Enough
+
+    monkeypatch.setattr(gates.time, "sleep", stop)
+    with pytest.raises(Enough):
+        gate.touch_connected()
+    assert [path.name for path in (federation / "connected").iterdir()] == ["ada"]
+    protocol = gates.watching_protocol(gate)
+    assert issubclass(protocol, asyncio.Protocol)
+    gate.disconnect(peer)
+    gate.disconnect(None)
+    assert gate.connections == {}
+
+
+def test_the_gate_is_told_when_a_connection_ends(federation):
+    """By uvicorn itself, on a real socket."""
+    gate = gates.Gate(federation, "https://127.0.0.1:1")
+    ended = []
+    gate.disconnect = ended.append
+    config = uvicorn.Config(
+        gate, port=0, http=gates.watching_protocol(gate), lifespan="off", log_level="critical"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as line:
+        peer = line.getsockname()
+        line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert line.recv(20).startswith(b"HTTP/1.1 404")
+        assert not ended
+    wait_until(lambda: ended)
+    assert ended == [peer]
+    server.should_exit = True
+    thread.join(10)
+
+
+def wait_until(true, seconds=10.0):
+    start = time.monotonic()
+    while not true():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.01)
 
 
 def test_no_other_api_is_reachable(gate, federation):

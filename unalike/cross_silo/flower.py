@@ -6,6 +6,7 @@ is harmless because messages are numbered. Knows nothing of methods.
 """
 
 import json
+import math
 import os
 import queue
 import subprocess
@@ -33,7 +34,7 @@ from unalike.core.engine import Watch
 from unalike.cross_silo import supervisor
 from unalike.cross_silo.certificates import check_certificate
 from unalike.cross_silo.client_endpoint import ClientEndpoint
-from unalike.cross_silo.gate import REFUSALS, SEEN, public_keys
+from unalike.cross_silo.gate import CONNECTED, REFUSALS, SEEN, public_keys
 from unalike.engines.process import EngineError
 from unalike.scenarios.schema import client_ids
 
@@ -42,7 +43,7 @@ MAX_TRIES = 3  # of a message whose process died
 POLL = 0.2  # seconds between looks for replies
 NODE_POLL = 2.0  # seconds between looks which SuperNodes are online
 REACH = 120.0  # seconds a SuperNode may be offline until its client has failed
-QUIET = 10.0  # seconds without a sign of a SuperNode, which looks for messages every 3 s
+QUIET = 7.0  # seconds without a sign of a SuperNode, which looks for messages every 3 s
 STATUS_POLL = 15.0  # seconds between `flwr ls`, which takes seconds itself
 COMMAND_TIMEOUT = 120  # seconds a command of Flower's may take
 Positive = Annotated[float, Field(gt=0)]
@@ -257,6 +258,7 @@ class Request:
         deadline: in seconds of the monotonic clock.
         answer: resolved with the reply's bytes.
         tries: how often it was sent.
+        sent_at: when it was sent last, in seconds since 1970.
         sent_to: the SuperNode it was sent to last.
     """
 
@@ -265,6 +267,7 @@ class Request:
     deadline: float
     answer: "Future[bytes]" = field(default_factory=Future)
     tries: int = 0
+    sent_at: float = math.inf
     sent_to: Activation | None = None
 
 
@@ -388,6 +391,7 @@ class FlowerTransport:
             self.unsent.append(request)
             return
         request.sent_to = activation
+        request.sent_at = time.time()
         message = Message(
             RecordDict({"ask": ConfigRecord(request.content)}),
             activation[0],
@@ -463,14 +467,21 @@ class FlowerTransport:
                 self._push(request)
 
     def _look_for_silence(self) -> None:
-        """Say of which awaited clients there is no sign: the SuperLink takes a minute to notice."""
-        awaited = {request.node for request in [*self.in_flight.values(), *self.unsent]}
-        for node in sorted(awaited):
+        """Say of which awaited clients there is no sign: the SuperLink takes a minute to notice.
+
+        A SuperNode that waits asks for messages every 3 s. One that has asked since the request was
+        sent is at work: it sends nothing meanwhile, but its connection stays open.
+        """
+        place = self.keys.parent
+        awaited = {request.node: request for request in [*self.in_flight.values(), *self.unsent]}
+        for node, request in sorted(awaited.items()):
             name = self.names_by_node[node]
-            try:
-                silence = time.time() - (self.keys.parent / SEEN / name).stat().st_mtime
-            except FileNotFoundError:
+            last_sign = last_touch(place / SEEN / name)
+            if last_sign is None:
                 continue  # there is no gate
+            if last_sign > request.sent_at:
+                last_sign = max(last_sign, last_touch(place / CONNECTED / name) or 0.0)
+            silence = time.time() - last_sign
             if silence > QUIET and name not in self.quiet:
                 self.quiet.add(name)
                 self.say(
@@ -504,6 +515,14 @@ class FlowerTransport:
         keys = public_keys(self.keys)
         nodes = self.grid.get_nodes()
         return [n for n in nodes if n.name in keys and keys[n.name] == n.public_key]
+
+
+def last_touch(path: Path) -> float | None:
+    """When a file was last touched, in seconds since 1970; None if it is not there."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 class LocalFlowerFederation:

@@ -11,6 +11,7 @@ Usage: python -m unalike.cross_silo.gate FOLDER HOST:PORT COMMAND...
 COMMAND starts the SuperLink, which ends with the gate, and the gate with it.
 """
 
+import asyncio
 import base64
 import binascii
 import json
@@ -41,6 +42,7 @@ from google.protobuf.message import DecodeError
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from unalike.base.events import append_event
 from unalike.cross_silo import supervisor
@@ -63,6 +65,11 @@ PATHS = frozenset(
 )
 REFUSALS = "refused.jsonl"  # who was not let in, in the folder of a deployment
 SEEN = "seen"  # folder there, with a file for each member, touched when it sends a request
+CONNECTED = "connected"  # the same, touched every TOUCH_INTERVAL while a connection of it is open
+TOUCH_INTERVAL = 2.0  # seconds
+# Seconds until a connection without requests is closed. A SuperNode that works sends a heartbeat
+# every 30 s at most, and nothing else.
+KEEP_ALIVE = 40
 NOTE_INTERVAL = 60.0  # seconds between two notes of the same refusal
 MAX_REFUSALS_BYTES = 10 << 20
 MAX_LIST_BYTES = 4 << 20  # of a list of replies; what is in them is sent as objects
@@ -122,6 +129,10 @@ class Gate:
         self.refusals = folder / REFUSALS
         self.seen = folder / SEEN
         self.seen.mkdir(exist_ok=True)
+        self.connected = folder / CONNECTED
+        self.connected.mkdir(exist_ok=True)
+        # the member at the other end of each open connection, by host and port
+        self.connections: dict[tuple[str, int], str] = {}
         self.noted: dict[tuple[str, str], float] = {}  # when each refusal was last written down
         self.client = httpx.AsyncClient(
             verify=trust, timeout=SUPERLINK_TIMEOUT, limits=limits, trust_env=False
@@ -146,6 +157,8 @@ class Gate:
             self.note(request.client.host if request.client else "", reason)
             return refuse(400, reason)
         (self.seen / member).touch()
+        if request.client:
+            self.connections[request.client.host, request.client.port] = member
         headers = passed_headers(request.headers)
         try:
             content: Any = request.stream()
@@ -176,6 +189,18 @@ class Gate:
             return Response(reply.SerializeToString(), headers=headers)
         close = BackgroundTask(answer.aclose)
         return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, background=close)
+
+    def disconnect(self, peer: tuple[str, int] | None) -> None:
+        """Forget a connection that was closed; that of a process that is killed is, at once."""
+        if peer is not None:
+            self.connections.pop(peer, None)
+
+    def touch_connected(self) -> None:
+        """Write down, again and again, which members have a connection."""
+        while True:
+            for member in set(self.connections.copy().values()):
+                (self.connected / member).touch()
+            time.sleep(TOUCH_INTERVAL)
 
     def note(self, peer: str, reason: str) -> None:
         """Write down that somebody was not let in, once a minute for each address."""
@@ -223,6 +248,17 @@ def refuse(status: int, why: str) -> Response:
     return JSONResponse({"code": status, "detail": why}, status)
 
 
+def watching_protocol(gate: Gate) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which tells the gate of each connection that ends."""
+
+    class Watching(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_lost(self, exc: Exception | None) -> None:
+            gate.disconnect(self.client)
+            super().connection_lost(exc)
+
+    return Watching
+
+
 def main(folder: Path, address: str, command: list[str]) -> int:
     """Start the SuperLink and stand in front of it until either ends."""
     host, _, port = address.rpartition(":")
@@ -237,6 +273,8 @@ def main(folder: Path, address: str, command: list[str]) -> int:
             ssl_certfile=str(certificates / "server.pem"),
             ssl_keyfile=str(certificates / "server.key"),
             lifespan="off",
+            http=watching_protocol(gate),
+            timeout_keep_alive=KEEP_ALIVE,
             ws="none",
             access_log=False,
             server_header=False,
@@ -254,6 +292,7 @@ def main(folder: Path, address: str, command: list[str]) -> int:
         server.should_exit = True
 
     threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=gate.touch_connected, daemon=True).start()
     try:
         server.run()
     finally:
