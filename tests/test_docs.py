@@ -140,3 +140,34 @@ def test_the_readme_counts_the_baselines():
     ours = {"fedmuscle", "fedmuscleplus", "afmcc", "fednca", "fedmpt", "subflot"}
     assert ours < ALGORITHMS.keys()
     assert f"with {len(ALGORITHMS) - len(ours)} baselines" in (ROOT / "README.md").read_text()
+
+
+def test_each_test_that_a_page_names_is_there():
+    """`file.py: name` or `file.py::name` of a page is a file of tests and a function in it."""
+    missing = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        for name in re.findall(r"`(?:tests/)?(?:\w+/)*(test_\w+\.py)`", page.read_text()):
+            if not list((ROOT / "tests").rglob(name)):
+                missing.append(f"{page.name}: {name}")
+    known = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    page = (ROOT / "docs" / "threats.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", page)
+    for file, name in named:
+        if f"def {name}(" not in known.get(file, ""):
+            missing.append(f"threats.md: {file}::{name}")
+    assert missing == [] and len(named) > 40
+
+
+def test_versions_that_let_a_file_run_code_are_not_accepted():
+    """CVE-2025-32434 and CVE-2026-24747 (torch), -2024-11392 (transformers), -2025-62593 (ray)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["hub"], *extras["ray"]]
+    floors = {
+        name: tuple(map(int, version.split(".")))
+        for name, version in (word.split(">=") for word in wanted if ">=" in word)
+    }
+    assert floors["torch"] >= (2, 10)
+    assert floors["transformers"] >= (4, 48)
+    assert floors["ray"] >= (2, 52)
+    assert all("==" in word for word in extras["weights"]), "one version, whose file has one hash"

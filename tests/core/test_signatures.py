@@ -90,6 +90,14 @@ def test_a_value_that_does_not_fit_is_refused_with_its_path(hint, value, says):
     assert re.search(says, validator_for(hint)(value, SIZES, "it"))
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**400), 2**63, -(2**63) - 1])
+@pytest.mark.parametrize("hint", [int, float, dict[str, float], list[int]])
+def test_a_number_beyond_64_bits_is_refused(hint, number):
+    """10**400 as a metric, which is no float, ended the server."""
+    value = {dict[str, float]: {"a": number}, list[int]: [number]}.get(hint, number)
+    assert validator_for(hint)(value, SIZES, "it").startswith("it")
+
+
 def test_with_privacy_a_field_that_is_not_sent_may_be_none():
     hidden = validator_for(Reply, hidden=True)
     assert hidden(GOOD | {"loss": None}, {}, "it") is None and hidden(None, {}, "it") is None
