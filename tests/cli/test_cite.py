@@ -7,7 +7,7 @@ import pytest
 
 from unalike.algorithms import ALGORITHMS
 from unalike.base.errors import UserError
-from unalike.cli.cite import bibtex
+from unalike.cli.cite import bibliography, bibtex
 
 
 def documentation(name):
@@ -55,3 +55,11 @@ def test_a_method_without_a_paper_says_so():
         bibtex("local")
     with pytest.raises(UserError, match='Did you mean "fedprox"'):
         bibtex("fedprx")
+
+
+def test_among_others_a_method_without_a_paper_is_a_comment():
+    text = bibliography(["local", "fedprox"])
+    assert text.startswith("% local has no paper of its own") and "@" in text
+    assert text.endswith(bibtex("fedprox"))
+    with pytest.raises(UserError, match='Did you mean "fedprox"'):
+        bibliography(["fedavg", "fedprx"])

@@ -35,6 +35,25 @@ def bibtex(name: str) -> str:
     return "\n".join(entries)
 
 
+def bibliography(names: list[str]) -> str:
+    """Return the entries of several methods; one without a paper among them is a comment.
+
+    Raises: UserError where there is no such method, or no paper at all.
+    """
+    parts = []
+    reasons = []
+    for name in names:
+        find_algorithm(name)
+        try:
+            parts.append(bibtex(name))
+        except UserError as error:
+            parts.append(f"% {error}\n")
+            reasons.append(str(error))
+    if len(reasons) == len(names):
+        raise UserError("; ".join(reasons))
+    return "\n".join(parts)
+
+
 def _entry(name: str, reference: dict[str, str | None]) -> str:
     """Return one entry; its key is the first author's last name, the year and the method."""
     authors = _authors(reference["authors"])

@@ -510,9 +510,9 @@ def cite(
     ],
 ) -> None:
     """Print the BibTeX entries of methods' papers."""
-    from unalike.cli.cite import bibtex
+    from unalike.cli.cite import bibliography
 
-    typer.echo("\n".join(bibtex(method) for method in methods), nl=False)
+    typer.echo(bibliography(methods), nl=False)
 
 
 @app.command(name="suggest")
