@@ -90,6 +90,8 @@ def test_gains_so_far_are_over_training_alone_for_as_many_rounds(folder, writer)
     assert gains_so_far(live_run(folder).run) == {"ada": 50.0, "<b>eve</b>": 25.0}
     html = page(live_run(folder))
     assert "+37.5 %" in html and "0 of 2" in html
+    writer("failure", client="ada", operation="train", round=3, reason="no disk", lasting=True)
+    assert gains_so_far(live_run(folder).run) == {"<b>eve</b>": 25.0}  # ada will end without one
 
 
 def test_the_page_tells_who_failed_and_why_and_what_happened(folder, writer):

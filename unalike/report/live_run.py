@@ -10,6 +10,7 @@ from unalike.base.errors import UserError
 from unalike.report import folder, history, outcome
 from unalike.report.formatting import to_number
 from unalike.report.history import Curve
+from unalike.report.metrics import absent_clients
 
 # Events that the live page shows; the others are many, or matter only to the report.
 SHOWN = (
@@ -148,11 +149,17 @@ def local_curves(run: folder.Run) -> dict[str, Curve]:
 
 
 def gains_so_far(run: folder.Run) -> dict[str, float]:
-    """Return each client's gain in percent over training alone for as many rounds."""
+    """Return each client's gain in percent over training alone for as many rounds.
+
+    Clients that failed have none, as in the results.
+    """
     local = local_curves(run)
     infos = history.client_infos(run)
+    absent = absent_clients(run)
     gains = {}
     for client, curve in history.metric_curves(run, "together").items():
+        if absent.get(client):
+            continue
         last = max(curve)
         before = [number for number in local.get(client, {}) if number <= last]
         if not before or not local[client][max(before)]:
