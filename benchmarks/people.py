@@ -1,13 +1,25 @@
 """Benchmarks on patients and persons: `clinic` (three tasks on tables) and `hapt` (30 phones)."""
 
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from benchmarks.study import Study, benchmark
 from unalike.report import Run
 
 SEEDS = range(3)
+OWN_EPOCHS = "algorithm={{name: heterofl, finetune: {}}}"
+WHOLE = tuple(f"clients.{group}.capacity=1" for group in range(3))
+# what may cost a person of `hapt` accuracy, each row without one of them
+CAUSES: dict[str, tuple[str, ...]] = {
+    "as it was": (OWN_EPOCHS.format(0),),
+    "every phone holds all": (OWN_EPOCHS.format(0), *WHOLE),
+    "5 own epochs": (OWN_EPOCHS.format(5),),
+    "20 own epochs": (OWN_EPOCHS.format(20),),
+    "40 own epochs": (OWN_EPOCHS.format(40),),
+    "safeguard": (OWN_EPOCHS.format(0), "safeguard=true"),
+    "20 own epochs, safeguard": (OWN_EPOCHS.format(20), "safeguard=true"),
+}
 
 
 @benchmark("clinic")
@@ -20,6 +32,48 @@ def bench_clinic(study: Study) -> dict:
 def bench_hapt(study: Study) -> dict:
     """Thirty persons, phones of three strengths: gain of each over 3 seeds; needs hapt_raw.npz."""
     return compare_with_local(study, "hapt")
+
+
+@benchmark("hapt-causes")
+def bench_hapt_causes(study: Study) -> dict:
+    """What costs a person of `hapt` accuracy: width, too few own epochs, or no safeguard."""
+    rows = {name: ("hapt", ["evaluations=1", *settings]) for name, settings in CAUSES.items()}
+    found = study.runs(rows, seeds=range(100, 103))
+    return {"rows": {name: compare_persons(runs) for name, runs in found.items()}}
+
+
+def compare_persons(runs: Sequence[Run]) -> dict[str, Any]:
+    """Accuracy and gain over persons and seeds, and who loses, of the last model and of the one
+    that the safeguard keeps."""
+    outcomes = {"together": ("value", "gain"), "safeguarded": ("safeguarded", "safeguarded_gain")}
+    result: dict[str, Any] = {
+        "alone": mean(mean(entry["alone"] for entry in run.clients.values()) for run in runs)
+    }
+    for outcome, (value, gain) in outcomes.items():
+        if any(value not in entry for run in runs for entry in run.clients.values()):
+            continue
+        gains = {name: [run.clients[name][gain] for run in runs] for name in runs[0].clients}
+        result[outcome] = {
+            "accuracy": mean(mean(e[value] for e in run.clients.values()) for run in runs),
+            "median_gain": median(mean(found) for found in gains.values()),
+            "degraded_by_seed": [
+                sum(entry[gain] < 0 for entry in run.clients.values()) for run in runs
+            ],
+            "degraded_in_the_mean": sorted(n for n, g in gains.items() if mean(g) < 0),
+            "degraded_beyond_noise": sorted(n for n, g in gains.items() if beyond_noise(g)),
+            "gains": gains,
+        }
+    return result
+
+
+def beyond_noise(gains: Sequence[float]) -> bool:
+    """Whether gains are below 0 by more than two standard errors of their mean."""
+    return mean(gains) < -2 * standard_error(gains)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of values."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 def compare_with_local(study: Study, scenario: str) -> dict[str, Any]:
@@ -52,12 +106,11 @@ def summarize_client(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """
     entries = [run.clients[name] for run in runs]
     gains = [entry["gain"] for entry in entries]
-    spread = stdev(gains) if len(gains) > 1 else 0.0
     return {
         "metric": entries[0]["metric"],
         "alone": mean(entry["alone"] for entry in entries),
         "together": mean(entry["value"] for entry in entries),
         "gain": mean(gains),
-        "standard_error": spread / len(gains) ** 0.5,
+        "standard_error": standard_error(gains),
         "gains": gains,
     }
