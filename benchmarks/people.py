@@ -52,18 +52,28 @@ def compare_persons(runs: Sequence[Run]) -> dict[str, Any]:
     for outcome, (value, gain) in outcomes.items():
         if any(value not in entry for run in runs for entry in run.clients.values()):
             continue
-        gains = {name: [run.clients[name][gain] for run in runs] for name in runs[0].clients}
+        gains = {name: known_gains(runs, name, gain) for name in runs[0].clients}
         result[outcome] = {
             "accuracy": mean(mean(e[value] for e in run.clients.values()) for run in runs),
             "median_gain": median(mean(found) for found in gains.values()),
-            "degraded_by_seed": [
-                sum(entry[gain] < 0 for entry in run.clients.values()) for run in runs
-            ],
+            "degraded_by_seed": [count_degraded(run, gain) for run in runs],
             "degraded_in_the_mean": sorted(n for n, g in gains.items() if mean(g) < 0),
             "degraded_beyond_noise": sorted(n for n, g in gains.items() if beyond_noise(g)),
             "gains": gains,
         }
     return result
+
+
+def known_gains(runs: Sequence[Run], name: str, field: str = "gain") -> list[float]:
+    """A client's gains by seed, without those over a local value of 0, of which no percent is."""
+    gains = [run.clients[name][field] for run in runs]
+    return [gain for gain in gains if gain is not None]
+
+
+def count_degraded(run: Run, field: str = "gain") -> int:
+    """Clients whose gain is below 0."""
+    gains = [entry[field] for entry in run.clients.values()]
+    return sum(gain < 0 for gain in gains if gain is not None)
 
 
 def beyond_noise(gains: Sequence[float]) -> bool:
@@ -86,7 +96,7 @@ def compare_with_local(study: Study, scenario: str) -> dict[str, Any]:
             str(run.seed): {
                 "delta": (run.results or {})["delta"],
                 "degraded": (run.results or {})["losers"],
-                "worst_gain": min(entry["gain"] for entry in run.clients.values()),
+                "worst_gain": min(known for n in run.clients for known in known_gains([run], n)),
                 "seconds": (run.results or {})["seconds"],
             }
             for run in runs
@@ -105,7 +115,7 @@ def summarize_client(runs: Sequence[Run], name: str) -> dict[str, Any]:
     `standard_error` is that of the mean gain, over seeds.
     """
     entries = [run.clients[name] for run in runs]
-    gains = [entry["gain"] for entry in entries]
+    gains = known_gains(runs, name)
     return {
         "metric": entries[0]["metric"],
         "alone": mean(entry["alone"] for entry in entries),

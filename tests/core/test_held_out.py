@@ -37,6 +37,18 @@ def test_a_fifth_is_held_out_and_the_rest_is_trained_on(toys):
     assert hold_out(toys.client("a", rows=2), 0).held_out is None
 
 
+def test_a_label_that_only_rows_held_out_have_is_not_masked(toys):
+    """The model that is kept alone learnt it from all rows."""
+    client = toys.client("a", rows=30)
+    split = hold_out(client, 0)
+    _, y = split.held_out.rows.rows(torch.arange(6))
+    _, all_labels = client.train.rows(torch.arange(30))
+    without = client.train.subset((all_labels != y[0]).nonzero()[:, 0])
+    split = replace(split, train=without)
+    assert split.label_mask[y[0]] and torch.equal(split.label_mask, client.label_mask)
+    assert not replace(split, held_out=None).label_mask[y[0]]
+
+
 @pytest.mark.parametrize("method", [FedAvg(), HeteroFL(), SubFLOT(), HeteroFL(start="own")])
 def test_no_request_of_a_run_reads_a_row_that_is_held_out(toys, method, monkeypatch):
     """Until the decision, that is: rows held out are read by it alone."""

@@ -212,6 +212,48 @@ def test_rows_that_change_shape_are_named():
         read(as_samples(Growing()), 1, 3)
 
 
+class WithLabel(Dataset):
+    """Four rows, the third of which has this label, the others 1."""
+
+    def __init__(self, label):
+        self.label = label
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return torch.ones(3), self.label if row == 2 else torch.ones_like(self.label)
+
+
+WRONG_LABELS = [
+    (Classification(2), torch.tensor(7), "label 7 does not fit 2 classes"),
+    (unalike.Regression(["age"]), torch.tensor(torch.nan), "must be finite, got NaN"),
+    (unalike.Survival(["death"]), torch.tensor([-2.0, 1.0]), "times are 0 or more, got -2"),
+]
+
+
+@pytest.mark.parametrize(("task", "label", "sentence"), WRONG_LABELS)
+def test_wrong_labels_of_a_dataset_are_named_when_they_are_read(task, label, sentence, tmp_path):
+    """Also where another client, with another task, reads the same rows."""
+    data = as_samples(WithLabel(label))
+    client = Client("a", nn.Linear(3, 4), task, data)
+    assert read(client.train, 0, 1)[1] is not None
+    with pytest.raises(UserError, match=f"WithLabel, among rows 1, 2: .*{sentence}"):
+        read(client.train, 1, 2)
+    with pytest.raises(UserError, match=sentence):
+        read(client.train.subset(torch.tensor([2])), 0)
+    assert read(data, 2)[1] is not None
+
+
+@pytest.mark.parametrize(("task", "label", "sentence"), WRONG_LABELS)
+def test_wrong_labels_of_samples_in_memory_are_named(task, label, sentence):
+    x, y = read(as_samples(WithLabel(label)), 0, 1, 2, 3)
+    samples = Tensors(x, y)
+    with pytest.raises(UserError, match=f"client a, train: .*{sentence}"):
+        Client("a", nn.Linear(3, 4), task, samples)
+    Client("a", nn.Linear(3, 4), task, samples.subset(torch.tensor([0, 1, 3])))
+
+
 class Dealt:
     """As the partitioners of flwr-datasets are used."""
 

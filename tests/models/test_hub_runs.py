@@ -278,6 +278,14 @@ def test_a_tokenizer_without_padding_token_is_read(folders, tmp_path):
         torch.testing.assert_close(short(x[:1]), padded[:1])
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_a_folder_without_a_tokenizer_is_told(family, tmp_path):
+    """transformers makes one that knows no word: all texts would read alike."""
+    small(family).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"reader finds no tokenizer in .*: save the model's there"):
+        build_encoder("reader", (20,), {"model": str(tmp_path), "length": 6})
+
+
 def test_unlike_families_align_with_each_other_and_with_one_from_scratch(folders, tmp_path):
     families = ("vit", "swin", "convnext", "resnet", "segformer")
     clients = [client_of(family, family, folders[family], 4) for family in families]

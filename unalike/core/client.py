@@ -239,9 +239,9 @@ class Client:
                 )
 
     def _convert_data(self, name: str) -> None:
-        """Turn the data of a field into Samples, and check that labels in memory fit the task.
+        """Turn the data of a field into Samples whose labels fit the task.
 
-        Data that are Samples already were checked when they were built.
+        Labels in memory are checked now, those that are read on demand when they are read.
         """
         value = getattr(self, name)
         if value is None and name != "train":
@@ -255,11 +255,11 @@ class Client:
         if isinstance(data, Tensors) and data.y is None and name != "public":
             y = self.task.derive_labels(data.x)
             data = data if y is None else Tensors(data.x, y, data.index)
-        if data is not value and isinstance(data, Tensors) and name != "public":
-            if data.y is not None:
-                self.task.check(data.y[data.index.to(data.y.device)])
-            elif self.task.labelled:
+        if name != "public":
+            is_tensors = data is not value and isinstance(data, Tensors)
+            if is_tensors and data.y is None and self.task.labelled:
                 raise UserError("there are no labels: give (x, y)")
+            data = data.checked_by(self.task.check)
         setattr(self, name, data)
 
     def accepts_missing(self) -> bool:
@@ -284,9 +284,11 @@ class Client:
     def label_mask(self) -> Tensor:
         """Which labels occur in the training data, (labels,) bool; for tasks with one per sample.
 
-        Labels are read in blocks of 1,024 rows.
+        Rows that the safeguard holds out count, too: a model that is kept may have learnt from
+        them. Labels are read in blocks of 1,024 rows.
         """
-        raw = getattr(self.train, "raw", self.train)
+        train = self.train if self.held_out is None else self.held_out.everything
+        raw = getattr(train, "raw", train)
         labels = torch.arange(len(self.task.labels))
         parts = [
             torch.isin(labels, raw.labelled_batch(rows)[1].cpu())

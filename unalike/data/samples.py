@@ -37,6 +37,8 @@ class Samples:
     """Rows that can be counted, read and restricted. All data of a client are of this kind."""
 
     _fingerprint: str | None = None
+    # What labels were checked by, or are when they are read: raises ValueError if they do not fit.
+    check: Callable[[Tensor], None] | None = None
     labels: tuple[str, ...] = ()  # names of the classes, where the data say them
 
     def __len__(self) -> int:
@@ -57,6 +59,14 @@ class Samples:
                 "these samples have no labels: give (x, y), or a dataset that yields (x, y)"
             )
         return x, y
+
+    def checked_by(self, check: Callable[[Tensor], None]) -> "Samples":
+        """These samples if their labels fit; rows read on demand are checked when they are read.
+
+        Args:
+            check: a task's, which raises ValueError where labels do not fit.
+        """
+        return self
 
     def subset(self, index: Tensor) -> "Samples":
         """Only these rows: a view, nothing is copied."""
@@ -112,9 +122,16 @@ class Tensors(Samples):
             return x, None
         return x, integer_labels(self.y[chosen.to(self.y.device)])
 
+    def checked_by(self, check: Callable[[Tensor], None]) -> "Tensors":
+        if self.y is not None and self.check != check:
+            check(self.y[self.index.to(self.y.device)])
+            self.check = check
+        return self
+
     def subset(self, index: Tensor) -> "Tensors":
         part = Tensors(self.x, self.y, self.index[index])
         part.labels = self.labels
+        part.check = self.check
         return part
 
     @property
@@ -155,8 +172,23 @@ class Lazy(Samples):
                 f"a dataset yields (x, y) or x, {type(self.dataset).__name__} yields "
                 f"{len(items[0])} things"
             )
-        x, y = zip(*items)
-        return self._collate(list(x)), integer_labels(self._collate(list(y)))
+        x, parts = zip(*items)
+        y = integer_labels(self._collate(list(parts)))
+        if self.check is not None:
+            self._check_labels(y, index)
+        return self._collate(list(x)), y
+
+    def _check_labels(self, y: Tensor, index: Tensor) -> None:
+        """Raise UserError that names the rows, where labels do not fit the task."""
+        assert self.check is not None
+        try:
+            self.check(y)
+        except ValueError as error:
+            rows = ", ".join(str(row) for row in self.index[index].tolist()[:8])
+            more = ", ..." if len(index) > 8 else ""
+            raise UserError(
+                f"{type(self.dataset).__name__}, among rows {rows}{more}: {error}"
+            ) from None
 
     def _collate(self, items: list[Any]) -> Any:
         """Rows as one batch. Raises: UserError where their shapes differ."""
@@ -171,9 +203,17 @@ class Lazy(Samples):
                 "or pad them to one shape"
             ) from None
 
+    def checked_by(self, check: Callable[[Tensor], None]) -> "Lazy":
+        if self.check == check:
+            return self
+        part = self.subset(torch.arange(len(self)))  # others may read the same rows for other tasks
+        part.check = check
+        return part
+
     def subset(self, index: Tensor) -> "Lazy":
         part = Lazy(self.dataset, self.index[index])
         part.labels = self.labels
+        part.check = self.check
         return part
 
     @cached_property

@@ -160,6 +160,12 @@ def load_fast_tokenizer(encoder: str, name: str) -> Any:
             f"{encoder} takes models of texts with a fast tokenizer, that of {name!r} is "
             f"{type(tokenizer).__name__}"
         )
+    # without its files transformers makes a tokenizer that knows no word and says nothing
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"{encoder} finds no tokenizer in {name!r}: save the model's there "
+            "(tokenizer.save_pretrained), or name its folder (tokenizer: ...)"
+        )
     return tokenizer.backend_tokenizer
 
 
