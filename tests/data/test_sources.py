@@ -1,5 +1,7 @@
 """Data as people have them: arrays, frames, Hugging Face datasets, loaders, files, partitioners."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 import unalike
 from unalike import Classification, Client, FedAvg, FedMuscle, Local, Training, UserError
 from unalike.data.samples import Lazy, Tensors, as_samples, fingerprint
+from unalike.models import build_encoder
 from unalike.scenarios.client_config import load_client
 
 ROWS = {
@@ -83,6 +86,26 @@ def test_columns_of_a_frame_by_name():
     assert isinstance(as_samples((frame[["age"]], frame["bmi"])), Tensors)
     with pytest.raises(UserError, match=r"unalike.samples\(frame, x=..., y=...\)"):
         as_samples(frame)
+
+
+def test_columns_of_categories_become_numbers_and_may_be_missing(tmp_path):
+    """A client's table of a number and a category, from a frame to an encoder of tables."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS | {"leg": ["left", None, "right", "left"]})
+    columns = {"x": ["age", "leg"], "y": "ill"}
+    samples = unalike.samples(frame, **columns, categories={"leg": ["right", "left"]})
+    x, y = read(samples, 0, 1, 2)
+    assert x[:, 0].tolist() == [30, 50, 70] and y.tolist() == [0, 1, 1]
+    assert x[[0, 2], 1].tolist() == [1, 0] and x[1, 1].isnan()
+    model = partial(build_encoder, "table", (2,), {"categories": [0, 2]})
+    clients = [Client(id, model, Classification(samples.labels), samples, samples) for id in "ab"]
+    assert not run(clients, tmp_path)["failures"]
+    with pytest.raises(UserError, match='"leg", row 2: There is no category "right"'):
+        unalike.samples(frame, **columns, categories={"leg": ["left"]})
+    with pytest.raises(UserError, match=r'no column "lge"\. Did you mean "leg"'):
+        unalike.samples(frame, **columns, categories={"lge": ["left"]})
+    with pytest.raises(UserError, match='column "leg" holds text beside other columns: name its'):
+        read(unalike.samples(frame, **columns), 0)
 
 
 @pytest.mark.parametrize(

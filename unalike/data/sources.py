@@ -34,6 +34,7 @@ def samples(
     y: Columns | None = None,
     *,
     labels: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
     transform: Transform | None = None,
     images: str | Path | None = None,
     size: int | tuple[int, int] | None = None,
@@ -49,6 +50,8 @@ def samples(
             column of class labels, or the one called label, labels, target or y.
         labels: names of the classes, in order; default: those of the dataset, or all values that
             occur, sorted. The result has them as `.labels`, for `Classification(data.labels)`.
+        categories: for input columns of categories all their values, in an order that all clients
+            share; they become 0, 1, ..., and NaN where a value is missing, as `table` takes them.
         transform: applied to every input as it is read: a value of the column, or a dict of them
             where there are several. Default: numbers become float32, images (channels, height,
             width) in bytes, texts code points.
@@ -61,6 +64,11 @@ def samples(
     >>> rows = samples({"age": [30, 50], "ill": ["no", "yes"]}, x=["age"], y="ill")
     >>> rows.labels, rows.rows(torch.tensor([1]))
     (('no', 'yes'), (tensor([[50.]]), tensor([1])))
+    >>> table = {"age": [30, 50], "leg": ["right", None]}
+    >>> rows = samples(table, categories={"leg": ["left", "right"]})
+    >>> rows.rows(torch.arange(2))[0]
+    tensor([[30.,  1.],
+            [50., nan]])
     """
     if isinstance(data, str | Path):
         path = Path(data)
@@ -79,6 +87,7 @@ def samples(
     for name in [*([x] if isinstance(x, str) else x), *label_columns]:
         if name not in names:
             raise UserError(unknown_name("column", name, names))
+    table = number_categories(table, categories or {})
     names_of_classes = labels if labels is not None else class_names(table, y)
     targets, classes = read_labels(table, y, names_of_classes)
     read_one = transform or InputReader(images=images, size=size)
@@ -173,6 +182,31 @@ def class_names(table: Any, y: Columns | None) -> Sequence[str] | None:
     )
 
 
+def number_categories(table: Any, categories: Mapping[str, Sequence[str]]) -> Any:
+    """A table whose columns of categories hold numbers, as a dict of columns if there are some.
+
+    Raises:
+        UserError: a column that is not there, or a value that is none of its categories.
+    """
+    if not categories:
+        return table
+    names = column_names(table)
+    columns: dict[str, Any] = {name: read_column(table, name) for name in names}
+    for name, values in categories.items():
+        if name not in names:
+            raise UserError(unknown_name("column", name, names))
+        numbering = {str(value): number for number, value in enumerate(values)}
+        numbers = []
+        for row, value in enumerate(columns[name].tolist()):
+            is_missing = value is None or value != value  # NaN differs from itself
+            if not is_missing and str(value) not in numbering:
+                problem = unknown_name("category", str(value), numbering)
+                raise UserError(f'column "{name}", row {row}: {problem}')
+            numbers.append(np.nan if is_missing else numbering[str(value)])
+        columns[name] = np.array(numbers, dtype=np.float32)
+    return columns
+
+
 def read_column(table: Any, name: str) -> np.ndarray:
     """All values of a column."""
     values = table[name]
@@ -251,6 +285,12 @@ class InputReader:
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, Mapping):
+            texts = [name for name, part in value.items() if isinstance(part, str)]
+            if texts:
+                raise UserError(
+                    f'column "{texts[0]}" holds text beside other columns: name its values '
+                    f'(categories={{"{texts[0]}": [...]}}), or give a transform'
+                )
             return torch.stack([torch.as_tensor(v, dtype=torch.float32) for v in value.values()])
         if self.images is not None:
             return self.image(self.images / str(value))
