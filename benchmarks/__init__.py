@@ -24,6 +24,7 @@ MODULES = (
     "fednca",
     "flare",
     "hetlora",
+    "language",
     "leaderboard",
     "people",
     "speed",

@@ -63,6 +63,9 @@ STUDIES = [
     "muscle-rates",
     "muscle-losses",
     "creamfl",
+    "hetlora",
+    "language",
+    "hapt-causes",
 ]
 
 
@@ -152,9 +155,10 @@ def test_every_setting_loads_and_every_row_is_told(asked, tmp_path, name, quick)
     told = json.loads((tmp_path / f"{name}{'-quick' * quick}.json").read_text())
     rows = next(told[key] for key in ("rows", "by_budget", "by_setting") if key in told)
     assert len(rows) == 2 if quick else len(rows) >= 2
-    first = 100 if name == "rivals-rates" else 0
+    first = 100 if name in ("rivals-rates", "hapt-causes") else 0
     assert {seed for _, _, seed in asked} == {
-        first + i for i in range(1 if quick else 5 if "afmcc" in name else 2 if first else 3)
+        first + i
+        for i in range(1 if quick else 5 if "afmcc" in name else 2 if name == "rivals-rates" else 3)
     }
     assert len(set(asked)) == len(asked)
     if "afmcc" in name:
