@@ -10,7 +10,16 @@ import yaml
 from pretrained import save_reader, small
 
 import unalike
-from unalike import Classification, Client, FedAvg, FedMuscle, HeteroFL, Training, cli
+from unalike import (
+    Classification,
+    Client,
+    FedAvg,
+    FedMuscle,
+    HeteroFL,
+    SequenceLabelling,
+    Training,
+    cli,
+)
 from unalike.base.errors import UserError
 from unalike.base.message import encoded_size
 from unalike.data.text_codes import texts_to_codes
@@ -276,6 +285,33 @@ def test_a_tokenizer_without_padding_token_is_read(folders, tmp_path):
         padded = reader(x)
         short = build_encoder("reader", (20,), {"model": str(tmp_path), "length": 4}).eval()
         torch.testing.assert_close(short(x[:1]), padded[:1])
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_model_of_texts_labels_tokens(lora, folders, tmp_path):
+    """Whether the token before was "dog" (6); what is padded counts for nothing."""
+    ids = torch.randint(4, 9, (40, 6), generator=torch.Generator().manual_seed(0))
+    ids[:, 4] = 6
+    y = (ids.roll(1, 1) == 6).long()
+    y[:, 0] = -100
+    ids[20:, 5:], y[20:, 5:] = -1, -100
+    options = {"model": folders["bert"], "lora": lora, "length": 6}
+    clients = [
+        Client(
+            id,
+            partial(build_encoder, "reader", (6,), options),
+            SequenceLabelling(["no", "yes"]),
+            train=(ids[:30], y[:30]),
+            test=(ids[30:], y[30:]),
+        )
+        for id in "ab"
+    ]
+    training = Training(rounds=1 + 4 * (lora == 0), epochs=4, batch_size=8, lr=0.02)
+    results = unalike.run(FedAvg(), clients, training=training, out=tmp_path / "run", alone=False)
+    assert not results["failures"]
+    always_no = 100 * float((y[30:] == 0).sum() / (y[30:] >= 0).sum())
+    if lora == 0:
+        assert results["clients"]["a"]["value"] > always_no + 5
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

@@ -49,7 +49,7 @@ class Model(nn.Module):
                 "a dense task needs an encoder with grid(x), its feature map (n, width, h, w) or "
                 f"(n, width, steps); {type(self.encoder).__name__} has none, image encoders such "
                 "as cnn, transformer, vgg11, resnet18, efficientnet and hub have, and those of "
-                "sequences (cnn1d, gru1d, transformer1d)"
+                "sequences (cnn1d, gru1d, transformer1d, reader)"
             )
         return grid(x)
 

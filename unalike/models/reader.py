@@ -23,8 +23,9 @@ PADDING = -1  # token id beyond the end of a text; 0 is a token of some tokenize
 class Reader(Frozen):
     """A pretrained text encoder by its name on the Hugging Face hub, or its folder.
 
-    int32 code points (n, letters), 0 for padding, to (n, width), the mean over tokens. Needs
-    `pip install unalike[hub]`.
+    int32 code points (n, letters), 0 for padding, to (n, width), the mean over tokens. Inputs of
+    any other integer dtype are token ids, -1 after the end; give those where every token has a
+    label (`SequenceLabelling`). Needs `pip install unalike[hub]`.
 
     Args:
         model: name or folder.
@@ -92,7 +93,12 @@ class Reader(Frozen):
             self.exclude_frozen()
 
     def trunk(self, x: Tensor) -> Tensor:
-        """Token ids (n, length) int64 with the tokenizer's start and end tokens."""
+        """Token ids (n, length) int64 with the tokenizer's start and end tokens.
+
+        Inputs that are token ids already stay as they are.
+        """
+        if x.dtype != LETTERS:
+            return x
         if x.is_meta:  # shapes only: there is no text to read
             return torch.zeros(len(x), self.length, dtype=torch.int64, device=x.device)
         self.tokenizer.enable_truncation(self.length)
@@ -102,13 +108,21 @@ class Reader(Frozen):
         return torch.tensor(padded, device=x.device).reshape(-1, self.length)
 
     def forward(self, x: Tensor) -> Tensor:
-        ids = self.trunk(x) if x.dtype == LETTERS else x
+        return mean_over_tokens(*self.tokens(x))
+
+    def grid(self, x: Tensor) -> Tensor:
+        """Features of every token (B, width, length), for labels of tokens."""
+        return self.tokens(x)[0].mT
+
+    def tokens(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of every token (n, length, width), and which tokens are no padding."""
+        ids = self.trunk(x)
         mask = ids != PADDING
         ids = ids.masked_fill(~mask, self.filler)
         # without values (a count of operations) there is no mask to look at
         attention_mask = None if ids.is_meta else mask.long()
         out = self.model(input_ids=ids, attention_mask=attention_mask)
-        return mean_over_tokens(out.last_hidden_state, mask)
+        return out.last_hidden_state, mask
 
     def save_preprocessing(self, folder: str | os.PathLike) -> None:
         """Write the tokenizer's files, as transformers reads them."""
